@@ -26,16 +26,14 @@ from bench.support import report, services
 from bench.support.celery_fleet import celery_fleet
 from bench.support.statistics import Goal
 from qdo.coordination.client import Client, connect
-from qdo.coordination.side.connection import SideConnection
+from qdo.coordination.side import SideConnection
 from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.document_store import CoordinatorDocuments
-from qdo.fleet.documents import Documents
+from qdo.fleet.documents import CoordinatorDocuments, Documents
 from qdo.fleet.live_settings import propose, put_into_force
-from qdo.fleet.protocol.live_settings import SettingsReport, SettingsWatch
-from qdo.fleet.settings_node import SettingsVersion
-from qdo.settings.live_toml import read_live
+from qdo.fleet.settings_machine import SettingsReport, SettingsVersion, SettingsWatch
+from qdo.settings.live import read_live
 
 LAYOUT = Layout.of("bench")
 PATIENCE_SECONDS = 120.0

@@ -27,7 +27,7 @@ from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.worker.supervisor.session_closer import Session, close_session
+from qdo.worker.supervisor.sessions import Session, close_session
 from tests.support.zookeeper import Ensemble
 
 APP = "bench"

@@ -19,7 +19,7 @@ from bench.throughput_profile import FETCH, TURN_SECONDS, engine, fill
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.coordination.protocol.claims import DRAINED
-from qdo.history.owners import OwnerRows
+from qdo.history.recorder import OwnerRows
 from qdo.settings.settings import Settings
 
 

@@ -32,10 +32,8 @@ from qdo import App
 from qdo.brokers.registry import open_broker
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.ops.queue_case import VerdictRules
-from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import judge_all
+from qdo.ops.verdicts import QueueHealth, VerdictRules, judge_all
 
 APP = """
 import time

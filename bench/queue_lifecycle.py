@@ -23,13 +23,12 @@ from bench.support.statistics import Goal
 from qdo.coordination.client import Client, connect
 from qdo.coordination.doorbell_notifier import PAUSE_SECONDS, DoorbellNotifier
 from qdo.coordination.member import Member
-from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.queues import QueueFilter
 from qdo.system.clock import clock
-from qdo.worker.duties.discovery import Discovery
-from qdo.worker.duties.queue_reconciler import CHANGED_AT_ONCE
+from qdo.worker.duties.queues import CHANGED_AT_ONCE, Discovery
 from tests.support.fakes.shard_broker import ShardBroker
 from tests.support.fleet import CountingEngine
 from tests.support.zookeeper import wait_until

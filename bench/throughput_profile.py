@@ -36,13 +36,13 @@ from qdo.coordination.protocol.claims import Claim  # noqa: E402
 from qdo.coordination.protocol.lease import Lease  # noqa: E402
 from qdo.coordination.znodes.layout import Layout  # noqa: E402
 from qdo.history.writer import HistoryWriter  # noqa: E402
-from qdo.settings.in_force import SettingsInForce  # noqa: E402
+from qdo.settings.live import SettingsInForce  # noqa: E402
 from qdo.settings.settings import Settings  # noqa: E402
 from qdo.system.clock import clock  # noqa: E402
 from qdo.worker.engine.context import Engine  # noqa: E402
 from qdo.worker.engine.dispatcher import Dispatcher  # noqa: E402
 from qdo.worker.engine.pipeline import Pipeline  # noqa: E402
-from qdo.worker.executors.greenlet import GreenletExecutor  # noqa: E402
+from qdo.worker.executors.router import GreenletExecutor  # noqa: E402
 
 BODY_BYTES = 100
 FETCH = 1000

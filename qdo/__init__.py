@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from qdo import positions as positions
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
-    from qdo.events import Event as Event
     from qdo.jobs.job import Job as Job
     from qdo.jobs.policy import Policy as Policy
     from qdo.jobs.policy import Rule as Rule
     from qdo.message import Batch as Batch
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
+    from qdo.outcomes import Event as Event
     from qdo.outcomes import FailedAt as FailedAt
     from qdo.outcomes import JobInterrupt as JobInterrupt
     from qdo.outcomes import Retry as Retry
@@ -38,7 +38,7 @@ _HOMES = {
     "App": "qdo.app",
     "Batch": "qdo.message",
     "DeadLetter": "qdo.outcomes",
-    "Event": "qdo.events",
+    "Event": "qdo.outcomes",
     "FailedAt": "qdo.outcomes",
     "Job": "qdo.jobs.job",
     "JobInterrupt": "qdo.outcomes",

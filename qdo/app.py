@@ -10,28 +10,23 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
 from qdo.errors import UsageError
-from qdo.jobs.hooks import FailureHook, Hooks
 from qdo.jobs.job import Checkpoint, Job, check_declaration
-from qdo.jobs.middleware import Around, Middleware
-from qdo.jobs.options import ExecutorName, Order
+from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
+from qdo.jobs.options import ExecutorName, Order, check_hook
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import literal_characters
-from qdo.jobs.signatures import check_hook
-from qdo.sending.documents import AppDocuments
-from qdo.sending.live_settings import live_connection
-from qdo.sending.locks import lock_connection
+from qdo.sending.app_connections import AppDocuments, live_connection, lock_connection
 from qdo.sending.sender import Sender
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from qdo.fleet.document_store import DocumentStore
-    from qdo.fleet.documents import Documents
-    from qdo.fleet.limiting.permits import PermitRequest
+    from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
+    from qdo.fleet.permits import PermitRequest
     from qdo.sending.registration import KeptRegistration
-    from qdo.settings.in_force import SettingsInForce
+    from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -227,7 +222,7 @@ class App(Sender):
         :raises SharedNameError: the name cannot be part of a znode's path.
         :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
-        from qdo.fleet.limiting.permits import PermitRequest
+        from qdo.fleet.permits import PermitRequest
 
         return PermitRequest(lambda: self._locks.get().permits, names, timeout_seconds)
 

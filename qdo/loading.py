@@ -11,7 +11,7 @@ from typing import Any
 
 from qdo.app import App
 from qdo.errors import AppImportError, JobImportError, JobModuleError, QdoError, UsageError
-from qdo.jobs.signatures import check_job
+from qdo.jobs.options import check_job
 from qdo.settings.settings import Settings
 from qdo.settings.values import from_origin
 from qdo.text import did_you_mean, one_line

@@ -12,7 +12,7 @@ from typing import Any
 from qdo.encoding import DUE, ID, SENT, stored_time
 from qdo.positions import IdScheme, message_id, time_of_position
 from qdo.system.clock import clock
-from qdo.system.stop_flag import SIGN
+from qdo.system.processes import SIGN
 
 STOPPING_SHARE = 0.9
 """The share of its timeout after which a job should stop."""

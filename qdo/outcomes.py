@@ -1,4 +1,4 @@
-"""Exceptions that a job raises to decide how its attempt ends.
+"""Exceptions with which a job ends its attempt, and the event that observers get of each attempt.
 
 A job that returns is done. Any other exception is a failed attempt, and the policy of the queue
 applies.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 
 class Outcome(Exception):
@@ -99,3 +100,34 @@ class JobInterrupt(BaseException):
     in a job does not catch it. A job may catch it to clean up, and must then raise it again, or
     raise an outcome.
     """
+
+
+OutcomeName: TypeAlias = Literal[
+    "done", "retry", "wait", "dead-letter", "skip", "block", "stop", "lost"
+]
+"""How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
+another worker owns the queue now, and runs the message again."""
+
+OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An attempt that ended.
+
+    :ivar attempt: its number, from 1.
+    :ivar error: the error as one line; the reason of a dead letter, skip or stop; None if the
+        job returned.
+    :ivar seconds: how long the job ran; 0 if it did not run, because an operator ended the
+        message or because the message killed its last process.
+    :ivar worker: name of the worker node.
+    """
+
+    queue: str
+    message_id: str
+    position: int
+    attempt: int
+    outcome: OutcomeName
+    error: str | None
+    seconds: float
+    worker: str

@@ -16,8 +16,8 @@ from gevent.monkey import is_module_patched
 
 from qdo import Stop
 from qdo.errors import SettingsError, UnknownOptionError
-from qdo.settings.checks import Check
 from qdo.settings.sources import is_service_variable
+from qdo.settings.values import Check
 from qdo.text import did_you_mean
 
 

@@ -33,7 +33,7 @@ from qdo import App, DeadLetter, Message, QdoError, Retry
 from qdo.errors import SettingsError
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
-from qdo.settings.checks import between, non_empty
+from qdo.settings.values import between, non_empty
 
 EX_DATAERR = 65
 EX_TEMPFAIL = 75

@@ -38,11 +38,11 @@ import urllib3
 
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
+from qdo.brokers.aws.http import BoundedResponse
 from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
-from qdo.settings.checks import between
-from qdo.system.http_responses import BoundedResponse
+from qdo.settings.values import between
 from qdo.text import hide_credentials
 
 SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix

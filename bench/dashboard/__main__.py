@@ -32,8 +32,7 @@ from bench.support.statistics import Goal
 from qdo import App
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from tests.support.cli import clean_environment
 from tests.support.zookeeper import Ensemble
 

@@ -24,7 +24,7 @@ from bench.support.access import access_of
 from qdo.coordination.client import connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.positions import position_now
 

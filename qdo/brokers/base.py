@@ -1,24 +1,163 @@
-"""The interface of every broker, and the capabilities that it declares.
+"""The interface of every broker: capabilities, readers, subscriptions, delayed messages.
 
 There are two families of brokers: logs (resume at a position) and mailboxes (acknowledge by
 deleting). To the engine a mailbox is a log as well: of the messages that it received and holds,
 in the order of receipt. `subscription` has the rest of a mailbox's interface, and that of every
 broker that must be polled.
+
+Recorded positions that lie in the future were written by another program. A worker that believed
+them would pass over the messages that are sent until then.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
-from qdo.brokers.delayed import DelayedMessages
-from qdo.brokers.subscription import Reader, ReceiptHandleStore, Subscription
-from qdo.errors import UnsupportedError
-from qdo.positions import TIME_POSITIONS, Positions
+from qdo.errors import PositionAheadError, UnsupportedError
+from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
+
+OPEN_POLL = "poll "
+"""Prefix of the id of an open poll, which is kept beside the receipts of held messages."""
+
+
+class ReceiptHandleStore(Protocol):
+    """Keeps receipts of held messages; see `qdo.worker.shared_memory.receipt_handles`."""
+
+    def keep(self, queue: str, receipt: str) -> int: ...
+
+    def drop(self, place: int) -> None: ...
+
+
+class Reader(Protocol):
+    """Reads one queue for its owner, in order, from a position on."""
+
+    def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
+        """Return the next rows, at most `limit`, none when the queue is at its tip."""
+
+    def close(self) -> None:
+        """Release the resources of the reader."""
+
+
+class Subscription(abc.ABC):
+    """The messages of a queue whose broker must be polled, for the owner of the queue.
+
+    It lasts as long as the claim: opened when that begins, closed when no job of it runs any more.
+    No method waits for the broker: greenlets of the broker make the requests, and listeners
+    (`Broker.listen`) are woken when there are new messages to fetch.
+
+    :ivar end: the position of the end of a queue that receives no more messages, None while there
+        may be more. Known once all messages were fetched.
+    :ivar fetched_through: a position behind all fetched messages and before all later ones, which
+        is worth recording although no message has it; None: no such position. `last` moves with
+        it, so that a queue without messages makes progress in time. It rarely changes, because
+        each change is a write.
+    """
+
+    end: int | None = None
+    fetched_through: int | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
+    another worker may own the queue. Set by the engine. While it returns False, a mailbox must not
+    receive messages that another owner could have."""
+    on_confirmed: Callable[[], None] = staticmethod(lambda: None)
+    """Called when `unconfirmed` no longer returns any name; set by the engine, which records it."""
+    in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
+    """Returns the positions of the messages whose jobs run; set by the engine."""
+
+    @abc.abstractmethod
+    def reader(self, after: int) -> Reader:
+        """Return a reader of the messages behind a position; `fetch` returns received messages.
+
+        A fetch that leaves no received message starts the next poll; without fetches there are no
+        polls. The rows may be an iterator with a `length_hint` that skips messages which were lost
+        meanwhile.
+        """
+
+    @abc.abstractmethod
+    def at_tip(self) -> bool:
+        """Return whether the last poll found no more messages."""
+
+    def behind_seconds(self) -> float | None:
+        """Return the age of the first message that is not done, 0 at the tip; None: unknown."""
+        return None
+
+    def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
+        """Acknowledge a message."""
+
+    def done_through(self, position: int) -> None:  # noqa: B027 - as above
+        """Acknowledge every fetched message up to a position."""
+
+    def is_held(self, position: int) -> bool:
+        """Return whether this owner may still process a fetched message."""
+        return True
+
+    def has_followers(self) -> bool:
+        """Return whether messages follow that the broker returns once the fetched ones are done.
+
+        Then waiting for more messages before a job begins only delays it.
+        """
+        return False
+
+    def unconfirmed(self) -> tuple[str, ...]:
+        """Return the names of done messages that may still be received again.
+
+        The queue node records them: a later owner acknowledges them without processing them.
+        """
+        return ()
+
+    def poll_now(self) -> None:  # noqa: B027 - most poll often
+        """Poll at once, not after a pause: a sender sent to this queue."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop polling and release the messages that are not done; returns at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessage:
+    """A message that is not due yet, or that no listener has moved into its queue.
+
+    :ivar number: names it within its broker.
+    :ivar due: UUIDv1 time.
+    :ivar headers: JSON object of str to str, or None.
+    """
+
+    number: int
+    id: str
+    due: int
+    key: str | None
+    headers: str | None
+    body: bytes
+
+
+class DelayedMessages:
+    """The delayed messages of a broker that cannot delay any."""
+
+    def find(
+        self, queue: str, limit: int, ids: Collection[str] | None = None
+    ) -> list[DelayedMessage]:
+        """Return delayed messages of a queue, the next due first.
+
+        :param ids: only messages with one of these ids, if given.
+        """
+        return []
+
+    def numbers(self, queue: str) -> list[int]:
+        """Return the numbers of all delayed messages of a queue."""
+        return []
+
+    def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
+        """Delete delayed messages; return the numbers of those that were still delayed.
+
+        A message is either moved into its queue or deleted, never both.
+        """
+        return set()
+
 
 DEDUP_SECONDS = 300.0
 """Default window of a deduplication key."""
@@ -233,3 +372,32 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Finish pending operations; close files and connections."""
+
+
+def check_reached(broker: Broker, queue: str, done: int) -> None:
+    """Check that a queue can have been processed up to a position.
+
+    A message may have a position in the future, if it was sent by a machine whose clock is ahead.
+
+    :raises PositionAheadError: the position is later than now and than every message.
+    """
+    if _may_be_ahead(broker, done):
+        check_head(broker, queue, done, broker.catalog.backlog(queue, 0).head)
+
+
+def check_head(broker: Broker, queue: str, done: int, head: int) -> None:
+    """Check as `check_reached`, given the position of the queue's newest message.
+
+    :raises PositionAheadError: the position is later than now and than every message.
+    """
+    time = broker.positions.to_time(done)
+    if _may_be_ahead(broker, done) and time > broker.positions.to_time(head):
+        raise PositionAheadError(queue=queue, time=format_position(time))
+
+
+def _may_be_ahead(broker: Broker, done: int) -> bool:
+    """Return whether a position is only a time, and later than now."""
+    positions = broker.positions
+    if not broker.capabilities.seekable or positions.to_text(done) is not None:
+        return False
+    return positions.to_time(done) > position_now()

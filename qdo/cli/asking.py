@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from qdo.cli.connections import open_connections
 from qdo.errors import NotFoundError
-from qdo.fleet import action_arguments as names
+from qdo.fleet import actions as names
 from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
-from qdo.fleet.protocol.audit_entries import Values
+from qdo.fleet.audit_entries import Values
 from qdo.settings.settings import Settings
 
 

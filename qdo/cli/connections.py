@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qdo.cli.app_settings import code_hint
-from qdo.cli.framework import require_app
+from qdo.cli.framework import code_hint, require_app
 from qdo.cli.output import print_message
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.protocol.audit_entries import Values
+from qdo.fleet.audit_entries import Values
 from qdo.sending.connections import Connections, connections_of, noted_in_action_log
 from qdo.settings.settings import Settings
 

@@ -1,21 +1,113 @@
-"""Output: items on stdout, as a table for people or as JSON for programs; messages on stderr."""
+"""Write items to stdout, as tables for people or as JSON for programs; messages go to stderr."""
 
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import math
 import os
+import re
 import shutil
 import sys
+import textwrap
 import traceback
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
-from qdo.cli.tables import fitting, table
+from qdo.errors import UsageError
 from qdo.text import iso_time as iso_time
 from qdo.text import printable, printable_lines
+
+_GAP = "  "
+_ELLIPSIS = "…"
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    width: int | None,
+    kept: Sequence[float] = (),
+) -> Iterable[str]:
+    """Yield the lines of a table; the widest columns are cut until lines fit into `width`.
+
+    :param kept: the width of each column up to which it is never cut; if necessary, lines are
+        longer than `width`.
+
+    Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
+    """
+    if not rows:
+        return
+    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
+    if width is not None:
+        least = [_cells(heading) for heading in headings]
+        for index, most in enumerate(kept):
+            least[index] = max(least[index], int(min(widths[index], most)))
+        _fit(widths, least, width)
+    for row in (headings, *rows):
+        cells = map(_padded, row, widths, numeric)
+        yield _GAP.join(cells).rstrip() + "\n"
+
+
+def _fit(widths: list[int], least: Sequence[int], width: int) -> None:
+    """Narrow the widest columns until the line fits, or every column has its least width."""
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    while excess > 0:
+        index = max(range(len(widths)), key=lambda i: widths[i] - least[i])
+        if widths[index] <= least[index]:
+            return
+        widths[index] -= 1
+        excess -= 1
+
+
+def _padded(text: str, width: int, numeric: bool) -> str:
+    text = _cut(text, width)
+    space = " " * (width - _cells(text))
+    return space + text if numeric else text + space
+
+
+def _cut(text: str, width: int) -> str:
+    if _cells(text) <= width:
+        return text
+    while text and _cells(text) > width - 1:
+        text = text[:-1]
+    return text + _ELLIPSIS
+
+
+def _cells(text: str) -> int:
+    """Return the width of a text on a terminal, in columns."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def fitting(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    kept: Sequence[float],
+    optional: Iterable[int],
+) -> list[int]:
+    """Return the indexes of the columns that fit into a terminal when they are narrowed.
+
+    :param kept: as for `table`.
+    :param optional: the columns to leave out, in this order; the others stay in any case.
+    """
+    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
+    least = [
+        max(_cells(heading), int(min(each, most)))
+        for heading, each, most in zip(headings, widths, kept, strict=True)
+    ]
+    found = list(range(len(headings)))
+    for index in dict.fromkeys(optional):
+        if sum(least[each] + len(_GAP) for each in found) - len(_GAP) <= width:
+            break
+        found.remove(index)
+    return found
+
 
 FORMATS = ("table", "json", "jsonl", "csv", "name")
 NEVER_CUT = ("id", "queue", "worker", "owner", "target")
@@ -32,7 +124,6 @@ SHORT = 12
 NEVER_DROPPED = {*NEVER_CUT, "state", "reason", "error", "why", "age"}
 DROPPED_FIRST = ("last", "dead_letters", "delayed", "version", "started", "assigned", "from")
 """What a narrow terminal leaves out first; then the other columns from the right."""
-_GAP = "  "
 
 
 def emit(
@@ -150,4 +241,95 @@ def values_text(values: Mapping[str, Any] | None) -> str:
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in (values or {}).items()
         if value not in (None, "")
+    )
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+MOST_DAYS = 36500
+"""The timers of Python cannot wait for three times as long."""
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Return the seconds of a duration such as 90, 1.5s, 15m, 2h, 7d or 1w.
+
+    :raises UsageError: it is not a duration, or longer than `MOST_DAYS`; names the option.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
+    if found is None:
+        raise UsageError(
+            reason=f"{flag} must be a duration such as 90, 15m, 2h or 7d, got {text!r}"
+        )
+    seconds = float(found.group(1)) * _UNITS[found.group(2)]
+    if seconds > MOST_DAYS * 86400.0:
+        raise UsageError(reason=f"{flag} must be at most {MOST_DAYS}d, got {text!r}")
+    return seconds
+
+
+def parse_time(text: str, flag: str) -> float:
+    """Return the Unix time of an ISO 8601 time (UTC if it has no zone), or of a Unix time.
+
+    :raises UsageError: it is neither; names the option.
+    """
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        return float(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            reason=f"{flag} must be a time such as 2012-01-29T17:34:24Z, or a Unix time, "
+            f"got {text!r}"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return moment.timestamp()
+
+
+WIDTH = 80
+LABEL = 14
+"""Columns that the names of facts take."""
+_ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
+
+
+def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
+    print(cell(heading))
+    print_step(reason, remedy)
+
+
+def print_step(reason: str | None, remedy: str | None) -> None:
+    """Print a reason and the next step, as far as there are any.
+
+    Each command of a remedy has lines of its own, so it can be copied.
+    """
+    steps = _ALTERNATIVE.split(remedy) if remedy else []
+    for text in (reason, *(f"-> {step}" for step in steps)):
+        if text:
+            print(filled(cell(text), "  "))
+
+
+def print_facts(facts: Sequence[tuple[str, str | None]]) -> None:
+    print()
+    for label, text in facts:
+        if text:
+            indent = " " * LABEL
+            print(filled(f"{label:{LABEL}}{cell(text)}", "", indent))
+
+
+def print_changes(changes: Sequence[Mapping[str, Any]]) -> None:
+    for number, each in enumerate(changes):
+        label = "changes" if not number else ""
+        to = values_text(each["to"])
+        text = f"{each['time']} {each['by']}: {each['command']} {to}".rstrip()
+        reason = f" ({each['reason']})" if each["reason"] else ""
+        print(filled(f"{label:{LABEL}}{cell(text + reason)}", "", " " * LABEL))
+
+
+def filled(text: str, first: str, others: str | None = None) -> str:
+    """Return a text in lines of the terminal; ids and names are never cut."""
+    return textwrap.fill(
+        text,
+        width_of(sys.stdout) or WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if others is None else others,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

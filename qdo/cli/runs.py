@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qdo.ops.reading.runs import RunsRead
+from qdo.ops.runs import RunsRead
 from qdo.text import one_line, printable_lines
 
 

@@ -1,7 +1,23 @@
-"""How a client connects to the coordinator: TLS, its account, and the rights on nodes it creates.
+"""How a client connects to the coordinator: TLS, its account, and the rights on each node.
 
 `qdo.settings.coordinator_access` makes an `Access` from the settings. Every client gets one through
 `qdo.coordination.client.connect`.
+
+Every node has an access control list: which accounts may do what, by their role.
+
+==========  ===================================================================================
+role        rights
+==========  ===================================================================================
+workers     all, on every node
+operators   read every node; write queues, workers, ``holds``, ``settings`` and documents; create
+            documents, versions of settings, actions and entries of the action log; delete queues,
+            documents and ``broker``
+monitors    read every node
+senders     create and write doorbells; read documents
+==========  ===================================================================================
+
+An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
+all apps: everybody may read them and create nodes below them.
 """
 
 from __future__ import annotations
@@ -9,15 +25,131 @@ from __future__ import annotations
 import base64
 import hashlib
 import ssl
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.protocol.connection import PURESASL_AVAILABLE
-from kazoo.security import ACL, OPEN_ACL_UNSAFE
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 from kazoo.security import Id as Identity
 
-from qdo.coordination.znodes.rights import NodeRights
+from qdo.coordination.znodes.layout import Layout
 from qdo.errors import SettingsError
+
+WORKERS, OPERATORS, MONITORS, SENDERS = "workers", "operators", "monitors", "senders"
+_READ, _WRITE, _CREATE, _DELETE = (
+    Permissions.READ,
+    Permissions.WRITE,
+    Permissions.CREATE,
+    Permissions.DELETE,
+)
+_CHANGE = _WRITE | _CREATE | _DELETE | Permissions.ADMIN
+_WORLD = Id("world", "anyone")
+_LETTERS = ((_CREATE, "c"), (_DELETE, "d"), (_READ, "r"), (_WRITE, "w"), (Permissions.ADMIN, "a"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRights:
+    """The access control lists of the nodes of one app.
+
+    :ivar accounts: the accounts of each role; None: every node is open to all.
+    :ivar required: workers refuse nodes that accounts without a role can change.
+    """
+
+    layout: Layout
+    accounts: Mapping[str, tuple[Id, ...]] | None = None
+    required: bool = False
+    _lists: dict[tuple[tuple[str, int], ...], list[ACL]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def of(self, path: str) -> list[ACL]:
+        """Return the list for the node at a path."""
+        if self.accounts is None:
+            return OPEN_ACL_UNSAFE
+        rights = self._rights(path)
+        key = tuple(rights.items())
+        if key not in self._lists:
+            self._lists[key] = self._list(rights)
+        return self._lists[key]
+
+    def stranger(self, acl: Iterable[ACL]) -> str | None:
+        """Return who may change a node with this list although it has no role, None for nobody."""
+        known = {each for accounts in (self.accounts or {}).values() for each in accounts}
+        for each in acl:
+            if each.perms & _CHANGE and each.id not in known:
+                return "everybody" if each.id == _WORLD else acl_text([each])
+        return None
+
+    def _rights(self, path: str) -> dict[str, int]:
+        """Return the rights of each role, and of the world as ""."""
+        layout = self.layout
+        if not f"{path}/".startswith(f"{layout.root}/"):
+            return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
+        rights = {WORKERS: Permissions.ALL, OPERATORS: _READ, MONITORS: _READ}
+        folder = path.rpartition("/")[0]
+        if folder in (layout.queues, layout.workers) or path in (
+            layout.fleet.holds,
+            layout.assignments,
+        ):
+            rights[OPERATORS] |= _WRITE
+        elif path == layout.queues:
+            rights[OPERATORS] |= _WRITE | _DELETE
+        elif path == layout.fleet.settings:
+            rights[OPERATORS] |= _WRITE | _CREATE
+        elif path == layout.root:
+            rights[OPERATORS] |= _DELETE
+        elif f"{path}/".startswith(f"{layout.fleet.documents}/"):
+            rights[OPERATORS] |= _WRITE | _CREATE | _DELETE
+            rights[SENDERS] = _READ
+        elif layout.fleet.actions in (path, folder) or path == layout.fleet.actionlog:
+            rights[OPERATORS] |= _CREATE
+        elif path == layout.fleet.limits:
+            rights[OPERATORS] |= _CREATE | _DELETE
+        elif folder == layout.fleet.limits:
+            rights[OPERATORS] |= _WRITE
+        elif path == layout.doorbells:
+            rights[SENDERS] = _CREATE
+        elif folder == layout.doorbells:
+            rights[SENDERS] = _WRITE
+        return rights
+
+    def _list(self, rights: Mapping[str, int]) -> list[ACL]:
+        merged: dict[Id, int] = {}
+        for role, permissions in rights.items():
+            for account in (self.accounts or {}).get(role, ()) if role else (_WORLD,):
+                merged[account] = merged.get(account, 0) | permissions
+        return [ACL(permissions, account) for account, permissions in merged.items()]
+
+
+def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
+    """Return whether two lists give the same rights.
+
+    ZooKeeper masks digests for accounts that may not change the list: then names are compared.
+    """
+    lists = [*one], [*other]
+    masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
+    first, second = (_merged(acl, masked) for acl in lists)
+    return first == second
+
+
+def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], int]:
+    """Return the rights of each account; with `masked`, digests are left out of the names."""
+    merged: dict[tuple[str, str], int] = {}
+    for each in acl:
+        scheme, name = each.id.scheme, each.id.id
+        key = scheme, name.partition(":")[0] if masked and scheme == "digest" else name
+        merged[key] = merged.get(key, 0) | each.perms
+    return merged
+
+
+def acl_text(acl: Iterable[ACL]) -> str:
+    """Return a list as zkCli.sh writes it, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
+    return ",".join(
+        f"{scheme}:{name}:" + "".join(letter for bit, letter in _LETTERS if permissions & bit)
+        for (scheme, name), permissions in sorted(_merged(acl, masked=True).items())
+    )
+
 
 DIGEST, SASL = "digest", "sasl"
 

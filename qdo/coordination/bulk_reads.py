@@ -6,13 +6,45 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import (
+    BadArgumentsError,
+    EphemeralOnLocalSessionError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NoNodeError,
+    NotEmptyError,
+    QuotaExceededError,
+)
 from kazoo.protocol.states import ZnodeStat
 
 from qdo.coordination.client import Client
 from qdo.coordination.extra_requests import MultiRead
-from qdo.coordination.refusals import is_refusal, refusal_reason
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+from qdo.text import describe
+
+_OF_A_NODE = (
+    BadArgumentsError,
+    EphemeralOnLocalSessionError,
+    InvalidACLError,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NotEmptyError,
+    QuotaExceededError,
+)
+
+
+def is_refusal(error: object) -> bool:
+    """Return whether an error is about one node, so that a repetition would fail as well."""
+    return isinstance(error, _OF_A_NODE)
+
+
+def refusal_reason(error: Exception, action: str = "read") -> str:
+    """Return why a node cannot be read or written, with the remedy."""
+    remedy = "; restore its ACL" if isinstance(error, NoAuthError) else ""
+    return f"the node cannot be {action}: {describe(error)}{remedy}"
+
 
 BATCH = 250
 """Nodes in a request: limits the size of the answer and the time that the server takes."""

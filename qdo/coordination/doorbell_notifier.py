@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from qdo.coordination.access import ANYBODY, Access
+from qdo.coordination.bulk_reads import is_refusal
 from qdo.coordination.client import Client, connect
-from qdo.coordination.refusals import is_refusal
-from qdo.coordination.side.connection import fitting_handler
+from qdo.coordination.side import fitting_handler
 from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 

@@ -4,7 +4,7 @@ A parent counts for its dead child in the child's own session, before it closes 
 queues have no other owner until then. A worker whose session expired counts in its next session,
 and so does the parent of a worker that died after its session. The queues may have other owners by
 then. An owner that finds a record of an attempt that it does not know keeps it
-(`qdo.coordination.protocol.recovery`).
+(`qdo.coordination.protocol.owned_queues`).
 
 Each node is compared all the same: the version must be the one read, because a checkpoint may
 arrive late. In the worker's own session the queue must also still name the worker.
@@ -19,12 +19,10 @@ from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
-from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.bulk_reads import is_refusal, read_nodes, refusal_reason
 from qdo.coordination.client import Client
-from qdo.coordination.refusals import is_refusal, refusal_reason
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.errors import CoordinatorUnreachableError
 from qdo.positions import TIME_POSITIONS, Positions
 

@@ -28,7 +28,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
-from qdo.coordination.bulk_reads import BATCH
+from qdo.coordination.bulk_reads import BATCH, is_refusal, refusal_reason
 from qdo.coordination.client import Client
 from qdo.coordination.extra_requests import AddWatch, MultiRead
 from qdo.coordination.protocol.machine import (
@@ -57,7 +57,6 @@ from qdo.coordination.protocol.machine import (
     Watching,
     WatchTree,
 )
-from qdo.coordination.refusals import is_refusal, refusal_reason
 
 Watcher = Callable[[WatchedEvent], None]
 

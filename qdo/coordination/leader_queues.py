@@ -10,13 +10,12 @@ from typing import TypeAlias
 
 from kazoo.exceptions import KazooException
 
-from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.bulk_reads import is_refusal, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.machine import CheckOp
-from qdo.coordination.protocol.rebalancing.lost_workers import LostWorker
-from qdo.coordination.protocol.rebalancing.rebalancer import Rebalancer
-from qdo.coordination.refusals import is_refusal
+from qdo.coordination.protocol.rebalancer import Rebalancer
+from qdo.coordination.protocol.worker_roll import LostWorker
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError

@@ -16,7 +16,6 @@ from typing import Any
 from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client
-from qdo.coordination.doorbells import Doorbells
 from qdo.coordination.leader_queues import LeaderQueues
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.acquisition import faults
@@ -25,16 +24,59 @@ from qdo.coordination.protocol.doorbells import DoorbellWatches
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.lease import GAP, Lease, Renewal
 from qdo.coordination.protocol.machine import Machine
-from qdo.coordination.protocol.options import MemberOptions
-from qdo.coordination.protocol.ownership import Ownership
-from qdo.coordination.protocol.rebalancing.rebalancer import Rebalancer
+from qdo.coordination.protocol.ownership import MemberOptions, Ownership
+from qdo.coordination.protocol.rebalancer import Rebalancer
 from qdo.coordination.protocol.registration import Component, Registration
-from qdo.coordination.recordings import Recordings
 from qdo.coordination.session_setup import prepare_session
 from qdo.coordination.znodes.layout import WORKER_STEM, Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError, QdoError
 from qdo.system.clock import clock
+
+
+class Doorbells:
+    """The doorbells of queues whose owner is idle; does nothing without a callback."""
+
+    def __init__(
+        self, watches: DoorbellWatches | None, put: Callable[[Callable[[], object]], None]
+    ) -> None:
+        self._watches = watches
+        self._put = put
+
+    def watch(self, queues: Sequence[str]) -> None:
+        """Report the next notification of each of these queues."""
+        if self._watches is not None:
+            self._put(partial(self._watches.watch, queues))
+
+    def unwatch(self, queues: Sequence[str]) -> None:
+        """Stop watching the doorbells of these queues, and forget them."""
+        if self._watches is not None:
+            self._put(partial(self._watches.unwatch, queues))
+
+
+class Recordings:
+    """The callers of `Member.record`, each with the event that it waits for."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Claim, Any]] = []
+
+    def add(self, claim: Claim, done: Any) -> None:
+        """Set an event once the progress of a claim is recorded."""
+        self._waiting.append((claim, done))
+
+    def wake(self, ownership: Ownership) -> None:
+        """Wake the callers whose progress is recorded."""
+        if self._waiting:
+            for item in [each for each in self._waiting if ownership.recorded(each[0])]:
+                self._waiting.remove(item)
+                item[1].set()
+
+    def wake_all(self) -> None:
+        """Wake all callers: the registration is over."""
+        for _, done in self._waiting:
+            done.set()
+        self._waiting.clear()
+
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import (
     AlreadyDecidedError,

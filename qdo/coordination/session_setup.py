@@ -1,9 +1,20 @@
-"""The steps of a new session before its worker registers."""
+"""Set up a new session before its worker registers: check the server's version and the broker.
+
+Some versions of ZooKeeper may lose acknowledged transactions.
+
+If a follower dies while it synchronizes with a new leader, an ensemble of these versions may come
+back without transactions that it had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
+3.9.3 alone ZOOKEEPER-4925. A single server is not affected.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
+import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -16,15 +27,37 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
-from qdo.coordination.access import acl_rejected
+from qdo.coordination.access import NodeRights, acl_rejected
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import unreachable
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.rights import NodeRights
+from qdo.coordination.znodes.values import encode, load
 from qdo.errors import BrokerMismatchError, NodeRefusedError, OpenTreeError
 from qdo.system.clock import clock
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNode:
+    """The broker that the workers of an app use, if it is a file.
+
+    :ivar id: random number of the file; it moves and is copied with the file.
+    :ivar address: address with which the first worker opened it.
+    :ivar host: host of that worker.
+    """
+
+    id: str
+    address: str
+    host: str
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> BrokerNode:
+        value, _ = load(data)
+        return cls(*(str(value.get(key, "unknown")) for key in ("id", "address", "host")))
+
+    def encode(self) -> bytes:
+        return encode({"id": self.id, "address": self.address, "host": self.host})
+
 
 _Result = TypeVar("_Result")
 
@@ -131,3 +164,80 @@ def _first_broker(client: Client, layout: Layout, mine: BrokerNode) -> BrokerNod
             client.ensure_path(layout.root)
             client.create(layout.broker, mine.encode())
     return BrokerNode.parse(client.get(layout.broker)[0])
+
+
+SAFE = "3.8.4 and later of 3.8, 3.9.2, and 3.9.4 and later"
+_VERSION = re.compile(r"version: (\d+)\.(\d+)\.(\d+)")
+_MODE = re.compile(r"Mode: (\w+)")
+_MOST_BYTES = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+def is_safe(version: tuple[int, int, int]) -> bool:
+    """Return whether an ensemble of this version keeps what it has acknowledged."""
+    if version[:2] == (3, 9):
+        return version >= (3, 9, 2) and version != (3, 9, 3)
+    return version >= (3, 8, 4)
+
+
+def warn_of_server(client: Client) -> None:
+    """Log a warning if the client's server is part of an ensemble of an unsafe version.
+
+    Says nothing if the server does not allow the command `srvr`.
+    """
+    if client.address.path is not None:
+        return
+    try:
+        answer = client.command(b"srvr")
+    except (KazooException, OSError, client.handler.timeout_exception):
+        return
+    found = _VERSION.search(answer)
+    if found is None or "Mode: standalone" in answer:
+        return
+    version = int(found[1]), int(found[2]), int(found[3])
+    if not is_safe(version):
+        _log.warning(
+            "the ZooKeeper servers have version %s, which may lose acknowledged transactions"
+            " when a server dies during an election; messages may then be repeated. Upgrade them"
+            " to a safe version: %s",
+            ".".join(map(str, version)),
+            SAFE,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What one server of the address says of itself.
+
+    :ivar version: None if the server does not tell, as is `mode`: it may not allow `srvr`.
+    :ivar mode: "leader", "follower", "observer" or "standalone".
+    :ivar fault: why the server cannot be reached, None if it can.
+    """
+
+    host: str
+    version: tuple[int, int, int] | None = None
+    mode: str | None = None
+    fault: str | None = None
+
+
+def read_server(host: str, timeout_seconds: float) -> ServerReport:
+    """Ask one server for its version and mode, on a connection of its own without TLS.
+
+    :param host: HOST, HOST:PORT or [ADDRESS]:PORT.
+    """
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdigit():
+        name, port = host, "2181"
+    answer = b""
+    try:
+        with socket.create_connection((name.strip("[]"), int(port)), timeout_seconds) as connection:
+            connection.sendall(b"srvr")
+            while len(answer) < _MOST_BYTES and (data := connection.recv(4096)):
+                answer += data
+    except OSError as error:
+        return ServerReport(host, fault=error.strerror or type(error).__name__)
+    text = answer.decode(errors="replace")
+    found, mode = _VERSION.search(text), _MODE.search(text)
+    version = (int(found[1]), int(found[2]), int(found[3])) if found else None
+    return ServerReport(host, version, mode[1] if mode else None)

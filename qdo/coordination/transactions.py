@@ -13,6 +13,7 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError
 from kazoo.protocol.serialization import GetData, Transaction
 
+from qdo.coordination.bulk_reads import is_refusal
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import committed, node_read, operation
 from qdo.coordination.protocol.machine import (
@@ -24,7 +25,6 @@ from qdo.coordination.protocol.machine import (
     Op,
     Rejected,
 )
-from qdo.coordination.refusals import is_refusal
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 from qdo.system.clock import clock
 

@@ -2,4 +2,4 @@
 
 from qdo.dashboard.app import close_app as close_app
 from qdo.dashboard.app import create_app as create_app
-from qdo.dashboard.options import DashboardOptions as DashboardOptions
+from qdo.dashboard.board import DashboardOptions as DashboardOptions

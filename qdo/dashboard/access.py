@@ -24,8 +24,7 @@ from flask import (
 )
 from werkzeug.wrappers import Response as BaseResponse
 
-from qdo.dashboard.board import board
-from qdo.dashboard.options import OPERATOR, VIEWER, DashboardOptions
+from qdo.dashboard.board import OPERATOR, VIEWER, DashboardOptions, board
 from qdo.text import printable
 
 SESSION_HOURS = 12

@@ -16,16 +16,16 @@ from werkzeug.wrappers import Response
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.dashboard.access import may_act, operator_name
+from qdo.dashboard.answers import letters
 from qdo.dashboard.board import board
-from qdo.dashboard.letters import letters
 from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.globs import match_everything
-from qdo.fleet.hold_node import held_queues
+from qdo.fleet.audit_entries import MAX_TEXT
+from qdo.fleet.hold_machine import held_queues
 from qdo.fleet.holds import new_hold, resume_hold
 from qdo.fleet.holds import pause as pause_queues
-from qdo.fleet.protocol.audit_entries import MAX_TEXT
+from qdo.fleet.names import match_everything
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Letter
 from qdo.ops.decisions import OperatorDecision, check_store

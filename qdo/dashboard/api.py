@@ -7,16 +7,14 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from qdo.dashboard import answers, letters
+from qdo.dashboard import answers
 from qdo.dashboard.board import ANSWER_WAIT_SECONDS, board
 from qdo.dashboard.reading.event_log import EVENT_KINDS
 from qdo.dashboard.reading.fleet_reader import Reading
-from qdo.errors import NotFoundError, QdoError, UnreachableError, UsageError
-from qdo.fleet_errors import UnreadError
+from qdo.errors import NotFoundError, QdoError, UnreachableError, UnreadError, UsageError
 from qdo.ops.changes import event_item
-from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
-from qdo.ops.overview import overview
-from qdo.ops.queue_health import QueueHealth
+from qdo.ops.items import QUEUE_SORTS, component_item, overview, queue_item, worker_item
+from qdo.ops.verdicts import QueueHealth
 
 MOST_ITEMS = 1000
 """In one answer; `page` has the next ones."""
@@ -92,9 +90,9 @@ def components() -> Response:
 @api.get("/dead-letters")
 def dead_letters() -> Response:
     """Return what `qdo dead-letters` writes, in pages, newest first."""
-    found = letters.letters(board(), request.args.get("glob", "*"))
+    found = answers.letters(board(), request.args.get("glob", "*"))
     page = found[(_page() - 1) * _LETTERS :][:_LETTERS]
-    return _answer("qdo.dead-letters/2", letters.exported(board(), page))
+    return _answer("qdo.dead-letters/2", answers.exported(board(), page))
 
 
 @api.get("/holds")
@@ -118,7 +116,7 @@ def events() -> Response:
             raise UsageError(reason=f"it must be one of {', '.join(EVENT_KINDS)}, got {value!r}")
     _reading()
     found = board().reader.events.newest(request.args.get("glob", "*"), kinds)
-    return _answer("qdo.events/1", [event_item(each.at, each.change) for each in found])
+    return _answer("qdo.outcomes/1", [event_item(each.at, each.change) for each in found])
 
 
 @api.get("/audit")

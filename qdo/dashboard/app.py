@@ -12,10 +12,8 @@ from qdo.dashboard.access import guard
 from qdo.dashboard.actions import actions
 from qdo.dashboard.api import api
 from qdo.dashboard.asking import ANSWER_SECONDS, asking
-from qdo.dashboard.board import EXTENSION, Board
-from qdo.dashboard.options import DashboardOptions
-from qdo.dashboard.pages import page, pages
-from qdo.dashboard.queue_pages import queue_pages
+from qdo.dashboard.board import EXTENSION, Board, DashboardOptions
+from qdo.dashboard.pages import page, pages, queue_pages
 from qdo.dashboard.reading.direct_reads import DirectReads
 from qdo.dashboard.reading.fleet_reader import FleetReader
 from qdo.dashboard.rendering import prepare

@@ -21,7 +21,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.dashboard.access import may_act, operator_name
 from qdo.dashboard.board import board
 from qdo.dashboard.pages import page
-from qdo.ops.reading.runs import RunsRead, ask_owner, read_runs
+from qdo.ops.runs import RunsRead, ask_owner, read_runs
 
 ANSWER_SECONDS = 5.0
 """How long a page waits in all; the worker has a second less."""

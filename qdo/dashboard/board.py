@@ -1,7 +1,8 @@
-"""The dashboard of one app: what its pages share."""
+"""The dashboard of one app: its options, and what its pages share."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,12 +10,103 @@ from flask import current_app
 
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.dashboard.options import DashboardOptions
 from qdo.dashboard.reading.direct_reads import DirectReads
 from qdo.dashboard.reading.fleet_reader import FleetReader, Reading
-from qdo.errors import NotFoundError
+from qdo.errors import DashboardUnsafeError, NotFoundError
+from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
+
+LEAST_TOKEN = 16
+VIEWER, OPERATOR = "viewer", "operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DashboardOptions:
+    """Options of the dashboard.
+
+    :ivar viewer_token: who has it may look; "" if there is none.
+    :ivar operator_token: who has it may also act, if `allow_actions` is set.
+    :ivar anonymous: without tokens, everybody who reaches the dashboard may look.
+    :ivar allow_actions: operators may change something; needs their token.
+    :ivar show_bodies: show the bodies of messages.
+    :ivar hosts: names by which browsers may address the dashboard, beside localhost and IP
+        addresses.
+    :ivar https: browsers send the session's cookie over HTTPS only.
+    :ivar pause_seconds: the shortest pause between two readings.
+    """
+
+    viewer_token: str = ""
+    operator_token: str = ""
+    anonymous: bool = False
+    allow_actions: bool = False
+    show_bodies: bool = False
+    hosts: tuple[str, ...] = ()
+    https: bool = False
+    pause_seconds: float = 5.0
+    rules: VerdictRules = RULES
+
+    def check(self) -> None:
+        """Raise DashboardUnsafeError for options that would let in people without a token."""
+        for role, token in ((VIEWER, self.viewer_token), (OPERATOR, self.operator_token)):
+            if token and len(token) < LEAST_TOKEN:
+                raise DashboardUnsafeError(
+                    rule=f"have a {role} token of at least {LEAST_TOKEN} characters",
+                    remedy="make one with: openssl rand -hex 32",
+                )
+        if self.viewer_token and self.viewer_token == self.operator_token:
+            raise DashboardUnsafeError(
+                rule="have different tokens for viewers and operators",
+                remedy="make another one with: openssl rand -hex 32",
+            )
+        if not self.anonymous and not self.has_login:
+            raise DashboardUnsafeError(
+                rule="have a token when others can reach it",
+                remedy="give --token-file FILE or QDO_DASHBOARD_TOKEN, or listen on 127.0.0.1",
+            )
+        if self.allow_actions and not self.operator_token:
+            raise DashboardUnsafeError(
+                rule="have an operator token to allow actions",
+                remedy="give --operator-token-file FILE or QDO_DASHBOARD_OPERATOR_TOKEN",
+            )
+
+    @property
+    def has_login(self) -> bool:
+        """Whether visitors need a token."""
+        return bool(self.viewer_token or self.operator_token)
+
+    def serves(self, host: str) -> bool:
+        """Return whether browsers may use this Host header.
+
+        Another name may be one that an attacker points at this machine, to read pages through a
+        browser that may reach it. An address cannot be pointed anywhere.
+        """
+        name = host_name(host)
+        if name in ("localhost", *(each.lower() for each in self.hosts)):
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches an address to listen on."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
 
 EXTENSION = "qdo"
 PAGE_WAIT_SECONDS = 0.5

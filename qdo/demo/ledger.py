@@ -1,4 +1,6 @@
-"""The record of all processed messages, written by the demo's workers, and its check.
+"""The app of the demo, the record of all messages that it processed, and its check.
+
+`qdo demo` runs it as ``qdo-worker qdo.demo.ledger:app``.
 
 Each worker process appends one line per message to its own file. A line is a single write, so
 kill -9 never leaves half a line. Times are those of CLOCK_MONOTONIC, which all processes of a
@@ -16,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+
+import qdo
 
 _SUFFIX = ".ledger"
 
@@ -199,3 +203,27 @@ def _pauses(history: Sequence[Record], killed: frozenset[int]) -> Iterator[tuple
         else:
             kind = "handed over"
         yield kind, after.started - before.ended
+
+
+COST_SECONDS = 0.05
+"""Duration of a message: about as long as a call of another service."""
+LEDGER_FOLDER = "ledger"
+"""Folder beside the file with the messages."""
+
+app = qdo.App("demo")
+
+
+@app.context
+def ledger() -> Iterator[Ledger]:
+    """Open the ledger file of this process."""
+    messages = Path(app.settings.broker.removeprefix("sqlite:"))
+    with Ledger(messages.parent / LEDGER_FOLDER) as opened:
+        yield opened
+
+
+@app.job()
+def note(message: qdo.Message, context: Ledger) -> None:
+    """Work for a while, then record the queue and number of the message."""
+    started = time.monotonic()
+    time.sleep(COST_SECONDS)  # gevent runs other queues during the sleep
+    context.note(message.queue, message.body["number"], message.fence, started)

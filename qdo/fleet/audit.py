@@ -17,10 +17,9 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import Committed, CreateOp, Rejected
 from qdo.coordination.transactions import commit, make_folder
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import NodeRefusedError, QdoError
+from qdo.errors import AuditRefusedError, NodeRefusedError, QdoError
+from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
 from qdo.fleet.names import writer
-from qdo.fleet.protocol.audit_entries import AuditEntry, Values, entry_name, entry_time
-from qdo.fleet_errors import AuditRefusedError
 
 READ_AT_ONCE = 200
 """Entries in one read, while those that match are searched."""

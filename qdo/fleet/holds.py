@@ -18,18 +18,19 @@ from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import NotFoundError, QueueNameError, UsageError
-from qdo.fleet.audit import AuditTrail
-from qdo.fleet.globs import overlap
-from qdo.fleet.hold_node import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
-from qdo.fleet.names import writer
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.fleet_errors import (
+from qdo.errors import (
     HoldNotObeyedError,
     HoldsUnreadableError,
+    NotFoundError,
+    QueueNameError,
     SectionLostError,
     TooManyHoldsError,
+    UsageError,
 )
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.audit_entries import Values
+from qdo.fleet.hold_machine import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
+from qdo.fleet.names import overlap, writer
 from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, is_path_part, name_error
 from qdo.system.clock import clock
 from qdo.text import join_some

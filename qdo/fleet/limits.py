@@ -11,12 +11,11 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
+from qdo.errors import LimitNotFoundError, LimitTermsError, LimitValueError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.levels import require_level
-from qdo.fleet.limit_node import MOST, LimitNode, is_count
+from qdo.fleet.components import require_level
+from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_of
 from qdo.fleet.names import checked_name
-from qdo.fleet.rates import default_burst, rate_of
-from qdo.fleet_errors import LimitNotFoundError, LimitTermsError, LimitValueError
 from qdo.text import did_you_mean
 
 LIMITS_LEVEL = 1

@@ -14,17 +14,16 @@ from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, is_version_name, is_worker_name
 from qdo.coordination.znodes.values import load
-from qdo.errors import NotFoundError
-from qdo.fleet.audit import AuditTrail
-from qdo.fleet.names import writer
-from qdo.fleet.protocol.live_settings import SettingsReport
-from qdo.fleet.settings_node import SettingsNode, SettingsVersion, check_size
-from qdo.fleet_errors import (
+from qdo.errors import (
     LiveSettingsReplacedError,
     LiveSettingsUnreadableError,
+    NotFoundError,
     SettingsRefusedError,
     SettingsUnansweredError,
 )
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.names import writer
+from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion, check_size
 from qdo.system.clock import clock
 from qdo.text import join_some
 

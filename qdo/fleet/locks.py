@@ -10,17 +10,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from qdo.coordination.side.leased import LeasedConnection
+from qdo.coordination.side import LeasedConnection
 from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
-from qdo.errors import NodeRefusedError, QdoError, UnreachableError, UsageError
+from qdo.errors import (
+    LockLostError,
+    LockTimeoutError,
+    NodeRefusedError,
+    QdoError,
+    SectionLostError,
+    UnreachableError,
+    UsageError,
+)
+from qdo.fleet.hold_machine import SectionWatch
 from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
-from qdo.fleet.limiting.permits import TRY_SECONDS, CoordinatorPermits, PermitService
+from qdo.fleet.lock_contender import LockContender
 from qdo.fleet.names import checked_name
-from qdo.fleet.protocol.holds import SectionWatch
-from qdo.fleet.protocol.lock_contender import LockContender
-from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
+from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 

@@ -1,14 +1,16 @@
-"""Names of what the processes of an app share, and of those who write it."""
+"""Names of what the processes of an app share, the globs that match them, and who writes them."""
 
 from __future__ import annotations
 
 import functools
 import getpass
 import os
+import re
 import socket
+from collections.abc import Collection, Iterable
 
-from qdo.fleet_errors import SharedNameError
-from qdo.queues import name_error
+from qdo.errors import SharedNameError
+from qdo.queues import QueueFilter, name_error
 
 
 def checked_name(what: str, name: str) -> str:
@@ -27,3 +29,47 @@ def writer() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+_TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+_MOST_CHARACTERS = 400
+
+
+def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
+    """Return whether these globs together match every queue: to hold all is rarely meant.
+
+    :param names: the known queues. If there is only one, a glob of it is not of everything.
+    """
+    wanted = tuple(globs)
+    if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in wanted):
+        return True  # "*" or "?*": whatever its name
+    return len(names) > 1 and all(map(QueueFilter(wanted).matcher(), names))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether a name may match both globs. A set in brackets counts as any character."""
+    if max(len(one), len(other)) > _MOST_CHARACTERS:
+        return True
+    first, second = _tokens(one), _tokens(other)
+    # `possible[j]`: the tokens of `one` so far and the first j of `other` have a name in common.
+    possible = [True, *[False] * len(second)]
+    for j, token in enumerate(second):
+        possible[j + 1] = possible[j] and token == "*"
+    for mine in first:
+        row = [possible[0] and mine == "*"]
+        for j, theirs in enumerate(second):
+            if "*" in (mine, theirs):
+                row.append(row[j] or possible[j + 1])
+            else:
+                row.append(possible[j] and (mine == theirs or "?" in (mine, theirs)))
+        possible = row
+    return possible[-1]
+
+
+def _tokens(glob: str) -> list[str]:
+    return ["?" if len(token) > 1 else token for token in _TOKEN.findall(glob)]
+
+
+def exactly(name: str) -> str:
+    """Return the glob that only one name matches."""
+    return re.sub(r"([*?[])", r"[\1]", name)

@@ -11,11 +11,10 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from qdo.fleet.protocol.audit_entries import is_selected
-from qdo.fleet_errors import HistoryUnreadableError
+from qdo.errors import HistoryUnreadableError
+from qdo.fleet.audit_entries import is_selected
 from qdo.history.address import open_engine
-from qdo.history.buckets import percentile
-from qdo.history.recorder import RecordedAction, RecordedRun
+from qdo.history.recorder import RecordedAction, RecordedRun, percentile
 from qdo.text import describe, hide_credentials
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from qdo.history.buckets import BUCKETS
+from qdo.history.recorder import BUCKETS
 
 METADATA = MetaData()
 DURATIONS = tuple(f"d{index}" for index in range(BUCKETS))

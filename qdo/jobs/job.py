@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from qdo.errors import UsageError
-from qdo.fleet.rates import rate_of
+from qdo.fleet.limit_node import rate_of
 from qdo.jobs.options import (
     CONCURRENCY,
     ExecutorName,
     Order,
     check_batch,
+    check_job,
     check_limits,
     check_order,
     check_placement,
+    describe_callable,
 )
 from qdo.jobs.policy import Policy
-from qdo.jobs.signatures import check_job, describe_callable
 from qdo.message import Message
 
 JobFunction = Callable[[Message, Any], Any]

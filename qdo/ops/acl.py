@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qdo.coordination.access import acl_text, same_list
 from qdo.coordination.bulk_reads import pipelined, read_permitted_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.rights import acl_text, same_list
 from qdo.text import describe
 
 

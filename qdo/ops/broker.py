@@ -5,8 +5,8 @@ from __future__ import annotations
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import DeleteOp, NodeRead, Op
+from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.transactions import Node, change
-from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import WorkersRegisteredError
 from qdo.fleet.audit import AuditTrail

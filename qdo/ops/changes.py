@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
-from qdo.ops.overview import Judged
+from qdo.ops.items import Judged
 from qdo.ops.worker_status import WorkerStatus, lost_workers
 from qdo.text import iso_time, pluralize, shorten
 

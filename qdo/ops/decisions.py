@@ -13,8 +13,7 @@ from qdo.coordination.protocol.machine import CreateOp, NodeRead
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import MAX_LAST, FailureRecord, QueueNode
 from qdo.encoding import ID, parsed
 from qdo.errors import NotFoundError, UnsupportedError
 from qdo.fleet.audit import AuditTrail

@@ -16,8 +16,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import CorruptNodeError, NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.ops.reading.backlogs import backlog_of
+from qdo.fleet.audit_entries import Values
+from qdo.ops.snapshot import backlog_of
 from qdo.queues import check_path_part
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from qdo.ops.overview import Judged
+from qdo.ops.items import Judged
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 

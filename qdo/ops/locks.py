@@ -8,7 +8,7 @@ from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import load, unix_time
-from qdo.fleet.protocol.lock_contender import Contender
+from qdo.fleet.lock_contender import Contender
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,11 @@ from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import NEW, QueueNode
+from qdo.coordination.znodes.queue_node import NEW, FailureRecord, QueueNode
 from qdo.errors import QdoError
-from qdo.fleet.hold_node import holds_of
+from qdo.fleet.hold_machine import holds_of
 from qdo.fleet.holds import hold_text
-from qdo.ops.reading.long_runs import LongRun
-from qdo.ops.reading.snapshot import Snapshot, is_finished, read_snapshot
+from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
 from qdo.positions import time_of_position
 from qdo.queues import why_untaken
 

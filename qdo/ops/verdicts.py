@@ -1,4 +1,4 @@
-"""Why a queue is where it is: one word, a sentence, and what to do. Pure functions.
+"""Judge why a queue is where it is: a word, a sentence, and what to do. Pure functions.
 
 The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), with what qdo knows
 besides: failing messages, owners, holds, and messages in flight. A verdict is that of the reader:
@@ -7,17 +7,138 @@ it needs no worker that lives.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.fleet.globs import exactly
-from qdo.ops.queue_case import RULES, QueueCase, QueueSample, VerdictRules
-from qdo.ops.queue_health import QueueHealth
+from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.fleet.names import exactly
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
 from qdo.queues import command_text
 from qdo.text import pluralize, short_duration
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRules:
+    """The times from which a queue is worth a look.
+
+    :ivar late_seconds: age of its next message.
+    :ivar stuck_seconds: how long one message may run.
+    :ivar unusual_seconds: how long it may run if that is much longer than usual.
+    :ivar expiring_share: age of its next message, as a share of the broker's retention.
+    :ivar still_seconds: how long nothing may happen: no owner, nothing recorded, no report.
+    """
+
+    late_seconds: float = 60.0
+    stuck_seconds: float = 300.0
+    unusual_seconds: float = 60.0
+    still_seconds: float = 30.0
+    expiring_share: float = 0.5
+
+
+RULES = VerdictRules()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """A queue at one time.
+
+    :ivar at: Unix time of the reader's clock.
+    :ivar workers: number of registered workers, None if it is unknown.
+    """
+
+    at: float
+    status: QueueStatus
+    workers: int | None
+
+
+class QueueCase:
+    """The facts about a queue, from its samples."""
+
+    def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
+        self.rules = rules
+        self.sample = samples[-1]
+        # Before it was deleted and created again, it was another queue.
+        same = (each for each in samples if each.status.created == self.sample.status.created)
+        self.first = next(same)
+        self.now = self.sample.at
+        self.status = self.sample.status
+        self.queue = self.status.queue
+
+    @property
+    def waiting(self) -> bool | None:
+        """Whether messages wait; None if it is unknown."""
+        if self.status.missing:
+            return False
+        backlog, age = self.status.backlog, self.status.behind_seconds
+        if backlog is None and age is None:
+            return None
+        return bool(backlog) or bool(age)
+
+    @property
+    def age(self) -> float | None:
+        """Age of the next message in seconds."""
+        return self.status.behind_seconds
+
+    @property
+    def owned(self) -> bool:
+        return self.status.owner is not None and not self.status.owner_gone
+
+    @property
+    def seconds(self) -> float:
+        """Time between the first and the last sample."""
+        return self.sample.at - self.first.at
+
+    @property
+    def still_seconds(self) -> float | None:
+        """How long nothing was recorded; None if that is unknown."""
+        written = self.status.written
+        return max(0.0, self.now - written) if written else None
+
+
+class QueueHealth(enum.Enum):
+    """The states of a queue, the worst first."""
+
+    LOST = "lost"
+    EXPIRING = "expiring"
+    BLOCKED = "blocked"
+    STUCK = "stuck"
+    STOPPED = "stopped"
+    NO_JOB = "no-job"
+    NO_WORKER = "no-worker"
+    UNOWNED = "unowned"
+    REWOUND = "rewound"
+    FAILING = "failing"
+    LAGGING = "lagging"
+    UNKNOWN = "unknown"
+    CATCHING_UP = "catching-up"
+    PAUSED = "paused"
+    OK = "ok"
+    IDLE = "idle"
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return _RANKS[self]
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether messages wait, and will wait until somebody does something."""
+        return self.rank <= QueueHealth.UNOWNED.rank
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the queue is late, or may soon need somebody."""
+        return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether it is critical or a warning."""
+        return self.is_critical or self.is_warning
+
+
+_RANKS = {state: rank for rank, state in enumerate(QueueHealth)}
 
 
 @dataclass(frozen=True, slots=True)

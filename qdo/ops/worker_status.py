@@ -8,7 +8,7 @@ from typing import Any
 
 from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.rebalancing.lost_workers import LostWorker
+from qdo.coordination.protocol.worker_roll import LostWorker
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode

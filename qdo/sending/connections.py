@@ -14,7 +14,7 @@ from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import BrokerMissingError, DatabaseError, QdoError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.protocol.audit_entries import Values
+from qdo.fleet.audit_entries import Values
 from qdo.ops.broker import broker_node
 from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.coordinator_access import coordinator_access

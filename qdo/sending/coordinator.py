@@ -116,10 +116,10 @@ def open_client(settings: Settings, app: str) -> tuple[Client, Layout]:
     """
     # Imported late: most senders need no coordinator.
     from qdo.coordination.client import connect
-    from qdo.coordination.side.connection import fitting_handler
+    from qdo.coordination.side import fitting_handler
     from qdo.coordination.znodes.layout import Layout
     from qdo.settings.coordinator_access import coordinator_access
-    from qdo.settings.shared_files import share_files
+    from qdo.settings.hosts import share_files
 
     share_files(settings)
     layout = Layout.of(app, settings.namespace)

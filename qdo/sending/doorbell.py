@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from qdo.brokers.base import Broker
+from qdo.settings.hosts import share_files
 from qdo.settings.settings import Settings
-from qdo.settings.shared_files import share_files
 from qdo.settings.vaults import marks_of
 
 if TYPE_CHECKING:

@@ -12,16 +12,20 @@ from typing import Any
 
 from qdo.coordination.access import (
     DIGEST,
+    MONITORS,
+    OPERATORS,
     SASL,
+    SENDERS,
+    WORKERS,
     Access,
     Account,
+    NodeRights,
     Secret,
     Tls,
     has_sasl,
     identity_of,
 )
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.rights import MONITORS, OPERATORS, SENDERS, WORKERS, NodeRights
 from qdo.errors import SettingsError
 from qdo.settings.settings import Settings
 from qdo.settings.values import PASSWORD_VARIABLE, from_origin

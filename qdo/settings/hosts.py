@@ -1,4 +1,7 @@
-"""Hosts, users and processes as znodes show them; the setting `hide` leaves names out."""
+"""How the processes of an app show themselves, and the rights of the files that they share.
+
+The setting `hide` leaves out the names of hosts and users.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import os
 import platform
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from qdo._version import FORMAT_LEVEL, __version__
 from qdo.fleet.names import writer
 from qdo.settings.settings import Settings
+from qdo.system.files import rights_problems, share_database
+from qdo.system.sqlite import translated
 
 HIDDEN_HOST = "hidden"
 
@@ -40,3 +46,37 @@ def describe_process(settings: Settings) -> dict[str, Any]:
         "settings": settings.digest(),
         "started": time.time(),
     }
+
+
+def share_files(settings: Settings) -> None:
+    """Create the files of broker and coordinator for the setting `group`, unless they exist.
+
+    Without a group, each is created when it is opened, for this user alone.
+
+    :raises SettingsError: the user is not in the group.
+    :raises DatabaseError: a file cannot be created.
+    """
+    if settings.group:
+        for path in _paths(settings):
+            with translated(path):
+                share_database(path, settings.group)
+
+
+def file_warnings(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with the rights of existing files."""
+    for path in _paths(settings):
+        with translated(path):
+            yield from rights_problems(path, settings.group)
+
+
+def _paths(settings: Settings) -> Iterator[str]:
+    for address in (settings.broker, settings.coordinator.partition("?chroot=")[0]):
+        path = address.removeprefix("sqlite:")
+        if path != address:
+            yield path
+
+
+def process_title(role: str, settings: Settings, target: str | None) -> str:
+    """Return the last word of a process's command line, which only people read."""
+    named = target or settings.job
+    return f"{role} of {named} (app {settings.app})" if settings.app else f"{role} of {named}"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdo.fleet.live_settings import WorkerAnswer
-from qdo.fleet.settings_node import SettingsNode
-from qdo.settings.live_toml import differences
+from qdo.fleet.settings_machine import SettingsNode
+from qdo.settings.live import differences
 from qdo.settings.settings import Settings, declarations
 
 

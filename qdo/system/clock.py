@@ -1,11 +1,12 @@
-"""The clock of leases, turns, deadlines and heartbeats."""
+"""The clock of leases and deadlines, pauses of long loops, and histograms of durations."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from qdo.errors import UsageError
 
@@ -30,3 +31,45 @@ def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:
             reason=f"{name} must be a number of seconds up to {_MOST_SECONDS:g}, got {seconds!r}"
         )
     return max(0.0, float(seconds))
+
+
+STRIDE = 500
+"""Items between two pauses: a few milliseconds for items that take 5 us each."""
+
+_T = TypeVar("_T")
+
+
+def paced(items: Iterable[_T]) -> Iterator[_T]:
+    """Yield the items, and let other greenlets run after every `STRIDE` of them.
+
+    For a loop whose length another party decides, in a process whose event loop must not stand.
+    """
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % STRIDE == 0:
+            time.sleep(0)  # gevent's in a worker process
+
+
+class Histogram:
+    """Counts durations by their size.
+
+    :ivar bounds: upper bounds of all classes but the last, in seconds; a class has its bound.
+    :ivar counts: durations of each class.
+    :ivar seconds: the sum of all durations.
+    """
+
+    __slots__ = ("bounds", "counts", "seconds")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.seconds = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.seconds += seconds * times
+
+    def dump(self) -> list[float]:
+        """Return the counts of all classes, and then the sum."""
+        return [*self.counts, self.seconds]

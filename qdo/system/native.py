@@ -2,6 +2,9 @@
 
 Waiting for a lock between processes or for the disk blocks a native thread. In a process
 with greenlets that would block all of them: such waits need a thread of their own.
+
+Several requests run at the same time, with or without gevent. The standard library's threads are
+greenlets once gevent has patched the process.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -185,3 +189,18 @@ class _GreenletSignal:
             self._event.wait()
         finally:
             self._watcher.stop()
+
+
+AT_ONCE = 8
+"""Maximum requests at the same time."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def run_parallel(act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """Call `act` for each item, several at a time; return the results in order."""
+    if len(items) < 2:
+        return list(map(act, items))
+    with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
+        return list(pool.map(act, items))

@@ -1,12 +1,20 @@
-"""Process trees on Linux: what happens to orphans, who belongs to a tree, its memory."""
+"""Processes on Linux: their trees, memory, command lines, limits, and the flag that stops jobs.
+
+A flag tells jobs to end: `Message.stopping` reads it. The flag is one byte. A worker that runs jobs
+in child processes shares its page with them. A job there sees it even while it computes: without a
+thread, a message or a lock.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
+import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Collection
 
 LINUX = sys.platform.startswith("linux")
@@ -106,3 +114,80 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+_RUN = "import sys; del sys.path[0]; import runpy; runpy.run_module({!r}, None, '__main__', True)"
+
+
+def module_argv(module: str) -> tuple[str, ...]:
+    """Return the command that runs a module, with a path that lacks the current folder.
+
+    ``python -m`` searches the current folder first: a file there could replace a module of qdo, of
+    its libraries or of Python. The app may be in this folder; `qdo.loading` appends it to the path.
+    """
+    if sys.version_info >= (3, 11):
+        return (sys.executable, "-P", "-m", module)
+    return (sys.executable, "-c", _RUN.format(module))
+
+
+RESERVE = 256
+"""Descriptors reserved for everything else: logs, databases, the connections of jobs."""
+
+
+def ensure_open_files(connections: int) -> int:
+    """Raise the limit of open files for `connections`; return how many the process may open.
+
+    The usual soft limit of 1,024 open files exists only for programs that use select(). Every
+    process may raise its own up to the hard limit, and its child processes inherit it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    wanted = connections + RESERVE
+    if soft < wanted and (hard == resource.RLIM_INFINITY or soft < hard):
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(connections, max(soft - RESERVE, soft // 2, 1))
+
+
+class StopFlag:
+    """A flag that can be shared with child processes."""
+
+    def __init__(self) -> None:
+        self._page: mmap.mmap | bytearray = bytearray(1)
+        self._file = -1
+
+    def raised(self) -> bool:
+        """Return whether the worker of this process is draining."""
+        return self._page[0] != 0
+
+    def show(self, stopping: bool) -> None:
+        """Set or clear the flag."""
+        self._page[0] = stopping
+
+    def share(self) -> int:
+        """Return a file descriptor for `adopt` in a child process."""
+        if self._file < 0:
+            handle = _unnamed_file()
+            os.ftruncate(handle, mmap.PAGESIZE)
+            page = mmap.mmap(handle, mmap.PAGESIZE)
+            page[0] = self._page[0]
+            self._page, self._file = page, handle
+        return self._file
+
+    def adopt(self, handle: int) -> None:
+        """Use the flag of the process that shared this descriptor; closes the descriptor."""
+        self._page = mmap.mmap(handle, mmap.PAGESIZE)
+        os.close(handle)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("qdo-stopping")
+    handle, path = tempfile.mkstemp(prefix="qdo-stopping-")
+    os.unlink(path)
+    return handle
+
+
+SIGN = StopFlag()
+"""The stop flag of this process."""

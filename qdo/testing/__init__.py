@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qdo.testing.clock import Clock as Clock
-    from qdo.testing.fault_points import POINTS as POINTS
+    from qdo.testing.faults import POINTS as POINTS
     from qdo.testing.kit import TestKit as TestKit
     from qdo.testing.state import Attempt as Attempt
 
 _HOMES = {
     "Attempt": "qdo.testing.state",
     "Clock": "qdo.testing.clock",
-    "POINTS": "qdo.testing.fault_points",
+    "POINTS": "qdo.testing.faults",
     "TestKit": "qdo.testing.kit",
 }
 

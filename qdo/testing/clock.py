@@ -26,7 +26,7 @@ PATCHED = {
     "qdo.message": "clock",
     "qdo.positions": "time",
     "qdo.worker.engine.outcomes": "time",
-    "qdo.worker.engine.resume": "time",
+    "qdo.worker.engine.subscriptions": "time",
 }
 """Modules that read the time, and the global in them that is replaced."""
 

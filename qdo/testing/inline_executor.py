@@ -15,7 +15,7 @@ from qdo.errors import UsageError
 from qdo.jobs.options import is_async, kind_of
 from qdo.message import Batch, Message
 from qdo.testing.clock import Clock
-from qdo.testing.fault_points import Point
+from qdo.testing.faults import Point
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, OnStart, timed_out
 
 if TYPE_CHECKING:

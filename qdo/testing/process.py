@@ -19,18 +19,17 @@ from qdo.coordination.protocol.claims import OwnedQueue as Owned
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotSettledError
-from qdo.events import Event
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import check_policies
 from qdo.message import Message
-from qdo.settings.in_force import SettingsInForce
-from qdo.testing.fault_injection import FaultyBroker, InstrumentedApp
-from qdo.testing.fault_points import Crashed, Point
+from qdo.outcomes import Event
+from qdo.settings.live import SettingsInForce
+from qdo.testing.faults import Crashed, FaultyBroker, InstrumentedApp, Point
 from qdo.testing.inline_executor import InlineExecutor
 from qdo.testing.state import State
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.gates.holds import HoldGate
+from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.shared_memory import in_flight as hands
 

@@ -16,22 +16,23 @@ LIKE_LINES = 100
 """Lines with the same sentence, about any queues, in one second."""
 WINDOW_SECONDS = 1.0
 MESSAGE_LOGGERS = (
-    *(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume", "observers")),
-    "qdo.worker.actions.runs",
+    *(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "observers")),
+    "qdo.worker.engine.subscriptions",
+    "qdo.worker.runs",
 )
 """Loggers with lines about single messages. The first argument of each line names the queue."""
 QUEUE_LOGGERS = (
-    *(f"qdo.worker.engine.{name}" for name in ("bound_jobs", "compatibility")),
-    *(f"qdo.worker.duties.{name}" for name in ("discovery", "retention", "queue_reconciler")),
+    "qdo.worker.engine.jobs",
+    *(f"qdo.worker.duties.{name}" for name in ("queues", "retention")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
-    "qdo.coordination.protocol.rebalancing.queue_nodes",
+    "qdo.coordination.protocol.rebalancer",
 )
 """Loggers with lines about single queues, of which a worker may own many thousands."""
 BROKER_LOGGERS = (
     "qdo.worker.engine.outcomes.broker",
-    "qdo.brokers.kinesis.shard_reader",
+    "qdo.brokers.kinesis.reader",
     "qdo.brokers.sqs.api",
-    "qdo.brokers.sqs.consuming.receive",
+    "qdo.brokers.sqs.receive",
 )
 """Loggers with lines about a broker that fails, which every queue would repeat every 5 s."""
 

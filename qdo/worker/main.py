@@ -8,7 +8,7 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
   `qdo.worker.shared_memory.in_flight` and `qdo.worker.shared_memory.receipt_handles`;
 - ``stacks``: descriptor of memory for its stacks, see `qdo.worker.shared_memory.stack_dumps`;
-- ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.page`;
+- ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.monitor`;
 - ``left``: descriptors of the receipt stores of dead processes;
 - ``restarted``: whether a process ran in this slot before.
 
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qdo.settings.settings import Settings
-    from qdo.worker.process_context import ProcessContext
-    from qdo.worker.worker import Worker
+    from qdo.worker.worker import ProcessContext, Worker
 
 LOG_NAME = "qdo.worker.main"
 """This module is run as a program, where its `__name__` says nothing."""
@@ -72,11 +71,11 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.settings.settings import Settings
     from qdo.system import logs
     from qdo.text import printable_lines
-    from qdo.worker import forks
+    from qdo.worker import parent_link
     from qdo.worker.line_limit import limit_lines
     from qdo.worker.shared_memory.stack_dumps import write_at_signal
 
-    forks.isolate()
+    parent_link.isolate()
     settings = Settings(**child["settings"])
     logs.set_up(settings.logging)
     limit_lines()
@@ -105,8 +104,7 @@ def _report_failure(
 ) -> None:
     """Send the parent the files to watch: a developer will fix the error in one of them."""
     if settings.reload:
-        from qdo.worker.imported_files import app_files, failure_files
-        from qdo.worker.parent_link import send_files
+        from qdo.worker.parent_link import app_files, failure_files, send_files
 
         involved = failure_files(error, child["target"] or settings.job)
         send_files(pipe, app_files() | involved)
@@ -119,7 +117,7 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
 
     from qdo.coordination.znodes.layout import Layout
     from qdo.loading import prepare
-    from qdo.settings.shared_files import file_warnings, share_files
+    from qdo.settings.hosts import file_warnings, share_files
     from qdo.system import logs
     from qdo.worker.duties.member_factory import MemberFactory
     from qdo.worker.parent_link import ParentLink, send_files_forever, send_settings
@@ -148,10 +146,10 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
 def _context(
     settings: Settings, child: dict[str, Any], ask_parent: Callable[[str], None]
 ) -> ProcessContext:
-    from qdo.worker.metrics.page import MetricsPage
-    from qdo.worker.process_context import ProcessContext
+    from qdo.worker.metrics.monitor import MetricsPage
     from qdo.worker.shared_memory.in_flight import InFlightTable
     from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore, read
+    from qdo.worker.worker import ProcessContext
 
     left = []
     for fd in child.get("left", ()):

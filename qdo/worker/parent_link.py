@@ -1,17 +1,65 @@
-"""The child's end of the pipe to its parent: reports to it, and notices its death."""
+"""A worker process and the processes around it: its parent, and forked copies of itself.
+
+The child's end of the pipe reports to the parent, such as the source files that the app imported,
+and notices the parent's death.
+
+A forked copy of a worker process runs nothing of the worker. A fork copies all greenlets, and the
+event loop of which they wait. Code that waits through gevent in the copy, such as a lock in a
+library's fork handler, would let them go on there: messages would run a second time, and events of
+the shared epoll descriptor would be lost to the worker. So the copy begins with an event loop of
+its own, which knows only the greenlet that forked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
+import os
 import socket
-from collections.abc import Callable, Iterable
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import gevent
+import gevent.hub
 
 from qdo.settings.settings import Settings
-from qdo.worker.imported_files import app_files
+
+
+def app_files() -> set[str]:
+    """Return the Python files this process has imported, without installed packages and qdo."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names}
+    installed.add(os.path.realpath(__file__).rpartition("/worker/")[0] + os.sep)
+    files = (getattr(module, "__dict__", {}).get("__file__") for module in [*sys.modules.values()])
+    paths = {os.path.realpath(file) for file in files if isinstance(file, str)}
+    return {path for path in paths if not path.startswith(tuple(installed))}
+
+
+def failure_files(error: BaseException, target: str) -> set[str]:
+    """Return the files in which an import failed, and the possible files of the target.
+
+    :param target: MODULE:NAME, or "".
+    """
+    found = {os.path.abspath(name) for name in _names(error) if os.path.exists(name)}
+    module = target.partition(":")[0]
+    if module:
+        path = os.path.abspath(os.path.join(*module.split(".")))
+        found |= {f"{path}.py", os.path.join(path, "__init__.py")}
+    return found
+
+
+def _names(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            yield frame.filename
+        if isinstance(error, SyntaxError) and error.filename:
+            yield error.filename
+        error = error.__cause__ or error.__context__
+
 
 FILES_SECONDS = 1.0
 """How often a worker looks for newly imported files; only with the setting `reload`."""
@@ -110,3 +158,30 @@ def send_files_forever(pipe: socket.socket) -> None:
             sent |= files
             send_files(pipe, sent)
         gevent.sleep(FILES_SECONDS)
+
+
+_hubs: Any = gevent.hub
+
+
+def isolate() -> None:
+    """Isolate each forked copy of this process; call it before the app is imported.
+
+    Handlers run in the order of their registration, so those of the app and of its libraries
+    run later.
+    """
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _begin_anew() -> None:
+    current: Any = gevent.getcurrent()
+    hub: Any = _hubs.Hub(default=False)
+    _hubs.set_hub(hub)
+    if current.parent is not None:  # it goes to its parent when it ends
+        hub.parent = _outermost(current)
+        current.parent = hub
+
+
+def _outermost(greenlet: Any) -> Any:
+    while greenlet.parent is not None:
+        greenlet = greenlet.parent
+    return greenlet

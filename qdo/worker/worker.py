@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from gevent.event import Event
@@ -43,47 +44,99 @@ from qdo.brokers.registry import open_broker
 from qdo.coordination.leader_queues import Chore
 from qdo.fleet.chores.copied_actions import CopiedActionsChore
 from qdo.message import Message
+from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.sending.doorbell import attach_doorbell
 from qdo.settings.live import LiveSettings, LogLevelFollower
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
-from qdo.system.loop_mailbox import LoopMailbox
+from qdo.system.home_loop import LoopMailbox
+from qdo.system.processes import SIGN
 from qdo.system.sqlite import absolute
-from qdo.system.stop_flag import SIGN
 from qdo.text import pluralize
 from qdo.worker.actions.own_actions import OwnActions
-from qdo.worker.drain import Drain
+from qdo.worker.drain import Drain, StopRequests
 from qdo.worker.duties.burst import Burst
-from qdo.worker.duties.checkpoint_progress import CheckpointProgress
-from qdo.worker.duties.chores import Chores
-from qdo.worker.duties.discovery import Discovery
-from qdo.worker.duties.doorbell_listener import DoorbellListener
-from qdo.worker.duties.history import HistoryDuty, keep_action
-from qdo.worker.duties.left_messages import LeftMessages
-from qdo.worker.duties.member_api import CurrentMember
+from qdo.worker.duties.duty import (
+    CheckpointProgress,
+    Chores,
+    CurrentMember,
+    DoorbellListener,
+    Duties,
+    Duty,
+    HistoryDuty,
+    LeftMessages,
+    QueueTimers,
+    TimeLimit,
+    keep_action,
+)
 from qdo.worker.duties.member_factory import MemberFactory
 from qdo.worker.duties.membership import ClaimEvents, MembershipLoop
-from qdo.worker.duties.queue_timers import QueueTimers
+from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import Retention
-from qdo.worker.duties.runner import Duties, Duty
 from qdo.worker.duties.status_report import StatusReport
-from qdo.worker.duties.time_limit import TimeLimit
 from qdo.worker.duties.watchdog import LoopWatchdog
-from qdo.worker.engine.compatibility import check_jobs
 from qdo.worker.engine.context import Engine, check_job_policies, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.gates.holds import HoldGate
+from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.jobs import check_jobs
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.base import Executor
-from qdo.worker.executors.limit import LimitedExecutor
-from qdo.worker.executors.router import ExecutorRouter
+from qdo.worker.executors.router import ExecutorRouter, LimitedExecutor
 from qdo.worker.metrics.duty import MetricsDuty
-from qdo.worker.process_context import ProcessContext
-from qdo.worker.queue_filter import filter_of
+from qdo.worker.metrics.monitor import MetricsPage
+from qdo.worker.shared_memory.in_flight import InFlightTable
 from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
-from qdo.worker.stop_requests import StopRequests
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessContext:
+    """The surroundings of a worker process; the defaults are for a worker without a parent.
+
+    :ivar target: the app as MODULE:APP, which jobs with the executor "process" import; "" if
+        the app was built around the job named in the settings; None if its origin is unknown.
+    :ivar in_flight: shared table of the messages in flight. The parent reads it after a crash.
+    :ivar receipts: shared store of the receipt handles held at the broker, for the same purpose.
+    :ivar metrics: where the worker publishes its metrics for the parent.
+    :ivar left: queue and receipt handle of each message that dead processes held. The worker
+        releases them, see `Broker.release`.
+    :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
+        do not stop it.
+    :ivar ask_parent: asks the parent for what an operator wants of this worker, by the name of the
+        action; None without a parent.
+    :ivar exit: called with the exit code when the process must exit at once: from a native
+        thread at the third stop signal, and at the end if jobs in threads are still running.
+    """
+
+    target: str | None = None
+    in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
+    receipts: SharedReceiptStore | None = None
+    metrics: MetricsPage = field(default_factory=MetricsPage)
+    left: Sequence[tuple[str, str]] = ()
+    restarted: bool = False
+    ask_parent: Callable[[str], None] | None = None
+    exit: Callable[[int], None] | None = None
+
 
 _log = logging.getLogger(__name__)
+
+
+def filter_of(app: App, settings: Settings) -> QueueFilter:
+    """Return the filter of a worker: it takes the queues of its settings that have a job.
+
+    If the globs of the jobs are too long to announce, it also takes queues without a job.
+    """
+    globs = sorted(job.queues for job in app.jobs)
+    size = sum(map(len, globs))
+    jobs = EVERYTHING.jobs if "*" in globs else tuple(globs)
+    if size > MAX_GLOBS_CHARACTERS and jobs != EVERYTHING.jobs:
+        _log.warning(
+            "the globs of the jobs have %d characters, and a worker announces at most %d; queues"
+            " without a job may be assigned to this worker, and wait; use fewer globs",
+            size,
+            MAX_GLOBS_CHARACTERS,
+        )
+        jobs = EVERYTHING.jobs
+    return QueueFilter(settings.queues, settings.exclude, jobs)
 
 
 class Worker:

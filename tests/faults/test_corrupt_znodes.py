@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.rebalancing.rebalancer import RECONCILE_SECONDS
+from qdo.coordination.protocol.rebalancer import RECONCILE_SECONDS
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNameError
 from qdo.queues import check_queue_name

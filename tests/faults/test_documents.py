@@ -15,8 +15,7 @@ import pytest
 from qdo import App
 from qdo.coordination import transactions
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import CoordinatorUnreachableError
-from qdo.fleet_errors import StaleCopyError
+from qdo.errors import CoordinatorUnreachableError, StaleCopyError
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble

@@ -21,7 +21,7 @@ from qdo.jobs.job import Checkpoint
 from qdo.jobs.options import Order
 from qdo.ops.decisions import OperatorDecision
 from qdo.testing import POINTS, TestKit
-from qdo.testing.fault_points import Step
+from qdo.testing.faults import Step
 from qdo.testing.memory_broker import MemoryDeadLetters
 
 QUEUES = ("a", "b")

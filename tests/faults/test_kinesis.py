@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdo.aws_errors import AwsUnreachableError, ExpiredCredentialsError
+from qdo.broker_errors import AwsUnreachableError, ExpiredCredentialsError
 from qdo.brokers.kinesis.broker import KinesisBroker
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub

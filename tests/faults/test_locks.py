@@ -16,11 +16,10 @@ import pytest
 from qdo import App
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import CoordinatorUnreachableError
+from qdo.errors import CoordinatorUnreachableError, LockLostError, LockTimeoutError, SharedNameError
 from qdo.fleet import locks
 from qdo.fleet.holds import read_holds
 from qdo.fleet.locks import CoordinatorLocks
-from qdo.fleet_errors import LockLostError, LockTimeoutError, SharedNameError
 from qdo.ops.locks import locks as list_locks
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
@@ -90,7 +89,7 @@ def test_a_frozen_holder_knows_that_it_has_lost_the_lock(app: App, coordinator_u
     script = f"""
 import time
 from qdo import App
-from qdo.fleet_errors import LockLostError
+from qdo.errors import LockLostError
 app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)
 with app.lock("export") as held:
     print("held", flush=True)

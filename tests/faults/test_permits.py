@@ -16,14 +16,9 @@ import pytest
 from qdo import App
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.limiting import permits
+from qdo.errors import LimitNotFoundError, LimitTimeoutError, PermitLostError, SharedNameError
+from qdo.fleet import permits
 from qdo.fleet.limits import LimitWish, delete_limit, set_limit
-from qdo.fleet_errors import (
-    LimitNotFoundError,
-    LimitTimeoutError,
-    PermitLostError,
-    SharedNameError,
-)
 from qdo.testing import TestKit
 from tests.soak.log_rules import LimitRules
 from tests.support.paths import ROOT
@@ -35,7 +30,7 @@ LAYOUT = Layout.of("shop")
 CALLER = """
 import os, sqlite3, sys, threading, time
 from qdo import App
-from qdo.fleet_errors import PermitLostError
+from qdo.errors import PermitLostError
 
 app = App("shop", coordinator=sys.argv[1], session_timeout_seconds=1)
 
@@ -173,7 +168,7 @@ def test_a_frozen_holder_knows_that_its_permit_is_lost(
     script = f"""
 import os
 from qdo import App
-from qdo.fleet_errors import PermitLostError
+from qdo.errors import PermitLostError
 app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)
 with app.limit("crm") as held:
     os.write(1, b"held\\n")

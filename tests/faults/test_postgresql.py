@@ -12,15 +12,12 @@ import psycopg
 import pytest
 
 import qdo
+from qdo.broker_errors import PostgresqlUnansweredError, PostgresqlUnreachableError
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import session
 from qdo.brokers.registry import open_broker
 from qdo.errors import UnreachableError
-from qdo.postgresql_errors import (
-    PostgresqlUnansweredError,
-    PostgresqlUnreachableError,
-)
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.schema import prepared

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from qdo.broker_errors import PostgresqlUnansweredError, PostgresqlUnreachableError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
 from qdo.errors import QdoError
 from qdo.positions import position_now
-from qdo.postgresql_errors import PostgresqlUnansweredError, PostgresqlUnreachableError
 from tests.support.brokers import rows
 from tests.support.postgresql.proxy import CuttingProxy, Direction, cutting
 from tests.support.postgresql.schema import prepared

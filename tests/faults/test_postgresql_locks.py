@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from qdo.broker_errors import PostgresqlBusyError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql import writer
 from qdo.brokers.postgresql.listener import RETRY_SECONDS
 from qdo.brokers.registry import open_broker
 from qdo.positions import position_now
-from qdo.postgresql_errors import PostgresqlBusyError
 from tests.support.brokers import rows
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.schema import prepared

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import psycopg.sql
 import pytest
 
-from qdo.brokers.base import Outgoing
-from qdo.brokers.postgresql.schema import PARTITION_SECONDS
-from qdo.brokers.registry import open_broker, schema_of
-from qdo.errors import QdoError, UsageError
-from qdo.postgresql_errors import (
+from qdo.broker_errors import (
     PostgresqlLoginError,
     PostgresqlRightsError,
     PostgresqlUnreachableError,
     PostgresqlUnsuitableError,
     SchemaMissingError,
 )
+from qdo.brokers.base import Outgoing
+from qdo.brokers.postgresql.schema import PARTITION_SECONDS
+from qdo.brokers.registry import open_broker, schema_of
+from qdo.errors import QdoError, UsageError
 from tests.support.brokers import rows
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer

@@ -13,15 +13,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from qdo.brokers.base import Broker, Outgoing, Reader
-from qdo.brokers.registry import open_broker
-from qdo.positions import format_position
-from qdo.postgresql_errors import (
+from qdo.broker_errors import (
     PostgresqlFullError,
     PostgresqlReadOnlyError,
     PostgresqlUnansweredError,
     PostgresqlUnreachableError,
 )
+from qdo.brokers.base import Broker, Outgoing, Reader
+from qdo.brokers.registry import open_broker
+from qdo.positions import format_position
 from tests.support.brokers import rows
 from tests.support.postgresql import commands
 from tests.support.postgresql.schema import prepared

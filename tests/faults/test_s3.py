@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from qdo.aws_errors import AwsNotFoundError, AwsUnreachableError, ObjectTooLargeError
+from qdo.broker_errors import AwsNotFoundError, AwsUnreachableError, ObjectTooLargeError
 from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.clients import ATTEMPTS
@@ -23,7 +23,7 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.kinesis.positions import pack
 from qdo.brokers.sqs.broker import SqsBroker
-from qdo.brokers.sqs.positions import make_position
+from qdo.brokers.sqs.codec import make_position
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub

@@ -14,10 +14,9 @@ import pytest
 from qdo import App
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import QueueNameError, UsageError
-from qdo.fleet.hold_node import HoldNode
+from qdo.errors import HoldNotObeyedError, QueueNameError, SectionLostError, UsageError
+from qdo.fleet.hold_machine import HoldNode
 from qdo.fleet.holds import add_hold, end_holds, new_hold, resume_hold
-from qdo.fleet_errors import HoldNotObeyedError, SectionLostError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until, whole_lines

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from qdo.coordination import machine_loop, member
 from qdo.coordination.protocol import checkpoints, ownership
-from qdo.fleet.protocol import actions
+from qdo.fleet import action_machine
 from tests.simulation import operators
 from tests.simulation.faults import FAULTS, lose_answers, write_garbage
 from tests.simulation.invariants import Violation
@@ -38,7 +38,9 @@ def _play(world: World) -> None:
         patches.enter_context(_patched(checkpoints, "BATCH", batch))
         patches.enter_context(_patched(ownership, "BATCH", batch))
         if world.actions is not None:
-            patches.enter_context(_patched(actions, "AT_ONCE", world.random.choice((1, 2, 20))))
+            patches.enter_context(
+                _patched(action_machine, "AT_ONCE", world.random.choice((1, 2, 20)))
+            )
         try:
             tell(world)
         except Violation:

@@ -28,7 +28,7 @@ from typing import Any
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from qdo.queues import QueueFilter
 from tests.simulation.broker import SimulatedBroker

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from qdo.coordination.protocol.machine import Created, CreateOp, SetOp
 from qdo.coordination.znodes.layout import clients_of
 from qdo.fleet.limit_node import LimitNode
-from qdo.fleet.protocol.shares import LimitShare
+from qdo.fleet.shares import LimitShare
 from tests.simulation.coordinator import Coordinator, LogEntry
 from tests.simulation.invariants import OPERATOR, Violation
 

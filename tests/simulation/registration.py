@@ -13,7 +13,7 @@ from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import Machine
-from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.ownership import MemberOptions
 from tests.simulation.client import LinkClient, LinkPerformer
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.limits import SimulatedJobs

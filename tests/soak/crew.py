@@ -24,7 +24,7 @@ from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import read_holds, resume_hold
 from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
-from qdo.ops.messages.find import read_queue_node, waiting_rows
+from qdo.ops.peek import read_queue_node, waiting_rows
 from tests.soak.crew_queues import CREW_QUEUES, KEPT
 from tests.soak.ledger import OperatorRequest, RequestLedger, read_ledger
 from tests.soak.operator_rules import CrewFacts, StoredMessage

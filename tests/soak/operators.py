@@ -25,16 +25,13 @@ from qdo.errors import QdoError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.holds import new_hold, pause, read_holds, resume_hold, wait_in_force
 from qdo.ops import dead_letters
-from qdo.ops.checkpoints.exporting import read_checkpoints
-from qdo.ops.checkpoints.importing import execute_step, plan_import
-from qdo.ops.checkpoints.lines import Checkpoint
+from qdo.ops.cancel import cancel
+from qdo.ops.checkpoints import Checkpoint, execute_step, plan_import, read_checkpoints
 from qdo.ops.decisions import OperatorDecision, decide, read_queue
 from qdo.ops.delete import delete, plan_deletion
-from qdo.ops.messages.cancel import cancel
-from qdo.ops.messages.find import id_of_row, read_queue_node, waiting_rows
-from qdo.ops.messages.purge import plan_purge, purge
-from qdo.ops.placement.moving import execute_move, plan_move
-from qdo.ops.seek import EARLIEST, execute, plan_seek
+from qdo.ops.peek import id_of_row, read_queue_node, waiting_rows
+from qdo.ops.placement import execute_move, plan_move
+from qdo.ops.seek import EARLIEST, execute, plan_purge, plan_seek, purge
 from tests.soak.crew_queues import DELETED, KEPT
 from tests.soak.ledger import RequestLedger
 

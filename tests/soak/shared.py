@@ -12,7 +12,7 @@ from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.hold_node import HoldNode
+from qdo.fleet.hold_machine import HoldNode
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.limits import LimitWish, set_limit
 from qdo.fleet.live_settings import change_settings, read_answers, read_settings, wait_in_use

@@ -15,7 +15,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, wait_until, whole_lines
 

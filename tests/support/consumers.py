@@ -11,9 +11,8 @@ from pathlib import Path
 import gevent
 import pytest
 
-from qdo.brokers.base import Broker, Outgoing, Row
+from qdo.brokers.base import Broker, Outgoing, Reader, Row, Subscription
 from qdo.brokers.registry import open_broker
-from qdo.brokers.subscription import Reader, Subscription
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 from tests.support.brokers import ADDRESSES
 

@@ -12,8 +12,7 @@ import gevent
 from qdo.app import App
 from qdo.brokers.registry import open_broker
 from qdo.settings.settings import Settings
-from qdo.worker.process_context import ProcessContext
-from qdo.worker.worker import Worker
+from qdo.worker.worker import ProcessContext, Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
 
 DEADLINE_SECONDS = 10.0

@@ -13,7 +13,7 @@ from kazoo.protocol.connection import _CONNECTION_DROP
 from qdo.coordination.client import connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.brokers.base import Outgoing
+from qdo.brokers.base import Outgoing, Subscription
+from qdo.brokers.kinesis.api import Taken
 from qdo.brokers.kinesis.broker import KinesisBroker
-from qdo.brokers.kinesis.requests import Taken
 from qdo.brokers.registry import open_broker
-from qdo.brokers.subscription import Subscription
 from tests.support.aws.clients import REGION
 
 PATIENCE_SECONDS = 20.0

@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.02
 JOBS = """
 import json, os, signal, time
 import qdo
-from qdo.brokers.sqs.catalog import SqsCatalog
+from qdo.brokers.sqs.broker import SqsCatalog
 
 SqsCatalog.list_seconds = 0.3
 app = qdo.App("stage")

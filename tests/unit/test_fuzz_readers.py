@@ -18,9 +18,9 @@ import pytest
 from hypothesis import strategies as st
 
 from qdo.brokers.registry import address_error
-from qdo.cli.durations import parse_duration, parse_time
+from qdo.cli.output import parse_duration, parse_time
 from qdo.coordination.client import Address
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_QUEUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment

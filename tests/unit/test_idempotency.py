@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from qdo import Message
 from qdo.brokers.kinesis.positions import POSITIONS
-from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.errors import UnsupportedError, UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, Write
 

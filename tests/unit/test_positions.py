@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from qdo.brokers.kinesis.positions import POSITIONS as KINESIS_POSITIONS
-from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
+from qdo.brokers.sqs.codec import SQS_POSITIONS, make_position
 from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.protocol.claims import Claim, OwnedQueue
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.message import Message
 from qdo.positions import Positions
 from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read

@@ -1,4 +1,4 @@
-"""Clients of boto3: one session for each process, and a client for each use.
+"""Clients of boto3: one session for each process, a client for each use, and their credentials.
 
 Many threads or greenlets may use a client at once. A lock protects the creation of clients, because
 they share the caches of the session.
@@ -6,21 +6,51 @@ they share the caches of the session.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from botocore import exceptions as boto
 from botocore.config import Config
 
 from qdo._version import __version__
-from qdo.aws_errors import AwsError
+from qdo.broker_errors import AwsError
 from qdo.brokers.aws.address import ServiceAddress
-from qdo.brokers.aws.credentials import checked, retrieving
 from qdo.brokers.aws.errors import BOTO_ERRORS, translation
-from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls, is_direct
-from qdo.brokers.aws.responses import check_protocol
+from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls, check_protocol, is_direct
 from qdo.brokers.aws.session import boto_session
 from qdo.errors import SettingsError
 from qdo.text import describe
+
+
+def checked(credentials: Any) -> Any:
+    """Make boto3 credentials raise the errors of boto3's clients when a renewal fails.
+
+    If the credential process prints no credentials or expired ones, boto3 itself raises a
+    ValueError, an OSError or a RuntimeError.
+    """
+    if credentials is not None and not hasattr(credentials, "_qdo_checked"):
+        plain = credentials.get_frozen_credentials
+
+        def get_frozen_credentials() -> Any:
+            with retrieving():
+                return plain()
+
+        credentials.get_frozen_credentials = get_frozen_credentials
+        credentials._qdo_checked = True
+    return credentials
+
+
+@contextlib.contextmanager
+def retrieving() -> Iterator[None]:
+    """Translate errors of retrieving credentials into errors of boto3's clients."""
+    try:
+        yield
+    except boto.BotoCoreError:
+        raise
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise boto.CredentialRetrievalError(provider="AWS", error_msg=describe(error)) from error
+
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from qdo.aws_errors import (
+from qdo.broker_errors import (
     AccessDeniedError,
     AwsError,
     AwsNotFoundError,

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from qdo.aws_errors import AccessDeniedError, ObjectTooLargeError
+from qdo.broker_errors import AccessDeniedError, ObjectTooLargeError
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import translate

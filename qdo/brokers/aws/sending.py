@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from qdo.aws_errors import AwsError, AwsUnreachableError, ThrottledError
 from qdo.backoff import Backoff
+from qdo.broker_errors import AwsError, AwsUnreachableError, ThrottledError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.errors import SERVICES, is_throttling_code
 from qdo.errors import PartialSendError, QdoError

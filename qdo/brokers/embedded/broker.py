@@ -1,4 +1,4 @@
-"""The embedded broker: a SQLite file that the processes of one machine share.
+"""The embedded broker: a SQLite file that the processes of one machine share, and its queues.
 
 A message is on disk when `send()` returns its id. Positions are the UUIDv1 times of the commits:
 unique, and increasing in the order of the commits over the whole file.
@@ -6,28 +6,122 @@ unique, and increasing in the order of the commits over the whole file.
 
 from __future__ import annotations
 
+import json
 import logging
+import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from qdo.brokers.base import Broker, Capabilities, Outgoing
-from qdo.brokers.embedded.catalog import EmbeddedCatalog
+from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
 from qdo.brokers.embedded.delayed_store import EmbeddedDelayedMessages
-from qdo.brokers.embedded.deletion import check_empty, delete
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.listener import LOOK_SECONDS, CommitListener
-from qdo.brokers.embedded.query import INTEGER, Query
-from qdo.brokers.embedded.reader import EmbeddedReader
-from qdo.brokers.embedded.schema import MESSAGES
-from qdo.brokers.embedded.transaction import Transaction
-from qdo.brokers.embedded.writer import Writer
+from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
+from qdo.brokers.embedded.schema import INTEGER, MAYBE_INTEGER, MESSAGES, TEXT, Query
+from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
-from qdo.errors import MessageTooLargeError, UsageError
+from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
 from qdo.positions import format_position, message_id, position_now, position_of_time
 from qdo.queues import check_queue_name
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
+
+MAX_QUEUES = 1000
+"""In one query: forks wait for its end."""
+
+_NAMES = Query("SELECT name FROM queues WHERE app = ? ORDER BY name", TEXT)
+_BACKLOGS = Query(
+    """
+SELECT queues.name, queues.head, queues.sent, queues.delayed, first.position, first.number
+FROM json_each(:after) AS asked
+CROSS JOIN queues ON queues.app = :app AND queues.name = asked.key
+LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
+    SELECT position FROM messages
+    WHERE queue = queues.id AND position > asked.value ORDER BY position LIMIT 1)
+""",
+    TEXT,
+    INTEGER,
+    INTEGER,
+    INTEGER,
+    MAYBE_INTEGER,
+    MAYBE_INTEGER,
+)
+
+
+class EmbeddedCatalog(QueueCatalog):
+    """Safe to use from several threads."""
+
+    def __init__(self, reading: sqlite3.Connection, path: str, app: str) -> None:
+        self._reading = reading
+        self._path = path
+        self._app = app
+
+    def names(self) -> list[str]:
+        with unforked, translated(self._path):
+            return [name for (name,) in _NAMES.all(self._reading, (self._app,))]
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        return self.backlogs({queue: after})[queue]
+
+    def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
+        found = dict.fromkeys(after, NO_BACKLOG)
+        asked = list(after.items())
+        for start in range(0, len(asked), MAX_QUEUES):
+            part = json.dumps(dict(asked[start : start + MAX_QUEUES]))
+            with unforked, translated(self._path):
+                rows = _BACKLOGS.all(self._reading, {"app": self._app, "after": part})
+            for queue, head, sent, delayed, oldest, number in rows:
+                count = 0 if oldest is None else sent - number + 1
+                found[queue] = Backlog(count=count, oldest=oldest, head=head, delayed=delayed)
+        return found
+
+
+_FIND = Query(
+    "SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", INTEGER, INTEGER, INTEGER
+)
+_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", INTEGER)
+_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", INTEGER)
+_KEEP_HEAD = """
+INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
+ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
+"""
+"""The next position in the file follows the largest `head`, also one of a deleted queue."""
+
+_DELETE = (
+    "DELETE FROM messages WHERE queue = ?",
+    "DELETE FROM delayed WHERE queue = ?",
+    "DELETE FROM dedup WHERE queue = ?",
+    "DELETE FROM dead_letters WHERE queue = ?",
+    "DELETE FROM queues WHERE id = ?",
+)
+
+
+def check_empty(transaction: Transaction, queue: str, last: int) -> None:
+    """Raise QueueNotEmptyError if a queue has messages after `last`, or dead letters."""
+    connection = transaction.connection
+    found = _FIND.first(connection, (transaction.app, queue))
+    if found is None:
+        return
+    number, _, delayed = found
+    (waiting,) = _WAITING.only(connection, (number, last))
+    (dead,) = _DEAD.only(connection, (number,))
+    if waiting or delayed or dead:
+        raise QueueNotEmptyError(queue=queue, waiting=waiting, delayed=delayed, dead_letters=dead)
+
+
+def delete(transaction: Transaction, queue: str, last: int) -> None:
+    """Delete a queue, if it exists; see `Broker.delete_queue`."""
+    check_empty(transaction, queue, last)
+    execute = transaction.connection.execute
+    found = _FIND.first(transaction.connection, (transaction.app, queue))
+    if found is None:
+        return
+    number, head, _ = found
+    execute(_KEEP_HEAD, (head,))
+    for statement in _DELETE:
+        execute(statement, (number,))
+
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from qdo.brokers.dead_letters import (
     retried_headers,
 )
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, REAL, TEXT, Query
-from qdo.brokers.embedded.transaction import Transaction
-from qdo.brokers.embedded.writer import Writer
+from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, REAL, TEXT, Query
+from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
 from qdo.system.sqlite import translated

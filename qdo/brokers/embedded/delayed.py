@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
-from qdo.brokers.embedded.transaction import Transaction
-from qdo.brokers.embedded.writer import Writer
+from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
+from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError
 from qdo.positions import message_id, new_id, position_of_time

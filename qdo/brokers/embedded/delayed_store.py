@@ -6,11 +6,10 @@ import itertools
 import sqlite3
 from collections.abc import Collection
 
-from qdo.brokers.delayed import DelayedMessage, DelayedMessages
+from qdo.brokers.base import DelayedMessage, DelayedMessages
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
-from qdo.brokers.embedded.transaction import Transaction
-from qdo.brokers.embedded.writer import Writer
+from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
+from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.system.sqlite import translated
 
 _KINDS = (INTEGER, TEXT, INTEGER, MAYBE_TEXT, MAYBE_TEXT, BLOB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind
+from qdo.brokers.registry import BrokerKind
 from qdo.errors import SettingsError
 from qdo.system.sqlite import sqlite_address_error
 

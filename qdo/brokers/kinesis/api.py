@@ -1,34 +1,182 @@
-"""The Kinesis requests of one stream, and the rate limits of its shards."""
+"""The Kinesis requests of one stream, and the rate limits of its shards.
+
+The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its own clock and
+rejects AT_TIMESTAMP with a time in its future.
+"""
 
 from __future__ import annotations
 
 import base64
 import datetime
+import email.utils
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qdo.brokers.aws.errors import translate
 from qdo.brokers.aws.http import Calls
-from qdo.brokers.kinesis.clock_skew import ClockSkew
-from qdo.brokers.kinesis.codec import decoded, key_of
-from qdo.brokers.kinesis.deaggregation import is_aggregated, unpack
+from qdo.brokers.kinesis.codec import decoded, is_aggregated, key_of, unpack
 from qdo.brokers.kinesis.positions import pack, whole
-from qdo.brokers.kinesis.requests import (
-    ANSWER_COST,
-    MESSAGE_COST,
-    GetIterator,
-    GetRecords,
-    Records,
-    RetentionPeriod,
-    Taken,
-)
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.encoding import unreadable
-from qdo.positions import position_of_time
-from qdo.system.pacing import paced
+from qdo.positions import format_position, position_of_time
+from qdo.system.clock import paced
 from qdo.text import describe
+
+SLACK_SECONDS = 5.0
+"""Assumed skew at first: no shard is read from a more recent time than this."""
+SKEW_SECONDS = 300.0
+"""Largest possible skew: AWS rejects requests whose signature is further ahead."""
+
+
+class ClockSkew:
+    """The skew that the poller of one shard assumes.
+
+    :ivar slack_seconds: how far before the present a read by time must begin.
+    """
+
+    def __init__(self) -> None:
+        self.slack_seconds = SLACK_SECONDS
+
+    def timestamp_rejected(self) -> bool:
+        """Assume the largest skew; return whether that may help, which it does only once."""
+        helps = self.slack_seconds < SKEW_SECONDS
+        self.slack_seconds = SKEW_SECONDS
+        return helps
+
+    @staticmethod
+    def complete_until(read_at: float) -> float:
+        """Return the time at Kinesis before which no more records can arrive.
+
+        If the local clock is ahead, future records have earlier times than the read.
+
+        :param read_at: Unix time, by the local clock, of a read that reached the tip.
+        """
+        return read_at - SKEW_SECONDS
+
+    @staticmethod
+    def ahead_seconds(response: Mapping[str, Any], sent_at: float) -> float:
+        """Return the least skew that the date of a response proves; 0 if it proves none.
+
+        :param response: of boto3.
+        :param sent_at: Unix time of the request.
+        """
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        try:
+            date = email.utils.parsedate_to_datetime(headers.get("date", ""))
+        except (TypeError, ValueError):
+            return 0.0
+        return max(0.0, sent_at - (date.timestamp() + 1.0))  # the date has no fractions
+
+
+MOST_RECORDS = 10_000
+"""Most records that Kinesis returns at once."""
+ANSWER_COST = 32 * 1024 * 1024
+"""Memory in bytes that the messages of one response may take; one record may exceed it. Only
+aggregated records of tiny messages come near: without them, a response has 10 MB."""
+MESSAGE_COST = 400
+"""Memory in bytes of a message without its body."""
+
+Taken = tuple[int, bytes, "str | None", "str | None"]
+"""Position, body, key and headers of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetIterator:
+    """Request a shard iterator.
+
+    :ivar kind: ShardIteratorType.
+    :ivar sequence: of the record to begin at.
+    :ivar time: Unix time to begin at.
+    """
+
+    kind: str
+    sequence: int | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetRecords:
+    """Request the records at an iterator, at most `limit`."""
+
+    iterator: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The response to `GetRecords`.
+
+    :ivar first: sequence number of the first record, None without records.
+    :ivar last: position after all messages of the last record in `rows`, 0 without records.
+    :ivar rows: the messages.
+    :ivar records: number of records in the response.
+    :ivar size: size of these records in bytes.
+    :ivar next_iterator: None at the end of a closed shard.
+    :ivar behind_seconds: distance of the response from the tip of the shard.
+    """
+
+    first: int | None
+    last: int
+    rows: Sequence[Taken]
+    records: int
+    size: int
+    next_iterator: str | None
+    behind_seconds: float
+    record_cost: int = 1
+    """Memory in bytes that the messages of one record take, on average."""
+    cut: bool = False
+    """`rows` has the messages of the first records only: all of them would take too much memory.
+    The others must be requested again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPeriod:
+    """How long a stream keeps records.
+
+    :ivar seconds: age at which a record is deleted.
+    :ivar since: Unix time of the stream's creation; no record is older.
+    """
+
+    seconds: float
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where to begin reading a shard that has no position.
+
+    :ivar kind: oldest or latest, or a Unix time.
+    :ivar inherits: the shard has parents that are read first. Then `latest` begins with its
+        first message, not with its newest.
+    """
+
+    kind: str | float = "oldest"
+    inherits: bool = False
+
+    def seek(self, now: float) -> GetIterator:
+        """Return the request for the first iterator."""
+        if isinstance(self.kind, float):
+            return GetIterator("AT_TIMESTAMP", time=self.kind)
+        if self.kind == "latest" and not self.inherits:
+            # A time, not LATEST: the iterator may expire before the first record arrives.
+            return GetIterator("AT_TIMESTAMP", time=now - SLACK_SECONDS)
+        return GetIterator("TRIM_HORIZON")
+
+    def words(self) -> str:
+        """Return a description of the first message that is read."""
+        if isinstance(self.kind, float):
+            return f"the first message after {format_position(position_of_time(self.kind))}"
+        if self.inherits:
+            return "its first message, because its parent shards are read before it"
+        return f"the {'newest' if self.kind == 'latest' else 'oldest'} message"
+
+
+class PositionTrimmed(Exception):
+    """The record to resume at is no longer in the stream."""
+
 
 SUMMARY_SECONDS = 60.0
 """How long the description of the stream is cached."""

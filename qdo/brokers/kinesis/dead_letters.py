@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from qdo.aws_errors import AwsError
+from qdo.broker_errors import AwsError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, checked_fields
 from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.errors import QdoError
-from qdo.system.parallel import run_parallel
+from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
 

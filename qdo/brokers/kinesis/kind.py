@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind, parse_error
 from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.brokers.kinesis.url import kinesis_address
+from qdo.brokers.registry import BrokerKind, parse_error
 
 
 def _open(url: str, app: str) -> Broker:

@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from qdo.aws_errors import PositionTrimmedError
+from qdo.broker_errors import PositionTrimmedError
 from qdo.brokers.catalog import Backlog
-from qdo.brokers.kinesis.api import ShardReadLimiter
-from qdo.brokers.kinesis.requests import GetIterator, GetRecords, Taken
-from qdo.brokers.kinesis.shard_poller import ShardPoller
-from qdo.brokers.kinesis.shard_reader import ShardReader
+from qdo.brokers.kinesis.api import GetIterator, GetRecords, ShardReadLimiter, Taken
+from qdo.brokers.kinesis.poller import ShardPoller
+from qdo.brokers.kinesis.reader import ShardReader
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch ends at this size of bodies."""

@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from qdo.brokers.base import Subscription
 from qdo.brokers.catalog import Backlog
-from qdo.brokers.kinesis.api import ShardReadLimiter
+from qdo.brokers.kinesis.api import MOST_RECORDS, GetRecords, ShardReadLimiter, Taken
+from qdo.brokers.kinesis.poller import ANSWER_BYTES, ShardPoller
 from qdo.brokers.kinesis.positions import at_time, end, time_in
-from qdo.brokers.kinesis.prefetch_buffer import PrefetchBuffer
-from qdo.brokers.kinesis.requests import MOST_RECORDS, GetRecords, Taken
-from qdo.brokers.kinesis.shard_poller import ANSWER_BYTES, ShardPoller
-from qdo.brokers.kinesis.shard_reader import ShardReader
-from qdo.brokers.subscription import Subscription
+from qdo.brokers.kinesis.reader import PrefetchBuffer, ShardReader
 from qdo.positions import position_of_time
 
 log = logging.getLogger(__name__)

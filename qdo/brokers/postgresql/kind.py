@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind, BrokerSchema, parse_error
 from qdo.brokers.postgresql.url import SchemaAddress, postgresql_address
+from qdo.brokers.registry import BrokerKind, BrokerSchema, parse_error
 from qdo.errors import SettingsError
 
 

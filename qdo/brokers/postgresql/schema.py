@@ -29,15 +29,15 @@ from __future__ import annotations
 
 import importlib.resources
 
-from qdo.brokers.postgresql.session import PostgresqlConnection
-from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.errors import UsageError
-from qdo.postgresql_errors import (
+from qdo.broker_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
     SchemaNewerError,
     SchemaOlderError,
 )
+from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.errors import UsageError
 
 FORMAT = 1
 OLDEST_SERVER = 15

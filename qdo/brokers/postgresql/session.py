@@ -17,9 +17,7 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.abc import PQGen
 
-from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.errors import QdoError
-from qdo.postgresql_errors import (
+from qdo.broker_errors import (
     PostgresqlBusyError,
     PostgresqlError,
     PostgresqlFullError,
@@ -31,6 +29,8 @@ from qdo.postgresql_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
 )
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.errors import QdoError
 from qdo.system.native import original
 from qdo.text import printable
 

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 from gevent.lock import BoundedSemaphore
 
-from qdo.aws_errors import AwsNotFoundError
+from qdo.broker_errors import AwsNotFoundError
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.aws.errors import translate
 from qdo.brokers.aws.http import Calls
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, Received, decode_received
-from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
-from qdo.brokers.sqs.consuming.receive import BodyReader
+from qdo.brokers.sqs.in_flight import InFlightMessage
+from qdo.brokers.sqs.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.text import describe, pluralize
 
@@ -64,7 +64,7 @@ class SqsApi:
     :param calls: makes requests that SQS answers at once.
     :param polling: makes long polls.
     :param objects: of S3, for bodies that are too large for SQS; None: every body is in SQS.
-    :param polls: maximum of open polls; see `qdo.system.rlimits`.
+    :param polls: maximum of open polls; see `qdo.system.processes`.
     :ivar counts: number of requests, by action.
     """
 

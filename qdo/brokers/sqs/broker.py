@@ -7,27 +7,141 @@ only this class; a worker's `SqsConsumer` is made when it subscribes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
-from qdo.brokers.base import DEDUP_SECONDS, REFERENCE, Broker, Capabilities, Outgoing
-from qdo.brokers.sqs.catalog import SqsCatalog
-from qdo.brokers.sqs.codec import TARGET
-from qdo.brokers.sqs.consuming.in_flight import HOLD_SECONDS
+from qdo.brokers.base import (
+    DEDUP_SECONDS,
+    REFERENCE,
+    Broker,
+    Capabilities,
+    Outgoing,
+    Reader,
+    ReceiptHandleStore,
+    Subscription,
+)
+from qdo.brokers.catalog import Backlog, QueueCatalog
+from qdo.brokers.sqs.codec import SQS_POSITIONS, TARGET
 from qdo.brokers.sqs.dead_letters import SqsDeadLetters
-from qdo.brokers.sqs.positions import SQS_POSITIONS
-from qdo.brokers.sqs.queues import SqsQueues
+from qdo.brokers.sqs.in_flight import HOLD_SECONDS
+from qdo.brokers.sqs.queues import QueueAttributes, Redrive, SqsQueues
 from qdo.brokers.sqs.sender import ACTION, SqsSender
-from qdo.brokers.sqs.url import MAX_SQS_MESSAGE, SqsAddress
-from qdo.brokers.subscription import Reader, ReceiptHandleStore, Subscription
+from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import UnsupportedError
-from qdo.system.parallel import AT_ONCE
-from qdo.system.rlimits import ensure_open_files
+from qdo.jobs.options import Order
+from qdo.jobs.policy import Policy
+from qdo.system.native import AT_ONCE
+from qdo.system.processes import ensure_open_files
+from qdo.text import join_some
 
 if TYPE_CHECKING:
-    from qdo.brokers.sqs.consuming.consumer import SqsConsumer
+    from qdo.brokers.sqs.consumer import SqsConsumer
+
+
+RECEIVES_PER_ATTEMPT = 10
+"""A redrive policy should allow this many receives for each attempt of a job: after handovers and
+crashes, messages are received again whose job never ran."""
+LONGEST_RETENTION_SECONDS = 14 * 86_400
+
+
+def advice(facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]) -> list[str]:
+    """Return necessary changes to queues, as sentences with the remedy.
+
+    :param facts: attributes of each queue.
+    :param policies: failure policy of each.
+    """
+    return [*_on_redrive(facts, policies), *_on_retention(facts, policies)]
+
+
+def _on_redrive(
+    facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]
+) -> Iterable[str]:
+    """Yield a sentence for each target to which SQS itself would move messages too early."""
+    low: dict[Redrive, list[str]] = {}
+    for queue, each in facts.items():
+        needed = RECEIVES_PER_ATTEMPT * _attempts(policies[queue])
+        if each.redrive is not None and each.redrive.max_receives < needed:
+            low.setdefault(each.redrive, []).append(queue)
+    for redrive, queues in low.items():
+        needed = RECEIVES_PER_ATTEMPT * max(_attempts(policies[queue]) for queue in queues)
+        order = ", which breaks the order of their groups" if _any_fifo(queues) else ""
+        yield (
+            f"SQS itself moves messages of {join_some(queues)} to {redrive.target} after "
+            f"{redrive.max_receives} receives, without their error and maybe without ever having "
+            f"been tried{order}: raise maxReceiveCount to {needed}, or remove the redrive policy"
+        )
+
+
+def _on_retention(
+    facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]
+) -> Iterable[str]:
+    short: dict[int, list[str]] = {}
+    for queue, each in facts.items():
+        if each.retention_seconds < LONGEST_RETENTION_SECONDS and _may_block(policies[queue]):
+            short.setdefault(each.retention_seconds, []).append(queue)
+    for seconds, queues in short.items():
+        yield (
+            f"a failing message may block {join_some(queues)}, and SQS deletes what waits there "
+            f"after {seconds / 86_400:g} days: raise MessageRetentionPeriod to "
+            f"{LONGEST_RETENTION_SECONDS}, 14 days"
+        )
+
+
+def _attempts(policy: Policy) -> int:
+    """Return how many attempts a message gets at most, whatever its error."""
+    return max([policy.attempts, *(rule.attempts or 0 for rule in policy.rules)])
+
+
+def _may_block(policy: Policy) -> bool:
+    return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)
+
+
+def _any_fifo(queues: Iterable[str]) -> bool:
+    return any(queue.endswith(FIFO) for queue in queues)
+
+
+class SqsCatalog(QueueCatalog):
+    """Safe to use from several threads or greenlets."""
+
+    list_seconds = 60.0
+
+    def __init__(self, queues: SqsQueues) -> None:
+        self._queues = queues
+
+    def names(self) -> list[str]:
+        return self._queues.names()
+
+    def names_to_show(self) -> list[str]:
+        return self._queues.names(strict=False)
+
+    def order(self, queue: str) -> Order:
+        return "queue" if queue.endswith(FIFO) else "none"
+
+    def attributes(self, queue: str) -> QueueAttributes:
+        """Return a queue's retention, redrive policy, and counts that may be old.
+
+        :raises AwsNotFoundError: the queue does not exist.
+        """
+        return self._queues.settings(queue)
+
+    def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+        return advice(self._queues.settings_of(list(policies)), policies)
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        """Return about how much waits in a queue: all undeleted messages, whatever `after` is."""
+        counts = self._queues.counts(queue)
+        return Backlog(
+            count=counts.waiting + counts.in_flight,
+            oldest=None,
+            head=0,
+            delayed=counts.delayed,
+            approximate=True,
+            in_flight=counts.in_flight,
+            retention_seconds=counts.retention_seconds,
+        )
+
 
 POLL_SLACK_SECONDS = 10.0
 """How much longer than the long poll itself its answer may take."""
@@ -160,7 +274,7 @@ class SqsBroker(Broker):
     def _make_consumer(self) -> SqsConsumer:
         # Imported late: senders do without gevent.
         from qdo.brokers.sqs.api import METHODS, MOST_POLLS, SqsApi
-        from qdo.brokers.sqs.consuming.consumer import SqsConsumer
+        from qdo.brokers.sqs.consumer import SqsConsumer
 
         address = self.address
         polls = ensure_open_files(MOST_POLLS)

@@ -1,4 +1,6 @@
-"""Encodes messages for SQS and decodes received ones; pure functions.
+"""Encode messages for SQS and decode received ones: bodies, pointers to S3, positions.
+
+Pure functions.
 
 =====================  =====================================================================
 body                   plain JSON text, which other producers and consumers understand;
@@ -11,6 +13,32 @@ MessageGroupId         FIFO: the key, or `-` without one
 =====================  =====================================================================
 
 A message whose body is in S3 has the attributes and the body that ``pointers.py`` describes.
+
+Bodies in S3 have pointers in the formats of AWS's extended clients:
+
+- The current format has the attribute `ExtendedPayloadSize` and the class
+  `software.amazon.payloadoffloading.PayloadS3Pointer` in the body.
+- The legacy format has `SQSLargePayloadSize` and `com.amazon.sqs.javamessaging.MessageS3Pointer`.
+
+The clients mix them. The Java client 2.x writes the legacy attribute with the current class by
+default, and the Python client writes the legacy format with `use_legacy_attribute`. When they
+receive, some clients request or know only one of the attributes. So qdo reads every combination
+and writes both attributes. It writes the current class, which all supported clients read.
+
+A position is a message's send time and identity. SQS has no positions. A message gets one when it
+is received:
+
+======================  ===========================================================================
+bits                    content
+======================  ===========================================================================
+256 and above           a UUIDv1 time: when it was sent, or a little more where messages received
+                        before it were sent later; grows with every message that is received
+128 to 255              its SequenceNumber, 0 in a standard queue
+0 to 127                its MessageId
+======================  ===========================================================================
+
+So the positions of one owner grow in the order of receipt, as the engine requires. `last` records
+the time. The lower 256 bits identify the message for every owner.
 """
 
 from __future__ import annotations
@@ -25,7 +53,6 @@ from typing import Any, NamedTuple
 
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
-from qdo.brokers.sqs.pointers import SIZE_MARKERS, pointer_entry, pointer_of, stated_size
 from qdo.encoding import (
     CONTENT_TYPE,
     RESERVED,
@@ -37,8 +64,64 @@ from qdo.encoding import (
     with_body_kind,
 )
 from qdo.errors import UsageError
-from qdo.positions import GREGORIAN_OFFSET
+from qdo.positions import GREGORIAN_OFFSET, Positions
 from qdo.text import describe
+
+SIZE_MARKERS = ("ExtendedPayloadSize", "SQSLargePayloadSize")
+"""Attributes that mark a message with a pointer; their value is the size of its body in bytes."""
+POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
+LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"
+
+_MOST_DIGITS = 15
+_MAX_KEY_BYTES = 1024
+
+
+def pointer_entry(
+    made: Mapping[str, Any], attributes: Mapping[str, Any], pointer: BodyPointer, size: int
+) -> dict[str, Any]:
+    """Return a SendMessageBatch entry with its body replaced by a pointer to S3.
+
+    :param attributes: the attributes that the message keeps.
+    :param size: size of the body in S3, in bytes.
+    """
+    number = {"DataType": "Number", "StringValue": str(size)}
+    place = {"s3BucketName": pointer.bucket, "s3Key": pointer.key}
+    return {
+        **made,
+        "MessageBody": json.dumps([POINTER_CLASS, place]),
+        "MessageAttributes": {**attributes, **dict.fromkeys(SIZE_MARKERS, number)},
+    }
+
+
+def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPointer | None:
+    """Return the place in S3 that a message points to; None if the message is not a pointer.
+
+    :param text: the body of the message in SQS.
+    """
+    if not any(name in attributes for name in SIZE_MARKERS):
+        return None
+    try:
+        name, place = json.loads(text)
+        bucket, key = place["s3BucketName"], place["s3Key"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if name not in (POINTER_CLASS, LEGACY_POINTER_CLASS):
+        return None
+    if not isinstance(bucket, str) or not isinstance(key, str):
+        return None
+    if not 0 < len(key.encode("utf-8", "replace")) <= _MAX_KEY_BYTES:
+        return None  # boto3 and S3 would reject the request
+    return BodyPointer(bucket, key)
+
+
+def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the size of a body in S3 according to its sender, 0 if unusable."""
+    for name in SIZE_MARKERS:
+        text = str(attributes.get(name, {}).get("StringValue", ""))
+        if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+            return int(text)
+    return 0
+
 
 TARGET = "AmazonSQS"
 """Prefix of action names in the SQS protocol."""
@@ -345,3 +428,48 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
         return text_headers(known, own)
     written = json.dumps({**foreign, **known}, ensure_ascii=False)
     return text_headers({**foreign, **known}, written)
+
+
+_NAME_BITS = 256
+_NAME = (1 << _NAME_BITS) - 1
+_ID_BITS = 128
+_ID = (1 << _ID_BITS) - 1
+
+
+class SqsPositions(Positions):
+    """See the module's docstring."""
+
+    stable = False
+
+    def resume_after(self, last: int, position: str | None) -> int:
+        return last << _NAME_BITS
+
+    def to_time(self, position: int) -> int:
+        return position >> _NAME_BITS
+
+    def identity(self, position: int) -> int:
+        return position & _NAME
+
+    def not_before(self, position: int, done: int) -> int:
+        if position > done:
+            return position
+        return ((self.to_time(done) + 1) << _NAME_BITS) | self.identity(position)
+
+    def message_id(self, position: int, node: int) -> str:
+        return str(uuid.UUID(int=position & _ID))
+
+
+SQS_POSITIONS = SqsPositions()
+
+
+def make_position(moment: int, sequence: int, message_id: int) -> int:
+    """Return the position of a message.
+
+    :param moment: UUIDv1 time.
+    """
+    return (moment << _NAME_BITS) | (sequence << _ID_BITS) | message_id
+
+
+def sequence_of(position: int) -> int:
+    """Return the SequenceNumber of a message, 0 in a standard queue."""
+    return (position & _NAME) >> _ID_BITS

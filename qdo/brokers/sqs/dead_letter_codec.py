@@ -17,13 +17,13 @@ from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord, checked_fields
 from qdo.brokers.sqs.codec import (
     KEY,
+    SQS_POSITIONS,
     decode_received,
     encode_message,
     json_text,
     key_attribute,
     size_of,
 )
-from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
 

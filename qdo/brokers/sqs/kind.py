@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind, parse_error
-from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.registry import BrokerKind, parse_error
+from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.brokers.sqs.url import sqs_address
 
 

@@ -16,15 +16,83 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.aws_errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
+import ujson
+
+from qdo.broker_errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
-from qdo.brokers.sqs.attributes import QueueAttributes, facts_of, sqs_name_fault
-from qdo.brokers.sqs.url import FIFO, SqsAddress
+from qdo.brokers.sqs.url import FIFO, MAX_SQS_NAME, SqsAddress
 from qdo.errors import UnreachableError
 from qdo.queues import name_error
-from qdo.system.parallel import run_parallel
+from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """A redrive policy: where SQS itself moves messages that were received too often.
+
+    :ivar target: SQS name of the queue that receives them.
+    :ivar max_receives: maximum of receives before the move.
+    """
+
+    target: str
+    max_receives: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAttributes:
+    """The settings of an SQS queue and its approximate counts, as SQS reports them.
+
+    :ivar read_at: time on the monotonic clock of the request.
+    :ivar waiting: messages that can be received.
+    :ivar in_flight: messages that were received and are not deleted.
+    :ivar delayed: messages that are not due yet.
+    """
+
+    read_at: float
+    retention_seconds: int = 345_600
+    visibility_seconds: int = 30
+    redrive: Redrive | None = None
+    waiting: int = 0
+    in_flight: int = 0
+    delayed: int = 0
+
+
+def sqs_name_fault(name: str) -> str | None:
+    """Return why SQS does not allow a queue name, None when it does."""
+    if len(name) > MAX_SQS_NAME:
+        return f"{name!r} has {len(name)} characters"
+    bare = name.removesuffix(FIFO)
+    if not bare:
+        return "nothing is left of it"
+    refused = next((c for c in bare if not (c.isascii() and c.isalnum()) and c not in "-_"), None)
+    return None if refused is None else f"it holds {refused!r}"
+
+
+def facts_of(attributes: Mapping[str, str], now: float) -> QueueAttributes:
+    return QueueAttributes(
+        read_at=now,
+        retention_seconds=int(attributes.get("MessageRetentionPeriod", 345_600)),
+        visibility_seconds=int(attributes.get("VisibilityTimeout", 30)),
+        redrive=_redrive_of(attributes.get("RedrivePolicy")),
+        waiting=int(attributes.get("ApproximateNumberOfMessages", 0)),
+        in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
+        delayed=int(attributes.get("ApproximateNumberOfMessagesDelayed", 0)),
+    )
+
+
+def _redrive_of(policy: str | None) -> Redrive | None:
+    if not policy:
+        return None
+    try:
+        found = ujson.loads(policy)
+        target = str(found["deadLetterTargetArn"]).rsplit(":", 1)[-1]
+        return Redrive(target, int(found.get("maxReceiveCount", 10)))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        log.warning("redrive policy %r cannot be parsed and is ignored", policy)
+        return None
+
 
 SETTINGS_SECONDS = 3600.0
 """About how long a queue's settings and tags are used before they are read again."""

@@ -1,4 +1,4 @@
-"""Sending to SQS: ten messages at a time, and failed messages again.
+"""Send to SQS: ten messages at a time, and failed messages again.
 
 Messages of one queue are sent in their order, one request after the other; different queues do not
 wait for each other. A message that fails for the moment is sent again before all messages behind
@@ -9,27 +9,61 @@ change places, also within a FIFO group.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from qdo.aws_errors import SqsTooLargeError, ThrottledError
 from qdo.backoff import Backoff
+from qdo.broker_errors import SqsTooLargeError, ThrottledError
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translation
 from qdo.brokers.aws.http import Calls
 from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
 from qdo.brokers.aws.sending import SendAttempts, rejection, unsent_error
-from qdo.brokers.base import Outgoing
+from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Outgoing, SendOptions
 from qdo.brokers.sqs.codec import entry, pointing, size_of
 from qdo.brokers.sqs.queues import SqsQueues
-from qdo.brokers.sqs.send_options import check_options, delay_seconds
 from qdo.brokers.sqs.url import BATCH, FIFO, MAX_SQS_MESSAGE, SqsAddress
-from qdo.errors import MessageTooLargeError, QdoError, UnreachableError
-from qdo.system.parallel import run_parallel
+from qdo.errors import MessageTooLargeError, QdoError, UnreachableError, UnsupportedError
+from qdo.system.native import run_parallel
 from qdo.text import join_some
+
+MAX_DELAY_SECONDS = 900
+"""The longest delay that SQS supports."""
+
+
+def check_options(queue: str, terms: SendOptions) -> None:
+    """Raise for delays and deduplication that SQS does not support.
+
+    :raises UnsupportedError: with the remedy.
+    """
+    fifo = queue.endswith(FIFO)
+    if terms.due is not None and fifo:
+        raise _unsupported("delay single messages of a FIFO queue", NO_DELAY)
+    if terms.due is not None and terms.due - time.time() > MAX_DELAY_SECONDS:
+        raise _unsupported(f"delay a message by more than {MAX_DELAY_SECONDS} s", "send it later")
+    if terms.dedup_key is not None and not fifo:
+        raise _unsupported(
+            "deduplicate messages of a standard queue", f"{NO_DEDUP}, or to a FIFO queue"
+        )
+    if terms.dedup_key is not None and terms.dedup_seconds != DEDUP_SECONDS:
+        raise _unsupported(
+            f"deduplicate for {terms.dedup_seconds:g} s",
+            f"leave dedup_seconds (--dedup-seconds) out: it is always {DEDUP_SECONDS:g} s",
+        )
+
+
+def _unsupported(what: str, remedy: str) -> UnsupportedError:
+    return UnsupportedError(broker="SQS", what=what, remedy=remedy)
+
+
+def delay_seconds(due: float) -> int:
+    """Return the seconds until a Unix time, rounded up: never too early."""
+    return min(max(math.ceil(due - time.time()), 0), MAX_DELAY_SECONDS)
+
 
 log = logging.getLogger(__name__)
 

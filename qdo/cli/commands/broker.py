@@ -12,7 +12,7 @@ from qdo.cli.changing import Consent, changing, changing_unlogged
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.session_setup import BrokerNode
 from qdo.ops.broker import broker_node, check_reset, reset_broker
 from qdo.settings.settings import Settings
 from qdo.text import hide_credentials

@@ -6,14 +6,13 @@ import dataclasses
 
 import click
 
-from qdo.cli.app_settings import import_app, report_overridden
 from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, with_settings
+from qdo.cli.framework import import_app, output_option, report_overridden, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.errors import UsageError
 from qdo.fleet.live_settings import read_settings
 from qdo.settings.listing import config_items
-from qdo.settings.live_toml import overlaid, pinned, read_live
+from qdo.settings.live import overlaid, pinned, read_live
 from qdo.settings.settings import Settings, declarations
 
 NAMES = tuple(each.name for each in declarations())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,10 @@ import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
-from qdo.cli.changing import Consent, changing
-from qdo.cli.commands.messages.add_dead_letters import add
+from qdo.cli.changing import Consent, all_option, changing, decide_about
 from qdo.cli.connections import note_in_action_log, open_connections
-from qdo.cli.dead_letter_page import dead_letter_page
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import emit, parse_duration, print_message
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
@@ -27,7 +25,80 @@ from qdo.ops.items import letter_row
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from qdo.text import did_you_mean, join_some, pluralize
+from qdo.text import did_you_mean, join_some, pluralize, printable_lines
+
+
+@click.command("add")
+@click.argument("queue")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@all_option
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def add(
+    queue: str,
+    ids: tuple[str, ...],
+    every: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Store messages that fail or block a queue as dead letters now, with their errors.
+
+    ID is the id of a message or its position; `qdo peek` shows both. An attempt that runs now ends
+    first, and if it succeeds the message is done. Workers may be running.
+    """
+    if not ids and not every:
+        raise UsageError(reason="name messages as QUEUE ID..., or give --all")
+    decide_about(
+        settings,
+        "dead-letter",
+        queue,
+        ids,
+        schema="qdo.dead-letters-added/1",
+        form=form,
+        consent=consent,
+        every=every,
+    )
+
+
+def dead_letter_page(item: dict[str, Any], body_bytes: int) -> str:
+    """Return the exported fields of a dead letter, one per line, and its traceback."""
+    if "body" in item:
+        body = _json(item["body"])
+    else:
+        reason = item.get("body_error", "not JSON; `export` writes them in base64")
+        body = f"{body_bytes} bytes, {reason}"
+    lines = {
+        "queue": item["queue"],
+        "id": item["id"],
+        "position": item["position"],
+        "sent": item["time"],
+        **({"due": item["due_time"]} if item["due_time"] else {}),
+        "dead since": item["dead_time"],
+        "attempts": item["attempts"],
+        "worker": item["worker"],
+        "fence": item["fence"],
+        "key": item["key"],
+        "headers": _json(item["headers"]) if item["headers"] else None,
+        "error": item["error"],
+        "body": body,
+    }
+    width = max(map(len, lines)) + 2
+    margin = " " * width
+    shown = [
+        f"{name:{width}}{printable_lines(_text(value), margin)}" for name, value in lines.items()
+    ]
+    return "\n".join([*shown, "", printable_lines(_text(item["traceback"]).rstrip())])
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
 
 SCHEMA = "qdo.dead-letters/2"
 _SETTINGS = ("app", "broker", "coordinator", "namespace", "connect_seconds")

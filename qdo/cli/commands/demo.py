@@ -10,7 +10,7 @@ from types import FrameType
 
 import click
 
-from qdo.demo.display import Display
+from qdo.demo.report import Display
 from qdo.demo.sandbox import Sandbox
 from qdo.demo.scenario import Scenario, Size
 from qdo.errors import UsageError

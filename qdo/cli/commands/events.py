@@ -11,13 +11,12 @@ from functools import partial
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import require_app, with_settings
-from qdo.cli.output import cell, iso_time, print_message
+from qdo.cli.output import cell, iso_time, parse_duration, print_message
 from qdo.cli.readings import SHARED
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.fleet.audit import read_entries
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import claims
 from qdo.ops.changes import Difference, Look, changes, event_item, past_changes
 from qdo.ops.status import queue_statuses

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message, values_text
+from qdo.cli.output import emit, iso_time, parse_duration, print_message, values_text
 from qdo.history.recorder import RecordedAction, RecordedRun
 from qdo.history.reports import (
     MinuteReport,

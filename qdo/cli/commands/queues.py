@@ -1,4 +1,4 @@
-"""`qdo queues`: the queues, with owners, progress and backlogs."""
+"""`qdo queues` and `qdo groups`: queues with owners, progress and backlogs, or added up."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import click
 
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import approximate, emit, print_message
-from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
-from qdo.cli.watching import watch_option
-from qdo.errors import DatabaseError, PartialFailureError
-from qdo.fleet_errors import HistoryUnreadableError
+from qdo.cli.readings import (
+    SHARED,
+    read_queues,
+    reading_options,
+    report_unasked,
+    rules_of,
+    watch_option,
+)
+from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureError
 from qdo.history.reports import usual_seconds
+from qdo.ops.groups import GROUPINGS, group_items
 from qdo.ops.items import QUEUE_SORTS, queue_item
-from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import Verdict, judge_all
+from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
 from qdo.settings.settings import Settings
 from qdo.text import join_some, short_duration
 
@@ -174,3 +179,54 @@ def _owner(item: dict[str, Any]) -> str | None:
 
 def _age(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
+
+
+_COLUMNS = {
+    "group": "GROUP",
+    "queues": "QUEUES",
+    "state": "WORST STATE",
+    "attention": "ATTENTION",
+    "age": "AGE",
+    "backlog": "BACKLOG",
+    "dead_letters": "DEAD LETTERS",
+}
+
+
+@click.command()
+@click.argument("glob", default="*")
+@click.option(
+    "--by",
+    type=click.Choice(list(GROUPINGS)),
+    default="prefix",
+    show_default=True,
+    help="prefix: the name up to the first of - _ . / :",
+)
+@reading_options
+@watch_option
+@with_settings(*SHARED)
+@output_option
+def groups(
+    glob: str,
+    by: str,
+    budget: int | None,
+    window: str,
+    late: str,
+    stuck: str,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Add up the queues that match GLOB: the worst state, how many need attention, the sums.
+
+    AGE is that of the oldest next message.
+    """
+    require_app(settings)
+    rules = rules_of(late, stuck)
+    readings = read_queues(settings, glob, budget, window)
+    items = group_items(judge_all(readings, rules), by)
+    if form == "table":
+        for item in items:
+            seconds = item["behind_seconds"]
+            item["age"] = None if seconds is None else short_duration(seconds)
+            item["backlog"] = approximate(item["backlog"], item["approximate"])
+    emit("qdo.groups/1", items, form, _COLUMNS)
+    report_unasked(readings[-1])

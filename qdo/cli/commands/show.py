@@ -10,29 +10,36 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdo.brokers.registry import positions_of
-from qdo.cli.app_settings import import_app
 from qdo.cli.connections import open_connections
-from qdo.cli.facts import LABEL, filled, print_changes, print_facts, print_heading
-from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit, print_message
+from qdo.cli.framework import import_app, output_option, require_app, with_settings
+from qdo.cli.output import (
+    LABEL,
+    cell,
+    emit,
+    filled,
+    print_changes,
+    print_facts,
+    print_heading,
+    print_message,
+)
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
 from qdo.cli.runs import blocked_texts, stack_text
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, QdoError
+from qdo.fleet.action_machine import DONE
 from qdo.fleet.actions import UNANSWERED
 from qdo.fleet.audit import read_entries
-from qdo.fleet.globs import exactly
-from qdo.fleet.protocol.action_results import DONE
-from qdo.fleet.protocol.audit_entries import AuditEntry, is_target
+from qdo.fleet.audit_entries import AuditEntry, is_target
+from qdo.fleet.names import exactly
 from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
 from qdo.ops.items import audit_item, owner_item, queue_item, worker_item
-from qdo.ops.reading.runs import ask_owner, read_runs
+from qdo.ops.runs import ask_owner, read_runs
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.text import iso_time, join_some, pluralize, short_duration
 

@@ -9,18 +9,21 @@ from typing import Any, TypeVar
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import parse_duration
-from qdo.cli.facts import print_step
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit
-from qdo.cli.readings import SHARED, read_opened, reading_options, report_unasked, rules_of
-from qdo.cli.watching import watch_option
+from qdo.cli.output import cell, emit, parse_duration, print_step
+from qdo.cli.readings import (
+    SHARED,
+    read_opened,
+    reading_options,
+    report_unasked,
+    rules_of,
+    watch_option,
+)
 from qdo.errors import QdoError
 from qdo.ops.doctor.case import Case
 from qdo.ops.doctor.checks import notices
-from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
-from qdo.ops.queue_health import QueueHealth
-from qdo.ops.verdicts import judge_all
+from qdo.ops.items import SILENT_SECONDS, Judged, overview, silent
+from qdo.ops.verdicts import QueueHealth, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings

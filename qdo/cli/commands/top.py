@@ -11,17 +11,13 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import require_app, with_settings
-from qdo.cli.output import approximate, cell, emit
-from qdo.cli.readings import SHARED, rules_of, verdict_options
-from qdo.cli.watching import watch_screen
+from qdo.cli.output import approximate, cell, emit, parse_duration
+from qdo.cli.readings import SHARED, rules_of, verdict_options, watch_screen
 from qdo.errors import UsageError
-from qdo.ops.items import QUEUE_SORTS, queue_item
-from qdo.ops.overview import Judged, overview
-from qdo.ops.queue_case import VerdictRules
+from qdo.ops.items import QUEUE_SORTS, Judged, overview, queue_item
 from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import judge_all
+from qdo.ops.verdicts import VerdictRules, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import pluralize, short_duration

@@ -10,7 +10,7 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.cli.watching import watch_option
+from qdo.cli.readings import watch_option
 from qdo.ops.items import worker_item
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
@@ -43,15 +43,47 @@ from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, Watched
 from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
-from qdo.coordination.embedded import acl as embedded_acl
-from qdo.coordination.embedded.offload import Inline, InThreadPool
-from qdo.coordination.embedded.onlooker import OnlookerSession
-from qdo.coordination.embedded.session import EmbeddedSession
+from qdo.coordination.embedded import tree as embedded_acl
+from qdo.coordination.embedded.session import EmbeddedSession, OnlookerSession
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store
 from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult
 from qdo.coordination.extra_requests import AddWatch
-from qdo.errors import DatabaseError, DatabaseFullError
+from qdo.errors import DatabaseError, DatabaseFullError, QdoError
 from qdo.system.clock import clock
+
+_MEANWHILE_SECONDS = 0.05
+
+
+class Inline:
+    """Runs a call in the connection's own thread."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        return call()
+
+
+class InThreadPool:
+    """Runs a call in a native thread, while gevent's loop keeps running."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        import gevent
+
+        result = gevent.get_hub().threadpool.spawn(_caught, call)
+        while not result.ready():
+            result.wait(timeout=_MEANWHILE_SECONDS)
+            meanwhile()
+        value, error = result.get()
+        if error is not None:
+            raise error
+        return value
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
+    # Returned as a value: gevent would print the traceback of an error.
+    try:
+        return call(), None
+    except QdoError as error:
+        return None, error
+
 
 _BATCH = 512
 _OPERATION_BYTES = 21

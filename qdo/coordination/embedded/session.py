@@ -1,34 +1,116 @@
-"""One connection of one session to the file of an embedded coordinator.
+"""Sessions of an embedded coordinator: requests, heartbeats, expiry, and read-only sessions.
 
 Every transaction first checks, under the same lock or snapshot, that the session still lives and
 still belongs to this connection. So no request takes effect after its session has ended or was
 resumed by another connection. A transaction that only checks versions takes the write lock too. So
 either a process that wants to expire the session sees its new heartbeat, or the check sees that the
 session is gone. A confirmed check therefore stays true for the session timeout.
+
+Heartbeats keep sessions alive, and silent sessions expire. A session shows that it lives by writing
+the time into a slot of a file beside the database. That is one small write to memory that needs no
+lock and no disk, so even a process that waits for the database keeps its session. These times only
+suggest which session to expire. Whether a session lives is decided by its row in the database
+alone, in a transaction.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import secrets
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.security import Id
 
 from qdo.backoff import Backoff
-from qdo.coordination.embedded.heartbeats import ExpiryMonitor, Heartbeats, boot
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store, StoredState
 from qdo.coordination.embedded.tree import CHANGING, Event, Tree, TreeResult
 from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.system.clock import clock
-from qdo.system.files import Rights
+from qdo.system.files import Rights, open_file
 from qdo.system.sqlite import translated
 from qdo.system.wakeup_pipes import WakeupPipe, notify_all
+
+_SLOT = struct.Struct("<q")
+_BLOCK = 4096
+
+
+@cache
+def boot() -> str:
+    """Return the id of this boot of the machine: `clock` starts again with each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Heartbeats:
+    """The file of slots."""
+
+    def __init__(self, path: str, rights: Rights) -> None:
+        self._fd = open_file(path, os.O_RDWR, rights)
+
+    def reserve(self, slot: int) -> None:
+        """Allocate a slot, so no heartbeat fails for lack of disk space; raises OSError."""
+        end = (slot * _SLOT.size // _BLOCK + 1) * _BLOCK
+        os.posix_fallocate(self._fd, 0, end)
+
+    def beat(self, slot: int) -> None:
+        """Write a heartbeat."""
+        os.pwrite(self._fd, _SLOT.pack(int(clock() * 1e9)), slot * _SLOT.size)
+
+    def read(self) -> list[float]:
+        """Return the time of the last heartbeat of every slot."""
+        size = os.fstat(self._fd).st_size
+        return [beat / 1e9 for (beat,) in _SLOT.iter_unpack(os.pread(self._fd, size, 0))]
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class ExpiryMonitor:
+    """Finds sessions that were silent for their whole timeout.
+
+    Silence counts only while the monitor itself was awake. After it slept, for instance with the
+    whole machine, all sessions get their full timeout again, as from a newly elected leader.
+    """
+
+    def __init__(self) -> None:
+        self._awake_since = 0.0
+        self._due = float("inf")
+
+    def silent(self, rows: Iterable[SessionRow], beats: list[float], now: float) -> list[int]:
+        """Return the sessions to expire, and compute when to check again: see `due`."""
+        rows = list(rows)
+        shortest = min((row.timeout_milliseconds for row in rows), default=0) / 1000
+        if now - self._due > shortest / 4:
+            self._awake_since = now
+        ends = {row.id: self._end(row, beats) for row in rows}
+        self._due = min((end for end in ends.values() if end > now), default=float("inf"))
+        return [session for session, end in ends.items() if end <= now]
+
+    def _end(self, row: SessionRow, beats: list[float]) -> float:
+        if row.boot != boot():
+            return 0.0
+        last = beats[row.slot] if row.slot < len(beats) else 0.0
+        return max(last, self._awake_since) + row.timeout_milliseconds / 1000
+
+    def due(self) -> float:
+        """Return when the next session would be expired if it stayed silent."""
+        return self._due
+
+    def expect(self, due: float) -> None:
+        """Record that the next check will be at `due`, if that is sooner."""
+        self._due = min(self._due, due)
+
 
 log = logging.getLogger(__name__)
 
@@ -321,3 +403,68 @@ class EmbeddedSession:
 
 def _now_milliseconds() -> int:
     return int(time.time() * 1000)
+
+
+LOOK_SECONDS = 1.0
+"""Time between looks for changes: no process wakes an onlooker."""
+
+
+class OnlookerSession(EmbeddedSession):
+    """Answers requests that read; others fail with DatabaseError. The file does not know of it."""
+
+    def _join(self, path: str) -> None:
+        self.bell = _SilentPipe()
+
+    def close(self) -> None:
+        self._offload(self._store.close, self.beat_if_due)
+        self.bell.close()
+
+    def enter(
+        self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
+    ) -> SessionRow:
+        id = session or secrets.randbits(62) + 1
+        self._row = SessionRow(id, b"", int(timeout_seconds * 1000), 1, 0, boot())
+        self.look(watching=False)
+        return self._row
+
+    def end(self) -> None:
+        """Do nothing: there is no session in the file."""
+
+    def perform(
+        self, requests: list[Any], identities: tuple[Id, ...], *, watching: bool
+    ) -> CommandResult:
+        reading = [each for each in requests if type(each) not in CHANGING]
+        result = super().perform(reading, identities, watching=watching)
+        answers = iter(result.outcomes)
+        fault = DatabaseError(path=self._store.path, reason="this user may read it, but not write")
+        outcomes = [
+            TreeResult(error=fault) if type(each) in CHANGING else next(answers)
+            for each in requests
+        ]
+        return CommandResult(result.foreign, outcomes)
+
+    def tick(self, *, watching: bool) -> list[Event]:
+        self.due = clock() + LOOK_SECONDS
+        return self.look(watching=watching)
+
+    def _begin(self, *, write: bool, patience_seconds: float = 0.0) -> StoredState:
+        self._state = self._locked(0, False, patience_seconds or LOOK_SECONDS)
+        return self._state
+
+
+class _SilentPipe:
+    """Stands in for a wakeup pipe: no other process knows it."""
+
+    def __init__(self) -> None:
+        self._ends = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
+
+    def fileno(self) -> int:
+        return self._ends[0]
+
+    def drain(self) -> None:
+        """Do nothing: nobody writes to it."""
+
+    def close(self) -> None:
+        """Close both ends; idempotent."""
+        while self._ends:
+            os.close(self._ends.pop())

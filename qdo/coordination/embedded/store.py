@@ -15,8 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from qdo.coordination.embedded.node import ROOT, TreeNode
-from qdo.coordination.embedded.tree import Event
+from qdo.coordination.embedded.tree import ROOT, Event, TreeNode
 from qdo.system.files import Rights, open_file
 from qdo.system.sqlite import Format, ReplacedFileCheck, open_database, translated
 

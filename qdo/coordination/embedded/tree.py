@@ -1,4 +1,4 @@
-"""The effect of ZooKeeper's requests on a tree of znodes: rules only, no I/O of its own.
+"""The effect of ZooKeeper's requests on a tree of znodes and their rights: rules only, no I/O.
 
 A `Tree` stands for one transaction on the database. It reads nodes through a `NodeSource`, keeps
 the changes of requests, and answers as a ZooKeeper server would, including errors and their order
@@ -7,15 +7,22 @@ of precedence. Each request is atomic on its own and gets its own zxid.
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kazoo.exceptions import (
+    AuthFailedError,
     BadArgumentsError,
     BadVersionError,
+    InvalidACLError,
     KazooException,
+    NoAuthError,
     NoChildrenForEphemeralsError,
     NodeExistsError,
     NoNodeError,
@@ -41,12 +48,173 @@ from kazoo.protocol.serialization import (
     Transaction,
 )
 from kazoo.protocol.states import ZnodeStat
-from kazoo.security import Id, Permissions
+from kazoo.security import ACL as Entry
+from kazoo.security import OPEN_ACL_UNSAFE, Id, Permissions
+from kazoo.security import Id as Identity
 
-from qdo.coordination.embedded import acl
-from qdo.coordination.embedded.node import ROOT, NodeSource, TreeNode, parent_of
 from qdo.coordination.extra_requests import MultiRead
 from qdo.errors import DatabaseError
+
+LOCAL = Identity("ip", "127.0.0.1")
+"""The identity of every connection without authentication."""
+
+
+def authenticate(scheme: str, credential: str) -> Identity:
+    """Return the identity that a credential proves; raise AuthFailedError for an unknown scheme.
+
+    As with ZooKeeper a digest proves itself: a client that knows "user:password" is that user.
+    """
+    if scheme != "digest" or ":" not in credential:
+        raise AuthFailedError
+    user = credential.split(":", 1)[0]
+    # The format of ZooKeeper, which requires SHA-1.
+    digest = hashlib.sha1(credential.encode(), usedforsecurity=False).digest()
+    return Identity("digest", f"{user}:{base64.b64encode(digest).decode()}")
+
+
+def normalise_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
+    """Return a list as it is stored: checked, without duplicates; None if open to all.
+
+    :raises InvalidACLError: it is empty or has an invalid entry.
+    """
+    if acl is OPEN_ACL_UNSAFE:
+        return None
+    entries: list[list[int | str]] = []
+    for perms, identity in acl or ():
+        for scheme, name in _expand(identity, identities):
+            if [perms, scheme, name] not in entries:
+                entries.append([perms, scheme, name])
+    if not entries:
+        raise InvalidACLError
+    if entries == [[Permissions.ALL, "world", "anyone"]]:
+        return None
+    return json.dumps(entries)
+
+
+def _expand(identity: Identity, identities: tuple[Identity, ...]) -> list[Identity]:
+    if identity.scheme == "auth":
+        known = [each for each in identities if each.scheme == "digest"]
+        if not known:
+            raise InvalidACLError
+        return known
+    valid = {
+        "world": identity.id == "anyone",
+        "digest": identity.id.count(":") == 1,
+        "ip": bool(identity.id),
+    }
+    if not valid.get(identity.scheme, False):
+        raise InvalidACLError
+    return [identity]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(stored: str) -> tuple[Entry, ...]:
+    return tuple(Entry(perms, Identity(scheme, name)) for perms, scheme, name in json.loads(stored))
+
+
+def allows(stored: str | None, permission: int, identities: tuple[Identity, ...]) -> bool:
+    """Return whether one of `identities` has any right of `permission`."""
+    if stored is None:
+        return True
+    return any(
+        entry.perms & permission
+        and (entry.id == Identity("world", "anyone") or entry.id in identities)
+        for entry in _parse(stored)
+    )
+
+
+def check_acl(stored: str | None, permission: int, identities: tuple[Identity, ...]) -> None:
+    """Raise NoAuthError unless `allows`."""
+    if not allows(stored, permission, identities):
+        raise NoAuthError
+
+
+def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entry]:
+    """Return a list as shown to a client: digests are masked unless it may change the list."""
+    if stored is None:
+        return list(OPEN_ACL_UNSAFE)
+    entries = list(_parse(stored))
+    if allows(stored, Permissions.ADMIN, identities):
+        return entries
+    return [
+        Entry(entry.perms, Identity(entry.id.scheme, entry.id.id.split(":")[0] + ":x"))
+        if entry.id.scheme == "digest"
+        else entry
+        for entry in entries
+    ]
+
+
+ROOT = "/"
+
+
+@dataclass(slots=True, eq=False)
+class TreeNode:
+    """One znode; not changed in place once it is part of a tree."""
+
+    data: bytes | None
+    acl: str | None
+    czxid: int
+    mzxid: int
+    pzxid: int
+    ctime: int
+    mtime: int
+    version: int
+    creates: int
+    aversion: int
+    owner: int
+    children: int
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the fields in the order of the constructor."""
+        return (
+            self.data,
+            self.acl,
+            self.czxid,
+            self.mzxid,
+            self.pzxid,
+            self.ctime,
+            self.mtime,
+            self.version,
+            self.creates,
+            self.aversion,
+            self.owner,
+            self.children,
+        )
+
+    def copy(self) -> TreeNode:
+        return TreeNode(*self.row())
+
+    def stat(self) -> ZnodeStat:
+        # Sequence numbers count creations only; the version clients see counts deletions too.
+        return ZnodeStat(
+            self.czxid,
+            self.mzxid,
+            self.ctime,
+            self.mtime,
+            self.version,
+            2 * self.creates - self.children,
+            self.aversion,
+            self.owner,
+            len(self.data) if self.data else 0,
+            self.children,
+            self.pzxid,
+        )
+
+
+class NodeSource(Protocol):
+    """The source of the nodes that no request of a tree has changed."""
+
+    def node(self, path: str) -> TreeNode | None:
+        """Return a node."""
+
+    def names(self, path: str) -> Iterable[str]:
+        """Return the names of a node's children."""
+
+
+def parent_of(path: str) -> str:
+    """Return the path of the parent of a node other than the root."""
+    return path[: path.rindex("/")] or ROOT
+
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
@@ -141,7 +309,7 @@ class Tree:
 
     def _check(self, node: TreeNode, permission: int) -> None:
         if node.acl is not None:
-            acl.check(node.acl, permission, self._identities)
+            check_acl(node.acl, permission, self._identities)
 
     # --- changes ----------------------------------------------------------------------
 
@@ -150,7 +318,7 @@ class Tree:
         if "/" not in path or "\0" in path:
             raise BadArgumentsError
         parent_path = parent_of(path)
-        rights = acl.normalise(request.acl, self._identities)
+        rights = normalise_acl(request.acl, self._identities)
         parent = self._get(parent_path)
         self._check(parent, Permissions.CREATE)
         if request.flags & SEQUENTIAL:
@@ -223,7 +391,7 @@ class Tree:
 
     def _set_acl(self, request: SetACL) -> ZnodeStat:
         _require_valid(request.path)
-        rights = acl.normalise(request.acls, self._identities)
+        rights = normalise_acl(request.acls, self._identities)
         node = self._get(request.path)
         self._check(node, Permissions.ADMIN)
         _require_version(node.aversion, request.version)
@@ -280,7 +448,7 @@ class Tree:
     def _get_acl(self, request: GetACL) -> tuple[list[Any], ZnodeStat]:
         node = self._get(request.path)
         self._check(node, Permissions.READ | Permissions.ADMIN)
-        return acl.shown(node.acl, self._identities), node.stat()
+        return shown_acl(node.acl, self._identities), node.stat()
 
     def _get_children(self, request: GetChildren) -> list[str]:
         return self._get_children2(request)[0]

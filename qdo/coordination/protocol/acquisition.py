@@ -24,7 +24,7 @@ from qdo.coordination.protocol.machine import (
     Response,
     Stat,
 )
-from qdo.coordination.protocol.rebalancing.queue_nodes import Deletions
+from qdo.coordination.protocol.rebalancer import Deletions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode

@@ -29,7 +29,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
-from qdo.system.histogram import Histogram
+from qdo.system.clock import Histogram
 
 BATCH = 250
 """Queues in a transaction: measured best between 100 and 250."""

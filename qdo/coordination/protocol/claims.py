@@ -28,8 +28,7 @@ from enum import Enum
 from typing import Protocol
 
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
 ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (

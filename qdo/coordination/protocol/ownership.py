@@ -1,4 +1,4 @@
-"""Which queues this worker handles: claims, releases, fences. A state machine without I/O.
+"""Decide which queues this worker handles: claims, releases, fences. A state machine without I/O.
 
 A queue's node names its owner. The owner changes only in a transaction that compares the queue
 node's version and rewrites the claimer's own ephemeral node. So no plan, however stale, can give a
@@ -22,11 +22,12 @@ queue a second owner. The rules, by the numbers of `docs/design`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.assignments import AssignmentReader
-from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints
+from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints, CheckpointTotals
 from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
@@ -36,13 +37,34 @@ from qdo.coordination.protocol.machine import (
     Response,
     SetOp,
 )
-from qdo.coordination.protocol.options import MemberOptions
-from qdo.coordination.protocol.owned_queues import OwnedQueues
-from qdo.coordination.protocol.recovery import Recovery
+from qdo.coordination.protocol.owned_queues import OwnedQueues, Recovery
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
+from qdo.positions import TIME_POSITIONS, Positions
+from qdo.queues import EVERYTHING, QueueFilter
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """How a worker takes queues and records progress.
+
+    :ivar checkpoint_seconds: shortest time between two checkpoints.
+    :ivar filter: the queues that may be assigned to the worker.
+    :ivar process: host and parent process of the worker, for people.
+    :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
+        marked as deleted are known; see `rebalancer.Rebalancer`.
+    :ivar positions: the broker's kind of positions.
+    :ivar totals: where checkpoints are counted; None: nowhere.
+    """
+
+    checkpoint_seconds: float = 0.2
+    filter: QueueFilter = EVERYTHING
+    process: str = ""
+    wait_for_deleted: bool = False
+    positions: Positions = TIME_POSITIONS
+    totals: CheckpointTotals | None = None
 
 
 class Ownership(Machine):

@@ -8,8 +8,7 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any, TypeVar
 
 from qdo.dashboard.reading.connected_thread import ConnectedThread
-from qdo.errors import QdoError
-from qdo.fleet_errors import SlowReadError
+from qdo.errors import QdoError, SlowReadError
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock

@@ -10,9 +10,9 @@ from fnmatch import translate
 
 from qdo.errors import NodeRefusedError
 from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, summed_up
-from qdo.ops.overview import Judged
+from qdo.ops.items import Judged
 from qdo.sending.connections import Connections
 from qdo.text import shorten
 

@@ -16,11 +16,9 @@ from qdo.errors import QdoError
 from qdo.fleet.components import ProcessDescription, read_components
 from qdo.ops.doctor.case import Case
 from qdo.ops.doctor.checks import notices
-from qdo.ops.items import QUEUE_SORTS
-from qdo.ops.overview import Judged
-from qdo.ops.queue_case import VerdictRules
+from qdo.ops.items import QUEUE_SORTS, Judged
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
-from qdo.ops.verdicts import Verdict, judge_all
+from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings

@@ -8,7 +8,7 @@ from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 
 MOST_AT_ONCE = 500
 """Entries that are read in a round, the oldest first."""

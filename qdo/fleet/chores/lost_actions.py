@@ -19,9 +19,8 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.transactions import commit
 from qdo.coordination.znodes.layout import FleetLayout, Layout
-from qdo.fleet.action_node import RUNNING, Action
-from qdo.fleet.protocol.action_results import LOST, ended_entry
-from qdo.fleet.protocol.audit_entries import entry_name, entry_time
+from qdo.fleet.action_machine import LOST, RUNNING, Action, ended_entry
+from qdo.fleet.audit_entries import entry_name, entry_time
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import shutil
 import time
 
 from qdo.ops.doctor.case import Case, Diagnosis, failed, ok, unknown, warning
-from qdo.ops.queue_health import QueueHealth
-from qdo.system.rlimits import RESERVE
+from qdo.ops.verdicts import QueueHealth
+from qdo.system.processes import RESERVE
 from qdo.text import join_some, pluralize, short_duration
 
 SLOW_SECONDS = 2.0

@@ -6,13 +6,12 @@ import time
 
 from qdo._version import FORMAT_LEVEL
 from qdo.coordination.bulk_reads import read_children, read_nodes
-from qdo.coordination.server_version import SAFE, ServerReport, is_safe, read_server
+from qdo.coordination.session_setup import SAFE, ServerReport, is_safe, read_server
 from qdo.coordination.znodes.worker_node import parse_leader
-from qdo.fleet.components import skew
-from qdo.fleet.levels import AppLevel
+from qdo.fleet.components import AppLevel, skew
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor.case import Case, Diagnosis, failed, ok, unknown, warning
-from qdo.system.parallel import run_parallel
+from qdo.system.native import run_parallel
 from qdo.text import join_some, pluralize
 
 READS = 9

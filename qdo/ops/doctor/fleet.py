@@ -7,7 +7,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 
 from qdo.ops.doctor.case import Case, Diagnosis, failed, ok, unknown, warning
-from qdo.ops.overview import SILENT_SECONDS, silent
+from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.worker_status import lost_workers
 from qdo.queues import QueueFilter, why_untaken
 from qdo.text import join_some, pluralize, short_duration

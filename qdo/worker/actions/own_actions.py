@@ -1,4 +1,4 @@
-"""What operators can ask of a worker, done by the worker: see `qdo.fleet.protocol.actions`."""
+"""What operators can ask of a worker, done by the worker: see `qdo.fleet.action_machine`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 import gevent
 
-from qdo.fleet import action_arguments as names
-from qdo.fleet.protocol.action_results import CANCEL, FAILED, Finish, Perform, Result, UnfitError
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.settings.in_force import SettingsInForce
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import CANCEL, FAILED, Finish, Perform, Result, UnfitError
+from qdo.fleet.audit_entries import Values
+from qdo.settings.live import SettingsInForce
 from qdo.system import logs
 from qdo.system.native import original, signal, start_thread
-from qdo.worker.actions.runs import Runs
 from qdo.worker.actions.sampling import Samples, profile_result, sample
 from qdo.worker.actions.stacks import all_stacks
+from qdo.worker.drain import StopRequests
 from qdo.worker.engine.cancellations import Cancellations, CannotCancelError
-from qdo.worker.stop_requests import StopRequests
+from qdo.worker.runs import Runs
 
 _log = logging.getLogger(__name__)
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType
 
-from qdo.fleet.protocol.action_results import Result
+from qdo.fleet.action_machine import Result
 from qdo.system.clock import clock
 from qdo.system.native import sleep
 

@@ -18,7 +18,7 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import Positions
 from qdo.system.clock import clock
 from qdo.text import describe
-from qdo.worker.duties.runner import Duty
+from qdo.worker.duties.duty import Duty
 
 _log = logging.getLogger(__name__)
 

@@ -17,16 +17,13 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.coordination.protocol.claims import MemberListener
 from qdo.coordination.protocol.machine import Machine
-from qdo.coordination.protocol.options import MemberOptions
-from qdo.coordination.server_version import warn_of_server
-from qdo.coordination.session_setup import check_broker, check_rights
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.protocol.ownership import MemberOptions
+from qdo.coordination.session_setup import BrokerNode, check_broker, check_rights, warn_of_server
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.levels import check_level
-from qdo.fleet.protocol.action_results import Perform
-from qdo.fleet.protocol.actions import ActionsWatch
-from qdo.fleet.protocol.holds import HoldsWatch
-from qdo.fleet.protocol.live_settings import SettingsWatch
+from qdo.fleet.action_machine import ActionsWatch, Perform
+from qdo.fleet.components import check_level
+from qdo.fleet.hold_machine import HoldsWatch
+from qdo.fleet.settings_machine import SettingsWatch
 from qdo.queues import EVERYTHING
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import host_shown
@@ -35,9 +32,9 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
-from qdo.worker.duties.discovery import has_dynamic_queues
-from qdo.worker.duties.member_api import MemberApi
-from qdo.worker.engine.gates.holds import HoldGate
+from qdo.worker.duties.duty import MemberApi
+from qdo.worker.duties.queues import has_dynamic_queues
+from qdo.worker.engine.holds import HoldGate
 
 MakeMachines = Callable[[Layout, str, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]

@@ -19,12 +19,11 @@ from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, Unre
 from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
 from qdo.text import describe, pluralize
-from qdo.worker.duties.member_api import CurrentMember, MemberApi
+from qdo.worker.duties.duty import CurrentMember, Duty, MemberApi
 from qdo.worker.duties.member_factory import MemberFactory
-from qdo.worker.duties.runner import Duty
-from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.gates.holds import HoldGate
+from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.slot import Counters
 from qdo.worker.shared_memory.in_flight import InFlightTable
 
 _log = logging.getLogger(__name__)

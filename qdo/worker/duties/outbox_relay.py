@@ -13,8 +13,7 @@ from qdo.brokers.base import Broker
 from qdo.errors import UnsupportedError
 from qdo.outbox import DEDUP_SECONDS
 from qdo.text import describe, pluralize
-from qdo.worker.duties.member_api import CurrentMember
-from qdo.worker.duties.runner import Duty
+from qdo.worker.duties.duty import CurrentMember, Duty
 
 _log = logging.getLogger(__name__)
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 
 from gevent.event import Event
 
-from qdo.brokers.ahead import check_reached
-from qdo.brokers.base import Broker
-from qdo.settings.in_force import SettingsInForce
+from qdo.brokers.base import Broker, check_reached
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.text import describe, pluralize
-from qdo.worker.duties.runner import Duty
+from qdo.worker.duties.duty import Duty
 from qdo.worker.engine.slot import Slot
 
 _log = logging.getLogger(__name__)

@@ -13,12 +13,11 @@ import gevent
 
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
-from qdo.worker.actions.runs import Runs
-from qdo.worker.duties.member_api import CurrentMember
-from qdo.worker.duties.runner import Duty
+from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot
+from qdo.worker.runs import Runs
 
 REFRESH_SECONDS = 10.0
 """How often the component node is refreshed, at least."""

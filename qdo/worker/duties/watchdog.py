@@ -6,7 +6,7 @@ checks it. Turns record nothing for this: the thread reads the job from the main
 
 Both the time and the finding are also stored in memory shared with the parent. The parent keeps
 the session of a blocked process alive, and ends the process when its job has blocked the loop for
-longer than its limit (`qdo.worker.supervisor.blocked_loops`).
+longer than its limit (`qdo.worker.supervisor.blocked`).
 """
 
 from __future__ import annotations

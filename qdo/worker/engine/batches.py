@@ -32,12 +32,10 @@ from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.text import describe
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
-from qdo.worker.engine.outcomes import Outcomes
-from qdo.worker.engine.prefetch import Row
-from qdo.worker.engine.resume import FailureResumer
-from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult, where
-from qdo.worker.engine.tracebacks import traceback_for_log
-from qdo.worker.engine.turn import Turn
+from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.outcomes import Outcomes, traceback_for_log
+from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
+from qdo.worker.engine.subscriptions import FailureResumer
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
 
 _POSITION = itemgetter(0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.znodes.progress import (
+from qdo.coordination.znodes.queue_node import (
     MAX_CANCELLED,
     CancelOutcome,
     OutOfOrderProgress,
@@ -18,7 +18,7 @@ from qdo.coordination.znodes.progress import (
 )
 from qdo.errors import UnreachableError
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.lanes.lanes import Lanes
+from qdo.worker.engine.lanes import Lanes
 from qdo.worker.engine.slot import Slot, SlotState
 
 _POSITION = itemgetter(0)

@@ -12,19 +12,18 @@ from qdo.brokers.base import Broker
 from qdo.history.recorder import Recorder
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import check_policies, policy_for
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
 from qdo.text import error_kind
-from qdo.worker.engine.bound_jobs import JobTable
-from qdo.worker.engine.compatibility import Compatibility
-from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.decoder import Decoder
 from qdo.worker.engine.fetcher import Fetcher
-from qdo.worker.engine.gates.limits import Limits
-from qdo.worker.engine.lanes.lane import LanePermits
+from qdo.worker.engine.jobs import Compatibility, JobTable
+from qdo.worker.engine.lane import LanePermits
+from qdo.worker.engine.limits import Limits
 from qdo.worker.engine.observers import Observers
+from qdo.worker.engine.slot import Counters
 from qdo.worker.executors.base import Executor
 from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory.in_flight import InFlightTable

@@ -13,8 +13,8 @@ from qdo.encryption.rows import RowOpener
 from qdo.errors import BodyDecodeError, KeyMissingError, LargeBodyError
 from qdo.message import Message
 from qdo.text import describe
-from qdo.worker.engine.prefetch import Row
-from qdo.worker.engine.turn import Turn
+from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.slot import Row
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
 
 NO_HEADERS: Mapping[str, str] = {}

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from operator import length_hint
 
-from qdo.brokers.ahead import check_reached
-from qdo.brokers.base import Broker
+from qdo.brokers.base import Broker, check_reached
 from qdo.coordination.protocol.claims import Claim
-from qdo.worker.engine.prefetch import Prefetch, Row, Rows, close_reader
-from qdo.worker.engine.slot import Slot
+from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot, close_reader
 
 FIRST_LIMIT = 16
 """Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qdo.events import Event, OutcomeName
 from qdo.history.recorder import Recorder
 from qdo.message import Message
+from qdo.outcomes import Event, OutcomeName
 from qdo.worker.executors.base import JobAborted, JobCall
 from qdo.worker.metrics.meters import JobMeters
 

@@ -1,4 +1,4 @@
-"""Ends attempts that did not return: one function per outcome.
+"""End attempts that did not return: one function per outcome.
 
 ===========  ===========================================================================
 outcome      what happens
@@ -23,7 +23,7 @@ import time
 
 from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.coordination.znodes.progress import FAILURE_ERROR_CHARACTERS, FailureRecord
+from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
 from qdo.errors import KeyMissingError, UnsupportedError
 from qdo.jobs.decisions import (
     BlockQueue,
@@ -36,14 +36,33 @@ from qdo.jobs.decisions import (
     only_waits,
 )
 from qdo.message import Message
-from qdo.outcomes import Skip, Stop
-from qdo.text import describe, pluralize
+from qdo.outcomes import Outcome, Skip, Stop
+from qdo.text import describe, describe_traceback, pluralize
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.prefetch import Row
-from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult, where
-from qdo.worker.engine.tracebacks import own_traceback, traceback_for_log
-from qdo.worker.engine.turn import Turn
+from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 from qdo.worker.executors.base import JobAborted
+
+_log = logging.getLogger(__name__)
+
+
+def own_traceback(error: BaseException) -> str:
+    """Return the traceback of an error; nothing for an error that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
+
+
+def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
+    """Return an error whose traceback belongs into the log, None if it does not.
+
+    A message is logged with it at its first failure and at its last, and each time at level debug.
+    The traceback of an outcome that the job chose says nothing, unless it has a cause.
+    """
+    if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
+        return None
+    chosen = isinstance(error, Outcome) and error.__cause__ is None
+    return None if chosen or error.__traceback__ is None else error
+
 
 BROKER_BACKOFF = Backoff(0.1, 5.0)
 """How long a queue waits after its broker failed; the worker retries forever."""
@@ -51,7 +70,6 @@ KEY_SECONDS = 2.0
 """How often a queue that is blocked by a missing key looks for it."""
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
-_log = logging.getLogger(__name__)
 _broker_log = logging.getLogger(f"{__name__}.broker")
 """Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
 _stop_log = logging.getLogger(f"{__name__}.stop")

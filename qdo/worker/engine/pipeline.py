@@ -25,16 +25,14 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.errors import UnreachableError
 from qdo.message import Message
 from qdo.worker.engine.batches import Batches
-from qdo.worker.engine.bound_jobs import NO_JOB, BoundJob
 from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.lanes.lane_turns import LaneTurns
+from qdo.worker.engine.jobs import NO_JOB, BoundJob, Turn
+from qdo.worker.engine.lanes import LaneTurns
 from qdo.worker.engine.outcomes import Outcomes
-from qdo.worker.engine.resume import FailureResumer
 from qdo.worker.engine.row_runner import HOT_LOOP, RowRunner
 from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Slot, TurnResult
-from qdo.worker.engine.subscriptions import Subscriptions, advance_to_end
-from qdo.worker.engine.turn import Turn
+from qdo.worker.engine.subscriptions import FailureResumer, Subscriptions, advance_to_end
 from qdo.worker.executors.base import JobAborted, MessageExpired
 from qdo.worker.shared_memory.in_flight import encode_label
 

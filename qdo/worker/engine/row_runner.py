@@ -16,11 +16,10 @@ from qdo.encryption.rows import OpenedRows
 from qdo.message import Message
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
+from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.outcomes import Outcomes
-from qdo.worker.engine.prefetch import Row, Rows
-from qdo.worker.engine.resume import FailureResumer
-from qdo.worker.engine.slot import TurnResult
-from qdo.worker.engine.turn import Turn
+from qdo.worker.engine.slot import Row, Rows, TurnResult
+from qdo.worker.engine.subscriptions import FailureResumer
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
 
 

@@ -1,19 +1,25 @@
-"""One owned queue as the worker engine keeps it."""
+"""One owned queue as the worker engine keeps it: its counts, and what was read ahead."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import gevent
+
+from qdo.brokers.base import Reader
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.logs import LogPlace
 from qdo.worker.metrics.durations import Durations
 
 if TYPE_CHECKING:
+    from qdo.brokers.base import Subscription
     from qdo.brokers.dead_letters import DeadLetterRecord
-    from qdo.brokers.subscription import Reader, Subscription
     from qdo.message import Message
-    from qdo.worker.engine.prefetch import Prefetch, Row, Rows
+
 
 UNREADABLE = "cannot read the queue"
 """Why a queue waits when its broker cannot return messages."""
@@ -234,3 +240,99 @@ def where(slot: Slot) -> LogPlace:
         fields["fence"] = slot.claim.fence
         text = f"{text}, fence {slot.claim.fence}"
     return LogPlace.of(text, **fields)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start of the process.
+
+    :ivar attempts: runs of a job that were started and have ended.
+    :ivar unsuccessful: attempts that did not return: retried, dead-lettered, skipped, blocked, or
+        of a queue that was lost before they ended.
+    :ivar blocked: how often a failing message blocked its queue.
+    :ivar expired: messages that the broker took back while they were in flight or about to start.
+    :ivar undone: how often the coordinator lost acknowledged writes of an owned queue.
+    :ivar sessions_lost: coordinator sessions that ended before this worker left.
+    :ivar stopped: how often a job asked to stop the worker; such attempts do not count.
+    """
+
+    attempts: int = 0
+    unsuccessful: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    blocked: int = 0
+    stopped: int = 0
+    expired: int = 0
+    claimed: int = 0
+    released: int = 0
+    lost: int = 0
+    undone: int = 0
+    sessions_lost: int = 0
+
+    @property
+    def processed(self) -> int:
+        """Attempts that returned: messages that are done."""
+        return self.attempts - self.unsuccessful
+
+    def dump(self) -> dict[str, int]:
+        """Return the counts as the component node shows them."""
+        return {
+            "processed": self.processed,
+            "failed": self.unsuccessful - self.skipped,
+            "retried": self.retried,
+            "dead_lettered": self.dead_lettered,
+            "skipped": self.skipped,
+            "blocked": self.blocked,
+            "stopped": self.stopped,
+            "expired": self.expired,
+            "claimed": self.claimed,
+            "released": self.released,
+            "lost": self.lost,
+            "undone": self.undone,
+        }
+
+
+_log = logging.getLogger(__name__)
+
+Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
+"""Position, body, key, headers (JSON)."""
+Rows: TypeAlias = Iterator[Row]
+
+
+class Prefetch:
+    """The next batch of a queue, fetched while the previous one is processed."""
+
+    def __init__(self, reader: Reader, limit: int, clock: Callable[[], float]) -> None:
+        self._reader = reader
+        self._error: Exception | None = None
+        self._rows: Sequence[Row] = ()
+        self.took_seconds = 0.0
+        self._greenlet = gevent.spawn(self._fetch, limit, clock)
+
+    def _fetch(self, limit: int, clock: Callable[[], float]) -> None:
+        start = clock()
+        try:
+            self._rows = self._reader.fetch(limit)
+        except Exception as error:  # noqa: BLE001 - raised in `get`
+            self._error = error
+        self.took_seconds = clock() - start
+
+    def get(self) -> Sequence[Row]:
+        """Wait for the rows and return them; raise any error of the broker."""
+        self._greenlet.join()
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+    def abandon(self) -> None:
+        """Close the reader once the fetch has returned."""
+        self._greenlet.rawlink(lambda _: close_reader(self._reader))
+
+
+def close_reader(reader: Reader) -> None:
+    """Close a reader; log an error, because nothing more is read from it."""
+    try:
+        reader.close()
+    except Exception:  # noqa: BLE001 - nothing more is read from it
+        _log.warning("cannot close a reader of the broker; it is not used again", exc_info=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import monkey
 
 from qdo.message import Message
-from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
+from qdo.system.home_loop import LoopMailbox, leave_gevent
 from qdo.system.native import native_lock, start_thread
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
 from qdo.worker.executors.wait import Pending, TurnWait

@@ -18,7 +18,7 @@ import gevent
 from gevent import monkey
 
 from qdo.message import Message
-from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
+from qdo.system.home_loop import LoopMailbox, leave_gevent
 from qdo.system.native import cancel_raise, native_lock, raise_in_thread, sleep, start_thread
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, NotStarted, OnStart
 from qdo.worker.executors.wait import Pending, TurnWait

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gevent.event import Event
 
 from qdo.message import Message
-from qdo.system.loop_mailbox import LoopMailbox
+from qdo.system.home_loop import LoopMailbox
 from qdo.worker.executors.base import JobAborted, timed_out
 
 if TYPE_CHECKING:

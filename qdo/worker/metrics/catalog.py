@@ -1,12 +1,19 @@
-"""The metrics that qdo serves: their names, labels and meanings. docs/metrics.rst has them, too."""
+"""The metrics that qdo serves: their names, labels and meanings, their sums and their text form.
+
+docs/metrics.rst has them, too.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from qdo.coordination.protocol.checkpoints import LATENCY_BOUNDS
+from qdo.errors import SettingsError
 from qdo.worker.metrics.meters import DWELL_BOUNDS, JOB_BOUNDS
 
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
@@ -143,3 +150,121 @@ HEALTHY = Metric("qdo_healthy", _SUM, "1 if /healthz answers with 200, 0 otherwi
 READY = Metric("qdo_ready", _SUM, "1 if /readyz answers with 200, 0 otherwise.")
 FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
 """What the parent process knows itself."""
+
+
+Labels = tuple[str, ...]
+Series = dict[Labels, list[float]]
+"""By the values of the labels: one number, or the counts and the sum of a histogram."""
+
+_MERGE: dict[MetricKind, Callable[[float, float], float]] = {
+    MetricKind.MAX: max,
+    MetricKind.MIN: min,
+}
+
+
+def parse(values: Any) -> dict[Metric, Series]:
+    """Return the metrics that a process has published.
+
+    :param values: what was in its memory, which its jobs may have written.
+    :raises ValueError: these are not metrics.
+    """
+    try:
+        return {
+            metric: _series(metric, values["metrics"].get(metric.name)) for metric in FROM_WORKERS
+        }
+    except (TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError("these are not metrics") from error
+
+
+def _series(metric: Metric, rows: Any) -> Series:
+    found: Series = {}
+    size = len(metric.bounds) + 2 if metric.kind is MetricKind.HISTOGRAM else 1
+    for labels, numbers in rows or ():
+        key, counted = tuple(map(str, labels)), [float(each) for each in numbers]
+        if len(key) != len(metric.labels) or len(counted) != size:
+            raise ValueError(f"{metric.name} has other labels or classes")
+        if not all(map(math.isfinite, counted)):
+            raise ValueError(f"{metric.name} is not a number")
+        found[key] = counted
+    return found
+
+
+class MetricTotals:
+    """The counts of the processes that have ended."""
+
+    def __init__(self) -> None:
+        self._ended: dict[Metric, Series] = {metric: {} for metric in FROM_WORKERS}
+
+    def end(self, values: dict[Metric, Series]) -> None:
+        """Keep the counters and histograms of a process that has ended."""
+        add({m: each for m, each in values.items() if m.adds_up}, self._ended)
+
+    def copy(self) -> dict[Metric, Series]:
+        """Return the counts so far, to which others can be added."""
+        return {
+            metric: {labels: list(numbers) for labels, numbers in series.items()}
+            for metric, series in self._ended.items()
+        }
+
+
+def add(values: dict[Metric, Series], into: dict[Metric, Series]) -> None:
+    """Add the metrics of a process to those of others."""
+    for metric, series in values.items():
+        _merge(metric, into[metric], series)
+
+
+def _merge(metric: Metric, into: Series, series: Series) -> None:
+    merge = _MERGE.get(metric.kind, float.__add__)
+    for labels, numbers in series.items():
+        before = into.get(labels)
+        into[labels] = list(numbers) if before is None else list(map(merge, before, numbers))
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def check_library() -> None:
+    """Raise SettingsError if the library for metrics is missing."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            name="http", reason=f"it needs prometheus-client ({error}): pip install 'qdo[metrics]'"
+        ) from error
+
+
+def exposition(values: Mapping[Metric, Series]) -> bytes:
+    """Return metrics as text."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collected(values))
+    text: bytes = generate_latest(registry)
+    return text
+
+
+class _Collected:
+    def __init__(self, values: Mapping[Metric, Series]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[Any]:
+        for metric, series in self._values.items():
+            yield _family(metric, series)
+
+
+def _family(metric: Metric, series: Series) -> Any:
+    from prometheus_client import core
+
+    if metric.kind is MetricKind.HISTOGRAM:
+        family: Any = core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        names = [*map(str, metric.bounds), "+Inf"]
+        for labels, (*counts, seconds) in series.items():
+            buckets = [*zip(names, accumulate(counts), strict=True)]
+            family.add_metric(labels, buckets=buckets, sum_value=seconds)
+        return family
+    is_counter = metric.kind is MetricKind.COUNTER
+    made: Any = core.CounterMetricFamily if is_counter else core.GaugeMetricFamily
+    family = made(metric.name, metric.help, labels=metric.labels)
+    for labels, (value,) in series.items():
+        family.add_metric(labels, value)
+    return family

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
-from qdo.system.histogram import Histogram
+from qdo.system.clock import Histogram
 from qdo.worker.executors.base import JobCall, NotStarted
 
 if TYPE_CHECKING:

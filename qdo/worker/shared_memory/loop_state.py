@@ -3,7 +3,7 @@
 A blocked loop cannot report anything itself. So its timer stores the time here, and the watchdog's
 native thread stores what blocks it (`qdo.worker.duties.watchdog`). The parent reads both, even
 while a job holds the interpreter lock and no thread of the process runs
-(`qdo.worker.supervisor.blocked_loops`).
+(`qdo.worker.supervisor.blocked`).
 
 Layout: the first entry of the in-flight table, which no turn uses. After its first 8 bytes follow
 five numbers of 8 bytes: the time of the last beat (0: nothing watches the loop), the time of the

@@ -3,7 +3,7 @@
 It is a plain single-threaded loop without gevent, and never imports the app: whatever the app
 does to its worker, the parent keeps running. Settings in the app's code, such as `processes`, apply
 when the first child reports them. The parent sleeps until a signal, a child's report or a due
-time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.reaper` reaps.
+time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps.
 
 =============  ==================================================================
 signal         meaning
@@ -16,6 +16,10 @@ SIGCHLD        look which child has exited
 
 The children of a killed parent keep running on purpose: each sees the other end of its pipe
 close, and drains.
+
+With the setting `reload`, for development, it notices changed source files of the app. A worker
+process reports which files it imported. Its parent, which never imports the app, polls these files.
+All of this happens only with the setting `reload`.
 """
 
 from __future__ import annotations
@@ -27,24 +31,26 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
 
 from qdo.brokers.registry import closing_seconds
 from qdo.errors import SettingsError
-from qdo.fleet.action_arguments import DRAIN, RELOAD, RESTART
+from qdo.fleet.actions import DRAIN, RELOAD, RESTART
 from qdo.settings.settings import Settings
 from qdo.system import logs
+from qdo.system.http_server import HttpServer
 from qdo.system.processes import adopt_orphans
-from qdo.worker.supervisor.blocked_loops import BlockedLoops
-from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, next_ended
-from qdo.worker.supervisor.http import HttpService, slot_name
-from qdo.worker.supervisor.reaper import Reaper
-from qdo.worker.supervisor.reload import POLL_SECONDS, SourceWatcher
+from qdo.text import describe
+from qdo.worker.metrics.catalog import check_library
+from qdo.worker.metrics.monitor import STEP_SECONDS, Monitor, MonitoredChild, SlotView
+from qdo.worker.supervisor.blocked import BlockedLoops
+from qdo.worker.supervisor.child import CHILD_ARGV, ChildProcess, Reaper, next_ended
 from qdo.worker.supervisor.restarts import (
     Action,
     GiveUp,
     Kill,
+    Phase,
     Restart,
     RestartPolicy,
     Spawn,
@@ -52,12 +58,133 @@ from qdo.worker.supervisor.restarts import (
     Terminate,
     WaitForReload,
 )
-from qdo.worker.supervisor.session_closer import prepare_closing
+from qdo.worker.supervisor.sessions import prepare_closing
+
+_STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
+
+_log = logging.getLogger(__name__)
+
+
+class HttpService:
+    """The HTTP server of a parent, and what it shows; without an address, nothing.
+
+    Leaving it as a context manager closes the server.
+    """
+
+    def __init__(self) -> None:
+        self._server: HttpServer | None = None
+        self._monitor: Monitor | None = None
+
+    def listen(self, settings: Settings) -> None:
+        """Serve at the address in the settings, unless this process already serves at one.
+
+        :raises SettingsError: it cannot listen there, or a library is missing.
+        """
+        if not settings.http or self._server is not None:
+            return
+        check_library()
+        monitor = Monitor(settings.session_timeout_seconds)
+        routes = {
+            "/metrics": monitor.metrics,
+            "/healthz": monitor.healthz,
+            "/readyz": monitor.readyz,
+        }
+        host, _, port = settings.http.rpartition(":")
+        try:
+            self._server = HttpServer(host.strip("[]"), int(port), routes)
+        except (OSError, UnicodeError) as error:
+            reason = (
+                f"cannot listen at {settings.http}: {describe(error)}; name a free port of this"
+                " machine"
+            )
+            raise SettingsError(name="http", reason=reason) from error
+        self._monitor = monitor
+        self._server.start()
+        host, bound = self._server.address
+        shown = f"[{host}]" if ":" in host else host
+        _log.info("serving metrics and health at http://%s:%d", shown, bound)
+
+    @property
+    def next_at(self) -> float | None:
+        """When `look` has to be called again, on `time.monotonic`; None: never."""
+        return None if self._monitor is None else time.monotonic() + STEP_SECONDS
+
+    def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
+        """Take note of the processes that a parent supervises."""
+        if self._monitor is not None:
+            self._monitor.look(
+                [
+                    SlotView(
+                        slot_name(slot),
+                        _STATES[entry.phase],
+                        policy.is_stopping(slot),
+                        children.get(slot),
+                    )
+                    for slot, entry in enumerate(policy.slots)
+                ]
+            )
+
+    def __enter__(self) -> HttpService:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def slot_name(slot: int) -> str:
+    """Return the name of the process of a slot, for logs and answers."""
+    return f"process {slot + 1}"
+
+
+POLL_SECONDS = 0.3
+"""How often files are checked. A change is reported once no file has changed for this long,
+because an editor or a checkout writes many files."""
+
+_Mark = tuple[int, int, int]
+
+
+class SourceWatcher:
+    """Polls source files; see `look`."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, _Mark | None] = {}
+        self._changed: set[str] = set()
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Watch these files as well. A missing file counts as changed once it exists."""
+        for path in paths:
+            if path not in self._marks:
+                self._marks[path] = _mark(path)
+
+    def look(self) -> list[str]:
+        """Return the files that have changed, once they have stopped changing."""
+        now = {path: _mark(path) for path in self._marks}
+        fresh = {path for path, mark in now.items() if mark != self._marks[path]}
+        self._marks = now
+        self._changed |= fresh
+        if fresh or not self._changed:
+            return []
+        found, self._changed = sorted(self._changed), set()
+        return found
+
+
+def _mark(path: str) -> _Mark | None:
+    """Return a value that changes when the file is written or replaced; None without a file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
 
 LAST_SECONDS = 1.0
 """After the third stop signal, how long the parent still waits until sessions are closed."""
-
-_log = logging.getLogger(__name__)
 
 
 def supervise(

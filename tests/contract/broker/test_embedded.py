@@ -171,7 +171,7 @@ def test_a_lock_held_for_long_is_an_error(
     broker: EmbeddedBroker, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error contains how long the broker waited."""
-    monkeypatch.setattr("qdo.brokers.embedded.write_lock.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("qdo.brokers.embedded.writer.BUSY_SECONDS", 0.05)
     with write_lock(path), pytest.raises(DatabaseBusyError) as caught:
         broker.send(Outgoing("q", b"1"))
     assert caught.value.details == {"path": path, "seconds": 0.05}
@@ -183,7 +183,7 @@ def test_a_process_stopped_at_the_gate_does_not_stop_others(
     broker: EmbeddedBroker, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate is for fairness; after a moment a sender continues without it."""
-    monkeypatch.setattr("qdo.brokers.embedded.write_lock.GATE_SECONDS", 0.05)
+    monkeypatch.setattr("qdo.brokers.embedded.writer.GATE_SECONDS", 0.05)
     with open(f"{path}.wakeups/.gate") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         broker.send(Outgoing("q", b"1"))

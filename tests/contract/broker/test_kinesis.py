@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdo.aws_errors import (
+from qdo.broker_errors import (
     AccessDeniedError,
     AwsNotFoundError,
     AwsUnreachableError,
@@ -33,8 +33,7 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
-from qdo.ops.checkpoints.importing import ImportStep, plan_import
-from qdo.ops.checkpoints.lines import Checkpoint
+from qdo.ops.checkpoints import Checkpoint, ImportStep, plan_import
 from qdo.ops.seek import QueuePosition
 from qdo.positions import position_now, time_of_position
 from tests.support.aws.clients import client

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
-from qdo.aws_errors import AwsError, AwsNotFoundError, PositionTrimmedError
+from qdo.broker_errors import AwsError, AwsNotFoundError, PositionTrimmedError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.kinesis.api import SKEW_SECONDS
 from qdo.brokers.kinesis.broker import KinesisBroker
-from qdo.brokers.kinesis.clock_skew import SKEW_SECONDS
-from qdo.brokers.kinesis.deaggregation import hash_key
+from qdo.brokers.kinesis.codec import hash_key
 from qdo.brokers.kinesis.positions import pack, sequence_of
 from qdo.errors import UnsupportedError, UsageError
 from qdo.jobs.policy import Policy

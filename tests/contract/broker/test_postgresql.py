@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from qdo.app import App
+from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
-from qdo.postgresql_errors import PostgresqlRightsError
 from tests.support.postgresql.schema import prepared
 from tests.support.shared_servers import SharedPostgresql
 

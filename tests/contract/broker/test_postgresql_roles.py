@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
+from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
-from qdo.postgresql_errors import PostgresqlRightsError
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 

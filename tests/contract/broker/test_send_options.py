@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing, SendOptions
-from qdo.brokers.embedded.listener import LOOK_SECONDS
+from qdo.brokers.embedded.reader import LOOK_SECONDS
 from qdo.encoding import ID
 from qdo.message import Message
 from qdo.positions import time_of_position

@@ -18,17 +18,15 @@ from typing import Any
 import gevent
 import pytest
 
-from qdo.aws_errors import AwsNotFoundError, AwsUnreachableError, CredentialsError
+from qdo.broker_errors import AwsNotFoundError, AwsUnreachableError, CredentialsError
 from qdo.brokers.aws.address import BodyPointer
-from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.base import OPEN_POLL, Outgoing, SendOptions
 from qdo.brokers.catalog import Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
 from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
-from qdo.brokers.sqs.codec import decode_received
-from qdo.brokers.sqs.positions import make_position
-from qdo.brokers.subscription import OPEN_POLL
+from qdo.brokers.sqs.codec import decode_received, make_position
 from qdo.errors import MessageTooLargeError, UnsupportedError
 from qdo.jobs.policy import Policy
 from tests.support.aws.clients import client

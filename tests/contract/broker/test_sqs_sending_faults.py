@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from qdo.aws_errors import AccessDeniedError, AwsUnreachableError
 from qdo.backoff import Backoff
+from qdo.broker_errors import AccessDeniedError, AwsUnreachableError
 from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
-from qdo.brokers.sqs import dead_letter_receiver as sqs_letter_hands
+from qdo.brokers.sqs import dead_letters as sqs_letter_hands
 from qdo.brokers.sqs import sender as sqs_sending
 from qdo.brokers.sqs.broker import SqsBroker
-from qdo.brokers.sqs.positions import make_position
+from qdo.brokers.sqs.codec import make_position
 from qdo.errors import PartialSendError, QdoError
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying

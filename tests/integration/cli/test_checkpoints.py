@@ -12,7 +12,7 @@ import pytest
 
 from qdo.coordination.queue_imports import KEY
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.ops.checkpoints.exporting import read_checkpoints
+from qdo.ops.checkpoints import read_checkpoints
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import Proc, wait_until

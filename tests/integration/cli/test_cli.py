@@ -17,7 +17,7 @@ import pytest
 from qdo import App
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.cli import json_lines as lines
+from qdo.cli.commands import send as lines
 from qdo.cli.framework import EXIT_CODES, run
 from qdo.cli.main import COMMANDS, qdo
 from qdo.cli.worker import worker

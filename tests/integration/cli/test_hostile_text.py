@@ -17,13 +17,12 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.framework import run
 from qdo.cli.main import COMMANDS, qdo
 from qdo.coordination.client import Client, connect
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message

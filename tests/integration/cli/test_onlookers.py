@@ -17,7 +17,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.fleet.hold_machine import Hold, HoldNode
 from tests.support.cli import Ended, clean_environment
 from tests.support.forks.processes import run
 
@@ -29,11 +29,11 @@ import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
 import qdo.cli.commands.status, qdo.cli.commands.tree
 import qdo.cli.commands.broker, qdo.cli.commands.send
-import qdo.cli.commands.fleet.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
+import qdo.cli.commands.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
 import qdo.cli.commands.fleet.chores
-import qdo.cli.commands.fleet.components, qdo.cli.commands.fleet.placement
-import qdo.cli.commands.fleet.holds
-import qdo.cli.commands.seek, qdo.cli.deciding, qdo.brokers.registry
+import qdo.cli.commands.fleet.components, qdo.cli.commands.placement
+import qdo.cli.commands.holds
+import qdo.cli.commands.seek, qdo.cli.changing, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
 from qdo.cli.main import main

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from qdo.brokers import registry
-from qdo.brokers.sqs.positions import make_position
+from qdo.brokers.sqs.codec import make_position
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import format_position, position_now, position_of_time
 from qdo.text import short_duration
@@ -57,7 +56,7 @@ def node_of(client: Client, queue: str) -> QueueNode:
 def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
     made = WideBroker()
     monkeypatch.setattr(registry, "open_broker", lambda *args: made)
-    for module in ("commands.dead_letters", "deciding"):
+    for module in ("commands.dead_letters", "changing"):
         monkeypatch.setattr(f"qdo.cli.{module}.positions_of", lambda url: made.positions)
     (Path("qdo-data") / "messages.db").touch()
     return made

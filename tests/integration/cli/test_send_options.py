@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from qdo import App
-from qdo.cli.durations import parse_duration, parse_time
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
+from qdo.cli.output import parse_duration, parse_time
 from qdo.errors import UsageError
 from tests.support.cli import Ended
 

@@ -11,8 +11,7 @@ from kazoo.protocol.serialization import Create, SetData
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from qdo.coordination.client import Client
-from qdo.coordination.protocol import acquisition, assignments
-from qdo.coordination.protocol.rebalancing import rebalancer
+from qdo.coordination.protocol import acquisition, assignments, rebalancer
 from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import parse_assignment

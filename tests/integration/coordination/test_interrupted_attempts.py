@@ -12,8 +12,7 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 
 LAYOUT = Layout.of("crash")

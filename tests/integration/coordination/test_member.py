@@ -13,8 +13,7 @@ from kazoo.exceptions import BadVersionError, ConnectionLoss
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CorruptNodeError
 from tests.support.fleet import LAYOUT, CountingEngine, MemberFleet
@@ -90,7 +89,7 @@ def test_the_leader_names_a_worker_that_released_nothing(
     (lost,) = leader.leader.lost_workers()
     assert (lost.name, lost.process, lost.queues) == (gone, "test pid 7", 3)
     assert abs(lost.at - time.time()) < 60.0
-    records = [each for each in caplog.records if each.name.endswith(".lost_workers")]
+    records = [each for each in caplog.records if each.name.endswith(".worker_roll")]
     assert [(each.levelname, each.args and gone in each.args) for each in records] == [
         ("WARNING", True)
     ]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from qdo.coordination.client import Client, connect
-from qdo.coordination.server_version import SAFE, is_safe, warn_of_server
+from qdo.coordination.session_setup import SAFE, is_safe, warn_of_server
 
 
 @contextmanager

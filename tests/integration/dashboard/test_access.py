@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdo.fleet_errors import DashboardUnsafeError
+from qdo.errors import DashboardUnsafeError
 from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Visitor
 
 ADDRESSES = (

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from qdo import App
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.fleet.audit import read_entries
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.holds import new_hold, pause, read_holds
-from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.ops import dead_letters as ops
 from qdo.ops.decisions import COMMANDS, OperatorDecision
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor

@@ -19,7 +19,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.dashboard import asking
 from qdo.fleet.audit import read_entries
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from tests.integration.dashboard.test_hostile_pages import ATTACK, NAME
 from tests.support.cli import WORKER, clean_environment
 from tests.support.dashboard.html_check import PageCheck

@@ -16,8 +16,7 @@ import pytest
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.holds import new_hold, pause
-from qdo.history.owners import OwnerRow
-from qdo.history.recorder import Recorder
+from qdo.history.recorder import OwnerRow, Recorder
 from qdo.history.writer import HistoryWriter
 from tests.integration.dashboard.test_asking import AnsweringWorker
 from tests.integration.dashboard.test_server import Served

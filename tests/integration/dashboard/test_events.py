@@ -11,10 +11,9 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.dashboard.reading.event_log import MOST_EVENTS, EventLog
 from qdo.fleet.holds import new_hold, pause
 from qdo.ops.changes import MOST_OF_A_KIND, Difference, Look, changes, summed_up
-from qdo.ops.overview import Judged
-from qdo.ops.queue_health import QueueHealth
+from qdo.ops.items import Judged
 from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict
+from qdo.ops.verdicts import QueueHealth, Verdict
 from tests.support.dashboard.shop import LAYOUT, FilledShop, Visitor
 from tests.support.processes import wait_until
 

@@ -12,7 +12,7 @@ import pytest
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.queues import QueueFilter
 from tests.support.dashboard.html_check import PageCheck
 from tests.support.dashboard.shop import LAYOUT, POSITION, FilledShop, Visitor

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.action_node import Action
-from qdo.fleet.protocol.audit_entries import AuditEntry, entry_name
+from qdo.fleet.action_machine import Action
+from qdo.fleet.audit_entries import AuditEntry, entry_name
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import Proc, freeze, wait_until

@@ -23,17 +23,14 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import NodeRefusedError, NotFoundError
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.errors import AuditRefusedError, NodeRefusedError, NotFoundError
 from qdo.fleet.audit import AuditTrail, read_entries
+from qdo.fleet.audit_entries import MAX_ENTRIES, entry_name, surplus
 from qdo.fleet.chores.surplus import AT_ONCE, SurplusChore
-from qdo.fleet.protocol.audit_entries import MAX_ENTRIES, entry_name, surplus
-from qdo.fleet_errors import AuditRefusedError
 from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
-from qdo.worker.duties.chores import Chores
-from qdo.worker.duties.member_api import CurrentMember
+from qdo.worker.duties.duty import Chores, CurrentMember
 from tests.support.cli import QDO, command
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet

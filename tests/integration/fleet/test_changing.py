@@ -22,7 +22,7 @@ from kazoo.security import ACL, Id, Permissions
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.main import qdo as qdo_command
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
 from tests.support.app_runs import OperatorDesk

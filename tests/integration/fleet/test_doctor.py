@@ -116,7 +116,7 @@ def test_a_fleet_without_workers_fails(runs: AppRuns) -> None:
 
 def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """A component that nobody writes any more, as of a frozen process with a long session."""
-    monkeypatch.setattr("qdo.ops.overview.SILENT_SECONDS", 6.0)
+    monkeypatch.setattr("qdo.ops.items.SILENT_SECONDS", 6.0)
     proc = runs.start(JOBS, "--session-timeout-seconds", "12")  # reports every 4 s
     case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
     wait_until(lambda: fleet.workers(fresh(case)).status == "ok", "the worker")

@@ -15,17 +15,16 @@ import pytest
 from qdo import App
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import NotFoundError
-from qdo.fleet.document_store import CoordinatorDocuments
-from qdo.fleet.documents import MAX_DOCUMENT_BYTES, Documents
-from qdo.fleet.protocol import folder_view
-from qdo.fleet_errors import (
+from qdo.errors import (
     DocumentConflictError,
     DocumentUnreadableError,
     DocumentValueError,
+    NotFoundError,
     SetFullError,
     SharedNameError,
 )
+from qdo.fleet import folder_view
+from qdo.fleet.documents import MAX_DOCUMENT_BYTES, CoordinatorDocuments, Documents
 from tests.support.cli import QDO, command
 
 LAYOUT = Layout.of("shop")

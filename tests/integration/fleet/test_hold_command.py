@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from qdo.cli.commands.holds import run_bound
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
-from qdo.fleet.hold_node import HoldNode
-from qdo.system.bound_command import run_bound
+from qdo.fleet.hold_machine import HoldNode
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, freeze, wait_until

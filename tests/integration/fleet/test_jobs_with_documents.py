@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.errors import UsageError
-from qdo.fleet_errors import DocumentConflictError
+from qdo.errors import DocumentConflictError, UsageError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, wait_until, whole_lines

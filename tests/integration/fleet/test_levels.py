@@ -11,7 +11,7 @@ import pytest
 from qdo._version import FORMAT_LEVEL
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
-from qdo.fleet.levels import AppLevel, LevelChore
+from qdo.fleet.components import AppLevel, LevelChore
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import wait_until

@@ -17,7 +17,7 @@ from qdo.coordination.protocol.machine import CheckOp
 from qdo.errors import CoordinatorUnreachableError
 from qdo.fleet.chores.surplus import SurplusChore
 from qdo.fleet.live_settings import propose, version_path
-from qdo.fleet.settings_node import KEPT_VERSIONS, SettingsVersion, surplus_versions
+from qdo.fleet.settings_machine import KEPT_VERSIONS, SettingsVersion, surplus_versions
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, freeze, wait_until

@@ -10,18 +10,18 @@ from kazoo.security import ACL, Id, Permissions
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.action_node import PARENT, RUNNING, Action
+from qdo.fleet.action_machine import PARENT, RUNNING, Action
 from qdo.fleet.actions import ask_workers, list_workers, matching
 from qdo.fleet.audit import read_entries
-from qdo.fleet.chores.lost_actions import LostActionsChore
-from qdo.fleet.chores.surplus import SurplusChore
-from qdo.fleet.protocol.audit_entries import (
+from qdo.fleet.audit_entries import (
     KEEP_OUTPUT_SECONDS,
     MAX_OUTPUTS,
     AuditEntry,
     entry_name,
     old_outputs,
 )
+from qdo.fleet.chores.lost_actions import LostActionsChore
+from qdo.fleet.chores.surplus import SurplusChore
 
 LAYOUT = Layout.of("shop")
 FLEET = LAYOUT.fleet

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import children, freeze, wait_until

@@ -12,14 +12,14 @@ import pytest
 
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.address import open_engine
 from qdo.history.recorder import MAX_KEPT, Recorder
 from qdo.history.reports import usual_seconds
 from qdo.history.tables import MINUTES, create, write_minutes
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
-from qdo.worker.duties.history import keep_action
+from qdo.worker.duties.duty import keep_action
 from tests.support.cli import Ended
 
 

@@ -15,11 +15,10 @@ from sqlalchemy import func, select
 
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet_errors import HistoryUnreadableError
-from qdo.history import owners as owners_module
+from qdo.errors import HistoryUnreadableError
+from qdo.history import recorder as owners_module
 from qdo.history.address import open_engine
-from qdo.history.owners import OwnerRow
-from qdo.history.recorder import Recorder
+from qdo.history.recorder import OwnerRow, Recorder
 from qdo.history.reports import RecordedOwner, claims, owners, queue_reports
 from qdo.history.tables import METADATA, MINUTES, OWNERS, RUNS
 from qdo.history.writer import HistoryWriter

@@ -12,10 +12,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from qdo.events import OUTCOMES
-from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind
-from qdo.worker.metrics.exposition import exposition
-from qdo.worker.metrics.survey import STATES
+from qdo.outcomes import OUTCOMES
+from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind, exposition
+from qdo.worker.metrics.duty import STATES
 from tests.support.paths import ROOT
 
 CONFIG = ROOT / "config"

@@ -189,7 +189,7 @@ def test_a_group_is_gone_only_when_its_last_member_is():
 import os, signal, sys
 from qdo.settings import Settings
 from qdo.system.processes import adopt_orphans
-from qdo.worker.supervisor.child_process import ChildProcess
+from qdo.worker.supervisor.child import ChildProcess
 
 class Spared(ChildProcess):
     def kill(self):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qdo.coordination.client import Client, connect
-from qdo.worker.supervisor.session_closer import Session, SessionCloser, close_session
+from qdo.worker.supervisor.sessions import Session, SessionCloser, close_session
 from tests.support.processes import Proc, alive, paused, stopped
 
 TIMEOUT_SECONDS = 30.0

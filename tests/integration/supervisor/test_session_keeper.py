@@ -6,8 +6,7 @@ from kazoo.security import ACL, Id, Permissions
 
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.worker.supervisor.session_closer import Session
-from qdo.worker.supervisor.session_keeper import SessionKeeper
+from qdo.worker.supervisor.sessions import Session, SessionKeeper
 
 LAYOUT = Layout.of("app")
 

@@ -13,7 +13,7 @@ import pytest
 
 import qdo
 from qdo.brokers.base import Outgoing
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import UsageError
 from qdo.worker.engine.slot import SlotState
 from tests.support.engine import EngineSetup, until

@@ -12,7 +12,7 @@ import gevent
 import pytest
 
 import qdo
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import PolicyError, UsageError
 from qdo.message import Message
 from qdo.worker.engine.slot import SlotState

@@ -86,7 +86,7 @@ def test_files_of_a_worker_are_private(workshop: Path, umask: int) -> None:
 _MEMBER = """
 import os, sys
 from qdo import App
-from qdo.brokers.embedded import broker, listener
+from qdo.brokers.embedded import broker, reader
 import qdo.sending.doorbell
 app = App("a")
 group = int(sys.argv[1])

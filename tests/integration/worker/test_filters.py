@@ -13,7 +13,7 @@ import pytest
 from qdo.app import App
 from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
-from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.ops.status import QueueStatus, queue_statuses

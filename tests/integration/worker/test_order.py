@@ -15,12 +15,11 @@ import pytest
 from gevent.event import Event
 
 import qdo
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.errors import PolicyError, UsageError
 from qdo.message import Message
 from qdo.system.clock import clock
-from qdo.worker.engine.lanes import lanes
+from qdo.worker.engine import lanes
 from qdo.worker.engine.slot import SlotState
 from tests.support.engine import EngineSetup, until
 

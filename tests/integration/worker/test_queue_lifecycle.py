@@ -21,7 +21,7 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.testing.memory_broker import MemoryBroker, MemoryCatalog, MemoryStore
 from qdo.worker import worker as worker_module
-from qdo.worker.duties.discovery import Discovery
+from qdo.worker.duties.queues import Discovery
 from qdo.worker.worker import Worker
 from tests.support.engine import until
 from tests.support.fakes.shard_broker import ShardBroker

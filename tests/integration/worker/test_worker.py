@@ -15,7 +15,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from qdo.brokers.embedded.listener import CommitListener
+from qdo.brokers.embedded.reader import CommitListener
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import (
     CoordinatorAccountError,

@@ -15,10 +15,19 @@ from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.machine import CheckOp, CreateOp, DeleteOp, Op
 from qdo.coordination.znodes.layout import is_worker_name
-from qdo.fleet.action_node import PARENT, WORKER, Action
-from qdo.fleet.protocol.action_results import DONE, EXPIRED, LOST, Finish, Result, ended_entry
-from qdo.fleet.protocol.actions import ActionsWatch
-from qdo.fleet.protocol.audit_entries import AuditEntry, entry_name
+from qdo.fleet.action_machine import (
+    DONE,
+    EXPIRED,
+    LOST,
+    PARENT,
+    WORKER,
+    Action,
+    ActionsWatch,
+    Finish,
+    Result,
+    ended_entry,
+)
+from qdo.fleet.audit_entries import AuditEntry, entry_name
 from tests.simulation.client import LinkClient, LinkPerformer
 from tests.simulation.coordinator import Coordinator, LogEntry
 from tests.simulation.invariants import OPERATOR, Violation

@@ -6,7 +6,7 @@ from tests.simulation.mutants.edits import Edit, Mutant
 
 
 def _mutant(name: str, breaks: str, *edits: tuple[str, str]) -> Mutant:
-    file = "qdo/fleet/protocol/actions.py"
+    file = "qdo/fleet/action_machine.py"
     changes = tuple(Edit(file, old, new) for old, new in edits)
     # Time that actions take too long to end is time in which the load may get out of balance.
     return Mutant(f"actions: {name}", breaks, changes, ("actions",), passing_over="6")

@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "2 3 4",
         (
             _edit(
-                "rebalancing/queue_nodes",
+                "rebalancer",
                 "return () if self._unchecked else",
                 "return () if self._folder else",
             ),
@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fence",
         (
             _edit(
-                "rebalancing/rebalancer",
+                "rebalancer",
                 "CheckOp(self._layout.rebalancer, self._fence or 0)",
                 "CheckOp(self._layout.rebalancer)",
             ),
@@ -369,7 +369,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "2 3 4",
         (
             _edit(
-                "recovery",
+                "owned_queues",
                 "sought = node.seek != slot.node.seek and node.fault is None",
                 "sought = False",
             ),
@@ -380,7 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "4",
         (
             _edit(
-                "recovery",
+                "owned_queues",
                 "sought = node.seek != slot.node.seek and node.fault is None",
                 "sought = True",
             ),
@@ -414,12 +414,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "4 2 3",
         (
             _edit(
-                "recovery",
+                "owned_queues",
                 "slot.node = node = _repaired(node, slot.node)",
                 "slot.node = node",
             ),
             _edit(
-                "recovery",
+                "owned_queues",
                 "sought = node.seek != slot.node.seek and node.fault is None",
                 "sought = node.seek != slot.node.seek or node.fault is not None",
             ),
@@ -430,7 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "8",
         (
             _edit(
-                "recovery",
+                "owned_queues",
                 "self._queues.claimed(slot, node, answer.version, answer.mzxid)",
                 "self._queues.claimed(slot, node, answer.version, 1)",
             ),
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
         STUCK,
         (
             _edit(
-                "rebalancing/worker_roll",
+                "worker_roll",
                 "name: node.filter\n",
                 "name: WorkerNode().filter\n",
             ),
@@ -492,7 +492,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the rebalancer plans with the moves of operators",
         "moves",
-        (_edit("rebalancing/rebalancer", "able, current, self._moves)", "able, current)"),),
+        (_edit("rebalancer", "able, current, self._moves)", "able, current)"),),
         ("moves",),
     ),
     Mutant(
@@ -500,7 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moves",
         (
             _edit(
-                "rebalancing/rebalancer",
+                "rebalancer",
                 "Get(self._layout.assignments, watch=True)",
                 "Get(self._layout.assignments)",
             ),
@@ -510,7 +510,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a plan puts a moved queue on its worker only",
         "moves",
-        (_edit("rebalancing/filtered_planner", "if queue in moves:", "if False:"),),
+        (_edit("planner", "if queue in moves:", "if False:"),),
         ("moves",),
     ),
 )

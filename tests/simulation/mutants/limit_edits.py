@@ -6,7 +6,7 @@ from tests.simulation.mutants.edits import Edit, Mutant
 
 
 def _edit(file: str, old: str, new: str) -> Edit:
-    return Edit(f"qdo/fleet/protocol/{file}.py", old, new)
+    return Edit(f"qdo/fleet/{file}.py", old, new)
 
 
 def _mutant(name: str, breaks: str, *edits: Edit) -> Mutant:
@@ -18,7 +18,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a share is within what is free",
         "L1 L2",
         _edit(
-            "planning",
+            "shares",
             "held = min(held, written + max(0, free))",
             "held = max(target, pool.occupied)",
         ),
@@ -32,7 +32,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "the cap is lowered at once",
         "L2 L4",
         _edit(
-            "planning",
+            "shares",
             "        if target < pool.cap:\n            pool.limit(target, now)\n",
             "",
         ),
@@ -40,7 +40,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "permits in use are not given up",
         "L2",
-        _edit("planning", "held = max(target, pool.occupied)", "held = target"),
+        _edit("shares", "held = max(target, pool.occupied)", "held = target"),
     ),
     _mutant(
         "a larger share is used after its answer only",
@@ -93,12 +93,12 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a holder lets others go first",
         "L4",
-        _edit("planning", "self._turn_is_over(pool, rest, total)", "False"),
+        _edit("shares", "self._turn_is_over(pool, rest, total)", "False"),
     ),
     _mutant(
         "only a holder moves to the end",
         "L4",
-        _edit("planning", "not starved or not rest[index].held or", "not starved or"),
+        _edit("shares", "not starved or not rest[index].held or", "not starved or"),
     ),
     _mutant(
         "nothing is used once the lease is over",
@@ -108,7 +108,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a share is given up when others lack it",
         "L4 spin",
-        _edit("planning", "if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
+        _edit("shares", "if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
     ),
     _mutant(
         "whoever is listed reads each change",

@@ -12,25 +12,24 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.aws.address import ServiceAddress
-from qdo.brokers.base import Capabilities
+from qdo.brokers.base import Capabilities, Subscription
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
 from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.broker import SqsBroker
-from qdo.brokers.sqs.consuming.consumer import SqsConsumer
-from qdo.brokers.sqs.consuming.memory_budget import HELD_BYTES, MemoryBudget
-from qdo.brokers.sqs.consuming.poll_backoff import Timing
-from qdo.brokers.subscription import Subscription
+from qdo.brokers.sqs.consumer import SqsConsumer
+from qdo.brokers.sqs.in_flight import HELD_BYTES, MemoryBudget
+from qdo.brokers.sqs.poller import Timing
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
 from qdo.errors import UnreachableError
 from qdo.jobs.options import Order
 from qdo.message import Message
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.router import GreenletExecutor
 from tests.simulation.sqs.server import SimulatedCalls, SimulatedSqs
 from tests.simulation.sqs.virtual_time import Life
 from tests.support.aws.sqs_consumer import AnyQueue

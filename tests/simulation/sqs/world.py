@@ -16,22 +16,24 @@ it comes to an end          a closed receiver leaves nothing behind
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import pytest
 
-import qdo.brokers.sqs.consuming.consumer
-import qdo.worker.engine.lanes.lanes
+import qdo.brokers.sqs.consumer
+import qdo.brokers.sqs.in_flight
+import qdo.brokers.sqs.poller
+import qdo.brokers.sqs.receive
+import qdo.brokers.sqs.subscription
+import qdo.brokers.sqs.visibility
+import qdo.worker.engine.lanes
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.coordination.protocol.claims import Claim, OwnedQueue
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.jobs.options import Order
@@ -39,6 +41,16 @@ from qdo.message import Message
 from tests.simulation.sqs.server import RequestFaults, SimulatedSqs
 from tests.simulation.sqs.virtual_time import Moments
 from tests.simulation.sqs.worker import SESSION_SECONDS, WAIT_SECONDS, SimulatedWorker
+
+CONSUMING = (
+    qdo.brokers.sqs.consumer,
+    qdo.brokers.sqs.in_flight,
+    qdo.brokers.sqs.poller,
+    qdo.brokers.sqs.receive,
+    qdo.brokers.sqs.subscription,
+    qdo.brokers.sqs.visibility,
+)
+"""The modules that consume: in the simulation they have its time."""
 
 PATIENCE_SECONDS = 900.0
 IDLE_LOOK_SECONDS = 800.0
@@ -381,16 +393,10 @@ def world(seed: int, kind: str, order: Order, batch: int | None = None) -> Itera
     """Give a world in which the engine runs, in place of gevent's time."""
     made = SqsWorld(seed, kind, order, batch)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (*_modules_of(qdo.brokers.sqs.consuming), qdo.worker.engine.lanes.lanes):
+        for module in (*CONSUMING, qdo.worker.engine.lanes):
             if hasattr(module, "gevent"):
                 patch.setattr(module, "gevent", made.moments)
-        patch.setattr(qdo.worker.engine.lanes.lanes, "Event", made.moments.event)
-        patch.setattr(qdo.brokers.sqs.consuming.consumer, "Event", made.moments.event)
+        patch.setattr(qdo.worker.engine.lanes, "Event", made.moments.event)
+        patch.setattr(qdo.brokers.sqs.consumer, "Event", made.moments.event)
         yield made
         made.moments.drop()
-
-
-def _modules_of(package: ModuleType) -> list[ModuleType]:
-    """Return all modules of a package."""
-    found = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-    return [importlib.import_module(each.name) for each in found]

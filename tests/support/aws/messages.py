@@ -6,8 +6,7 @@ from typing import Any
 
 from qdo.brokers.base import Row
 from qdo.brokers.sqs.broker import SqsBroker
-from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, decode_received
-from qdo.brokers.sqs.positions import make_position
+from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, decode_received, make_position
 
 HIDE_SECONDS = 60
 

@@ -10,13 +10,10 @@ from gevent.event import Event
 
 from qdo.brokers.base import Row
 from qdo.brokers.sqs.api import ReceiveResponse
-from qdo.brokers.sqs.codec import Received
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
-from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
-from qdo.brokers.sqs.consuming.memory_budget import HELD_BYTES, MemoryBudget
-from qdo.brokers.sqs.consuming.poll_backoff import Timing
-from qdo.brokers.sqs.consuming.subscription import Callbacks, SqsSubscription
-from qdo.brokers.sqs.positions import sequence_of
+from qdo.brokers.sqs.codec import Received, sequence_of
+from qdo.brokers.sqs.in_flight import HELD_BYTES, InFlightMessage, InFlightMessages, MemoryBudget
+from qdo.brokers.sqs.poller import Timing
+from qdo.brokers.sqs.subscription import Callbacks, SqsSubscription
 
 VISIBILITY = 0.4
 WAIT_SECONDS = 10.0

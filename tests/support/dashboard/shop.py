@@ -15,8 +15,7 @@ from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.dashboard import close_app, create_app
 from qdo.dashboard.reading.fleet_reader import FleetReader
 from qdo.history.recorder import Recorder

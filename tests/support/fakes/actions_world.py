@@ -28,10 +28,16 @@ from qdo.coordination.protocol.machine import (
     Stat,
 )
 from qdo.coordination.znodes.layout import FleetLayout
-from qdo.fleet.action_node import PARENT, WORKER, Action
-from qdo.fleet.protocol.action_results import Finish, Result, UnfitError
-from qdo.fleet.protocol.actions import ActionsWatch
-from qdo.fleet.protocol.audit_entries import AuditEntry, entry_name
+from qdo.fleet.action_machine import (
+    PARENT,
+    WORKER,
+    Action,
+    ActionsWatch,
+    Finish,
+    Result,
+    UnfitError,
+)
+from qdo.fleet.audit_entries import AuditEntry, entry_name
 
 FLEET = FleetLayout("/app")
 NAME = "worker-0000000001"

@@ -9,9 +9,8 @@ from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.rebalancing.lost_workers import LostWorker
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.protocol.worker_roll import LostWorker
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.worker.duties.burst import FleetSurvey

@@ -14,7 +14,7 @@ import sys
 
 from qdo.settings.settings import Settings
 from qdo.worker.supervisor import restarts as roster
-from qdo.worker.supervisor.child_process import ChildProcess
+from qdo.worker.supervisor.child import ChildProcess
 from qdo.worker.supervisor.supervisor import supervise
 
 

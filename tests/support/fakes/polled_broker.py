@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from qdo.brokers.base import Outgoing, Row
-from qdo.brokers.subscription import Subscription
+from qdo.brokers.base import Outgoing, Row, Subscription
 from qdo.testing.memory_broker import MemoryBroker
 
 

@@ -254,10 +254,10 @@ def _start_worker(argv: Sequence[str], **options: Any) -> ForkedWorker | subproc
 
 
 def _fork_workers() -> None:
-    from qdo.worker.supervisor import child_process
+    from qdo.worker.supervisor import child
 
     stand_in: Any = SimpleNamespace(Popen=_start_worker, DEVNULL=subprocess.DEVNULL)
-    child_process.subprocess = stand_in
+    child.subprocess = stand_in
 
 
 class leaving(contextlib.AbstractContextManager[None]):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdo.brokers.ahead import check_reached
-from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.base import Broker, Outgoing, check_reached
 from qdo.brokers.kinesis.dead_letters import read
 from qdo.brokers.registry import open_broker
 from qdo.errors import PositionAheadError
@@ -37,7 +36,7 @@ def test_messages_of_a_clock_that_was_ahead_count(
 ) -> None:
     """A position in the future is right if a message has it."""
     head = broker.catalog.backlog("q", 0).head
-    monkeypatch.setattr("qdo.brokers.ahead.position_now", lambda: head - 10**12)
+    monkeypatch.setattr("qdo.brokers.base.position_now", lambda: head - 10**12)
     check_reached(broker, "q", head)
     with pytest.raises(PositionAheadError):
         check_reached(broker, "q", head + 1)

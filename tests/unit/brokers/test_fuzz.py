@@ -15,14 +15,14 @@ import pytest
 import ujson
 from hypothesis import strategies as st
 
-from qdo.brokers.aws.responses import answer_of
+from qdo.brokers.aws.http import answer_of
 from qdo.brokers.dead_letters import DeadLetterRecord, retried_headers
 from qdo.brokers.kinesis.api import parse_records
 from qdo.brokers.kinesis.codec import encoded as kinesis_data
 from qdo.brokers.kinesis.dead_letters import read, written
 from qdo.brokers.sqs.codec import decode_received
 from qdo.brokers.sqs.dead_letter_codec import letter_entry, letter_of
-from qdo.cli.json_lines import LineFormat, LineProblem
+from qdo.cli.commands.send import LineFormat, LineProblem
 from qdo.encoding import is_raw
 from qdo.errors import UsageError
 from qdo.message import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdo.cli.durations import MOST_DAYS, parse_duration
+from qdo.cli.output import MOST_DAYS, parse_duration
 from qdo.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.brokers.base import Outgoing
-from qdo.cli import json_lines as lines
-from qdo.cli.json_lines import LineFormat, LineProblem, LineSender, chunks_of_lines
+from qdo.cli.commands import send as lines
+from qdo.cli.commands.send import LineFormat, LineProblem, LineSender, chunks_of_lines
 from qdo.errors import BodyError, DatabaseFullError, InputLineError, QdoError
 
 FORM = LineFormat(queue=None, queue_field="q", key_field=None, max_bytes=100)

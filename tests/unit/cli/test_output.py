@@ -8,8 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.cli.output import cell, emit
-from qdo.cli.tables import fitting, table
+from qdo.cli.output import cell, emit, fitting, table
 
 ITEMS = [{"queue": "a", "backlog": 5, "x": None}, {"queue": "bcd", "backlog": 12, "x": "y"}]
 COLUMNS = {"queue": "QUEUE", "backlog": "BACKLOG", "x": "X"}

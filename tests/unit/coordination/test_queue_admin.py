@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qdo.coordination.queue_admin import chosen, with_decision
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.errors import AlreadyDecidedError, MessageNotFailingError, NotFailingError
 
 FIRST, SECOND = (

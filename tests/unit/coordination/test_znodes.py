@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.values import (
     MAX_INFLATED_BYTES,
     MAX_LISTED,

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.dashboard.charts import HEIGHT, WIDTH, bars, line_chart
-from qdo.dashboard.letters import error_kind_of
-from qdo.dashboard.paging import paged
-from qdo.dashboard.queue_pages import glob_of
+from qdo.dashboard.answers import error_kind_of, paged
+from qdo.dashboard.pages import glob_of
 from qdo.dashboard.reading.samples import MOST_VALUES, QueueSamples
+from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart
 from qdo.ops.status import QueueStatus, Statuses
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from qdo.demo.display import Display, TableRow
 from qdo.demo.ledger import Ledger, LedgerReader, Record, audit
-from qdo.demo.report import DemoReport, KilledWorker, print_report, running_again
+from qdo.demo.report import DemoReport, Display, KilledWorker, TableRow, print_report, running_again
 from qdo.ops.status import QueueStatus
 
 

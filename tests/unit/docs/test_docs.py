@@ -15,7 +15,7 @@ import click
 import pytest
 
 import qdo
-from qdo import aws_errors, errors, fleet_errors, postgresql_errors
+from qdo import broker_errors, errors
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import permission
@@ -75,7 +75,7 @@ def test_exit_codes_are_documented_in_the_words_of_the_help() -> None:
 
 def test_every_error_has_a_documented_exit_code() -> None:
     """No error ends a command with a code that the documentation does not know."""
-    modules = (errors, aws_errors, fleet_errors, postgresql_errors)
+    modules = (errors, broker_errors, errors, broker_errors)
     found = tuple(each for module in modules for each in vars(module).values())
     kinds = [each for each in found if isinstance(each, type)]
     codes = {str(each.exit_code) for each in kinds if issubclass(each, errors.QdoError)}

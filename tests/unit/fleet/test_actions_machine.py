@@ -12,10 +12,17 @@ from collections import Counter
 
 import pytest
 
-from qdo.fleet.action_node import AHEAD_SECONDS, MAX_OUTPUT_BYTES, PARENT, RUNNING, WORKER, Action
-from qdo.fleet.protocol.action_results import Result
-from qdo.fleet.protocol.actions import AT_ONCE
-from qdo.fleet.protocol.audit_entries import entry_name
+from qdo.fleet.action_machine import (
+    AHEAD_SECONDS,
+    AT_ONCE,
+    MAX_OUTPUT_BYTES,
+    PARENT,
+    RUNNING,
+    WORKER,
+    Action,
+    Result,
+)
+from qdo.fleet.audit_entries import entry_name
 from tests.support.fakes.actions_world import FLEET, NAME, NOW, ActionsWorld
 
 RUNS = {"mark", "later"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdo.fleet.protocol.audit_entries import (
+from qdo.fleet.audit_entries import (
     AHEAD_SECONDS,
     KEEP_SECONDS,
     MAX_ENTRIES,

@@ -33,8 +33,7 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import LimitNode
-from qdo.fleet.protocol.planning import TURN_SECONDS, Planner
-from qdo.fleet.protocol.shares import LimitShare
+from qdo.fleet.shares import TURN_SECONDS, LimitShare, Planner
 
 LAYOUT = Layout.of("test")
 PATH = LAYOUT.fleet.limit("crm")

@@ -30,8 +30,8 @@ from qdo.coordination.protocol.machine import (
     Watching,
     WatchTree,
 )
-from qdo.fleet.protocol import folder_view
-from qdo.fleet.protocol.folder_view import CopiedNode, FolderView
+from qdo.fleet import folder_view
+from qdo.fleet.folder_view import CopiedNode, FolderView
 
 FOLDER = "/documents/plans"
 NAMES = ["a", "b", "c"]

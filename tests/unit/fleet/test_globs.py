@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdo.fleet.globs import match_everything
+from qdo.fleet.names import match_everything
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import itertools
 import pytest
 
 from qdo.errors import UsageError
-from qdo.fleet.globs import overlap
-from qdo.fleet.hold_node import MAX_HOLDS, Hold, HoldNode, held_queues, holds_of
+from qdo.fleet.hold_machine import MAX_HOLDS, Hold, HoldNode, held_queues, holds_of
 from qdo.fleet.holds import new_hold
+from qdo.fleet.names import overlap
 
 
 def test_holds_are_read_as_they_were_written() -> None:

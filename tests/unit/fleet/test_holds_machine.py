@@ -28,8 +28,7 @@ from qdo.coordination.protocol.machine import (
     SetOp,
     Stat,
 )
-from qdo.fleet.hold_node import Hold, HoldNode
-from qdo.fleet.protocol.holds import HoldsWatch
+from qdo.fleet.hold_machine import Hold, HoldNode, HoldsWatch
 
 HOLDS = "/app/holds"
 STEPS = 300

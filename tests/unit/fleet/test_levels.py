@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from qdo.fleet.levels import AppLevel, next_step
+from qdo.fleet.components import AppLevel, next_step
 
 MUTANTS = ("raise at once", "do not read after registering")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdo.fleet.limit_node import LimitNode, ShareHolder
-from qdo.fleet.rates import default_burst, rate_of, rate_text
+from qdo.fleet.limit_node import LimitNode, ShareHolder, default_burst, rate_of, rate_text
 
 
 def test_a_node_is_read_as_it_was_written() -> None:

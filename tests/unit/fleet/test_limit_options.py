@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.errors import UsageError
+from qdo.errors import LimitTermsError, LimitValueError, SharedNameError, UsageError
 from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish
 from qdo.fleet.names import checked_name
-from qdo.fleet_errors import LimitTermsError, LimitValueError, SharedNameError
 
 
 def _job(**options: Any) -> None:

@@ -13,8 +13,7 @@ from dataclasses import replace
 import pytest
 
 from qdo.coordination.protocol.machine import NodeRead
-from qdo.fleet.protocol.live_settings import SettingsReport, SettingsWatch
-from qdo.fleet.settings_node import SettingsNode, SettingsVersion
+from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion, SettingsWatch
 from tests.support.fakes.one_node import OneNode, OneNodeSession
 
 PATH = "/app/settings"

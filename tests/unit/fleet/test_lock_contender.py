@@ -34,7 +34,7 @@ from qdo.coordination.protocol.machine import (
     Stat,
 )
 from qdo.coordination.protocol.registration import Registration
-from qdo.fleet.protocol.lock_contender import Contender, LockContender
+from qdo.fleet.lock_contender import Contender, LockContender
 
 FOLDER = "/locks/export"
 CLIENTS = 4

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from qdo.fleet.limit_node import ShareHolder
-from qdo.fleet.protocol.pools import StartPool, targets
+from qdo.fleet.pools import StartPool, targets
 
 
 def _targets(total: int, *wants: int) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from qdo.fleet.protocol.live_settings import SettingsReport
-from qdo.fleet.settings_node import (
+from qdo.fleet.settings_machine import (
     MAX_TEXT_BYTES,
     MAX_WHY_CHARACTERS,
     SettingsNode,
+    SettingsReport,
     SettingsVersion,
 )
 

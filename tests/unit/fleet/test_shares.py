@@ -20,7 +20,7 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import MISSING, LimitNode, ShareHolder
-from qdo.fleet.protocol.shares import REFUSED_SECONDS, WRITE_SECONDS, LimitShare
+from qdo.fleet.shares import REFUSED_SECONDS, WRITE_SECONDS, LimitShare
 
 LAYOUT = Layout.of("test")
 PATH = LAYOUT.fleet.limit("crm")

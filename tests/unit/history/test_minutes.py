@@ -6,10 +6,16 @@ import pytest
 
 from qdo.errors import SettingsError
 from qdo.history.address import history_error
-from qdo.history.buckets import BOUNDS, bucket_of, percentile
-from qdo.history.minutes import IDLE_SECONDS, Minutes, attempts_in
-from qdo.history.recorder import FIRST_BUCKET, MAX_KEPT, SLOW_SECONDS, Recorder
-from qdo.history.writer import pause_after
+from qdo.history.recorder import (
+    BOUNDS,
+    FIRST_BUCKET,
+    MAX_KEPT,
+    SLOW_SECONDS,
+    Recorder,
+    bucket_of,
+    percentile,
+)
+from qdo.history.writer import IDLE_SECONDS, Minutes, attempts_in, pause_after
 from qdo.message import Batch, Message
 from qdo.settings.settings import Settings
 

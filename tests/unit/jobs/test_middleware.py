@@ -12,7 +12,7 @@ import pytest
 from qdo import App, Message
 from qdo.errors import UsageError
 from qdo.jobs.middleware import Middleware, compose
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.router import GreenletExecutor
 
 MESSAGE = Message("q", 1, None)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qdo.brokers.base import Outgoing
-from qdo.coordination.znodes.progress import OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.ops.reading.backlogs import backlog_of
+from qdo.coordination.znodes.queue_node import OutOfOrderProgress, QueueNode
+from qdo.ops.snapshot import backlog_of
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
 from qdo.ops.changes import Difference, Look, changes, past_changes
-from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict
+from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import WorkerStatus
 
 QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None)

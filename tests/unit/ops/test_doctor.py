@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qdo.brokers.base import Broker
-from qdo.coordination.server_version import ServerReport, read_server
+from qdo.coordination.session_setup import ServerReport, read_server
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job

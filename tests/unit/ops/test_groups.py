@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from qdo.ops.groups import group_items
-from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict
+from qdo.ops.verdicts import QueueHealth, Verdict
 
 QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None, behind_seconds=5.0)
 IDLE = ("idle", 1, 3, None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdo.ops.overview import LONG_SECONDS, MOST_RUNS, overview
-from qdo.ops.queue_health import QueueHealth
-from qdo.ops.reading.long_runs import LongRun
-from qdo.ops.reading.snapshot import MESSAGES
+from qdo.ops.items import LONG_SECONDS, MOST_RUNS, overview
+from qdo.ops.snapshot import MESSAGES, LongRun
 from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict
+from qdo.ops.verdicts import QueueHealth, Verdict
 
 
 def judged(queue: str, seconds: float, state: QueueHealth) -> tuple[QueueStatus, Verdict]:

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.ops.queue_case import QueueSample, VerdictRules
-from qdo.ops.queue_health import QueueHealth
-from qdo.ops.reading.long_runs import LongRun, long_runs
+from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.ops.snapshot import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import Verdict, judge, judge_all
+from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
 from qdo.queues import command_text
 
 NOW = 1_700_000_000.0

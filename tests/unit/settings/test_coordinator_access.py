@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from qdo.coordination.access import Access
+from qdo.coordination.access import Access, acl_text
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.rights import acl_text
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from qdo.errors import SettingsError, UnknownSettingError, UsageError
-from qdo.fleet.protocol.live_settings import SettingsReport
-from qdo.fleet.settings_node import SettingsVersion
-from qdo.settings.live import LiveSettings, LogLevelFollower
-from qdo.settings.live_toml import differences, live_names, overlaid, pinned, read_live
+from qdo.fleet.settings_machine import SettingsReport, SettingsVersion
+from qdo.settings.live import (
+    LiveSettings,
+    LogLevelFollower,
+    differences,
+    live_names,
+    overlaid,
+    pinned,
+    read_live,
+)
 from qdo.settings.settings import Settings
 from qdo.settings.sources import load
 

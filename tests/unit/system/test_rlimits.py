@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from qdo.system.rlimits import RESERVE, ensure_open_files
+from qdo.system.processes import RESERVE, ensure_open_files
 from tests.support.paths import ROOT
 
 TRY = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from qdo.system.rlimits import ensure_open_files
+from qdo.system.processes import ensure_open_files
 print(ensure_open_files({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

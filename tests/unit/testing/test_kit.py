@@ -723,9 +723,8 @@ def test_the_clock_does_not_go_back(kit: TestKit) -> None:
 def test_nothing_of_the_engine_asks_the_real_time() -> None:
     """All code run by the kit has the clock as an argument, or is on the list of stand-ins."""
     engine = (
-        *("pipeline", "row_runner", "batches", "lanes.lanes", "lanes.lane_progress"),
-        "lanes.lane_turns",
-        *("outcomes", "resume", "dispatcher", "timers", "fetcher", "slot", "turn", "counters"),
+        *("pipeline", "row_runner", "batches", "lane", "lanes", "outcomes", "subscriptions"),
+        *("dispatcher", "fetcher", "slot", "jobs"),
     )
     names = [f"qdo.worker.engine.{name}" for name in engine]
     names += ["qdo.worker.shared_memory.in_flight"]

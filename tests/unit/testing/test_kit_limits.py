@@ -8,8 +8,7 @@ import pytest
 
 import qdo
 from qdo import App
-from qdo.errors import UsageError
-from qdo.fleet_errors import LimitTimeoutError, SharedNameError
+from qdo.errors import LimitTimeoutError, SharedNameError, UsageError
 from qdo.testing import TestKit
 
 

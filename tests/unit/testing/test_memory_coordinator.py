@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from qdo.coordination.interrupted_attempts import InFlight
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import NotFoundError
-from qdo.testing.memory_coordinator import MemoryCoordinator
+from qdo.testing.state import MemoryCoordinator
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from qdo.app import App
 from qdo.message import Message
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.settings.settings import Settings
-from qdo.worker.queue_filter import filter_of
+from qdo.worker.worker import filter_of
 
 
 def app_with(*globs: str) -> App:

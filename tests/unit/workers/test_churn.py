@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qdo import DeadLetter, Message
-from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.errors import NotAQdoDatabaseError
 from qdo.programs import churn
 from qdo.programs.churn import Totals, TotalsFile, count_before_parent

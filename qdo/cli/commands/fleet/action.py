@@ -11,16 +11,13 @@ import click
 
 from qdo.cli.asking import ask
 from qdo.cli.changing import Consent, changing
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit
-from qdo.errors import UsageError
-from qdo.fleet import action_arguments as names
-from qdo.fleet.action_node import AHEAD_SECONDS
+from qdo.cli.output import emit, parse_duration
+from qdo.errors import ActionsFailedError, UsageError
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import AHEAD_SECONDS, DONE, UnfitError
 from qdo.fleet.actions import Asked
-from qdo.fleet.protocol.action_results import DONE, UnfitError
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.fleet_errors import ActionsFailedError
+from qdo.fleet.audit_entries import Values
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, printable_lines
 

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, print_message, values_text
+from qdo.cli.output import emit, parse_duration, print_message, values_text
 from qdo.fleet.audit import read_entries
-from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.ops.items import audit_item
 from qdo.settings.settings import Settings
 

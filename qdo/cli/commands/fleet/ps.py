@@ -9,18 +9,15 @@ from typing import Any
 import click
 
 from qdo.cli.asking import ask
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import emit, parse_duration, print_message
+from qdo.cli.readings import watch_option
 from qdo.cli.runs import blocked_texts, stack_text
-from qdo.cli.watching import watch_option
-from qdo.errors import UsageError
-from qdo.fleet import action_arguments as names
-from qdo.fleet.action_node import AHEAD_SECONDS
-from qdo.fleet.protocol.action_results import DONE
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.fleet_errors import ActionsFailedError
-from qdo.ops.reading.runs import read_runs
+from qdo.errors import ActionsFailedError, UsageError
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import AHEAD_SECONDS, DONE
+from qdo.fleet.audit_entries import Values
+from qdo.ops.runs import read_runs
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, printable, short_duration
 

@@ -9,20 +9,12 @@ import click
 
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit
-from qdo.coordination.znodes.progress import CancelOutcome
+from qdo.cli.output import emit, parse_duration
+from qdo.coordination.znodes.queue_node import CancelOutcome
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
-from qdo.fleet.action_node import AHEAD_SECONDS
-from qdo.ops.messages.cancel import (
-    DELAYED,
-    NOT_FOUND,
-    SUCCESSES,
-    WAITING,
-    Cancellation,
-    cancel,
-)
+from qdo.fleet.action_machine import AHEAD_SECONDS
+from qdo.ops.cancel import DELAYED, NOT_FOUND, SUCCESSES, WAITING, Cancellation, cancel
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
 

@@ -10,11 +10,11 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import parsed
 from qdo.errors import NotFoundError, UsageError
-from qdo.ops.bodies import body_value, decrypted
-from qdo.ops.messages.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
+from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 

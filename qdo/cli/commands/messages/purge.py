@@ -13,13 +13,7 @@ from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.errors import NotFoundError
-from qdo.ops.messages.purge import (
-    PurgePlan,
-    check_purging,
-    plan_purge,
-    purge,
-    queues_to_purge,
-)
+from qdo.ops.seek import PurgePlan, check_purging, plan_purge, purge, queues_to_purge
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
 from qdo.text import pluralize

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qdo.cli.changing import Consent, changing
-from qdo.cli.deciding import all_option, decide_about
+from qdo.cli.changing import Consent, all_option, changing, decide_about
 from qdo.cli.framework import output_option, with_settings
 from qdo.settings.settings import Settings
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qdo.cli.changing import Consent, changing
-from qdo.cli.deciding import decide_about
+from qdo.cli.changing import Consent, changing, decide_about
 from qdo.cli.framework import output_option, with_settings
 from qdo.settings.settings import Settings
 

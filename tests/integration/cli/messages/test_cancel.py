@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.coordination.znodes.progress import MAX_CANCELLED
+from qdo.coordination.znodes.queue_node import MAX_CANCELLED
 from tests.support.app_runs import OperatorDesk
 from tests.support.processes import Proc, paused, wait_until
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.ops.messages.find import waiting_rows
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.ops.peek import waiting_rows
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import clean_environment
 from tests.support.processes import Proc, paused, wait_until

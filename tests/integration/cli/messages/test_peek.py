@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 
 import qdo
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from tests.support.app_runs import OperatorDesk
 from tests.support.fakes.hostile_text import TEXT, unsafe
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.ops.messages.purge import plan_purge, purge
-from qdo.ops.queue_health import QueueHealth
+from qdo.ops.seek import plan_purge, purge
 from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import judge_all
+from qdo.ops.verdicts import QueueHealth, judge_all
 from tests.support.app_runs import OperatorDesk
 from tests.support.processes import paused, wait_until
 

@@ -16,8 +16,8 @@ from qdo.brokers.base import Outgoing
 from qdo.errors import BodyDecodeError, JobCrashedError, JobTimeoutError
 from qdo.message import Message
 from qdo.worker.engine import decoder
-from qdo.worker.executors.process import child as spawned
-from qdo.worker.executors.process import frames as wire
+from qdo.worker.executors import process as spawned
+from qdo.worker.executors import process_frames as wire
 from qdo.worker.large_bodies import LARGE_BYTES
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 
-from qdo.aws_errors import (
+from qdo.broker_errors import (
     AccessDeniedError,
     AwsError,
     AwsNotFoundError,

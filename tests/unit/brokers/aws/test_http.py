@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from qdo.aws_errors import AwsUnreachableError
+from qdo.broker_errors import AwsUnreachableError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.aws.errors import code_of, is_transient

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from qdo.aws_errors import ObjectTooLargeError
+from qdo.broker_errors import ObjectTooLargeError
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.aws.s3 import Objects
 

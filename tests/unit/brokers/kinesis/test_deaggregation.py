@@ -10,12 +10,11 @@ import gevent
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
-from qdo.brokers.kinesis.api import parse_records
-from qdo.brokers.kinesis.deaggregation import hash_key, is_aggregated, unpack
-from qdo.brokers.kinesis.requests import GetIterator, GetRecords, StartPosition
-from qdo.brokers.kinesis.shard_poller import ShardPoller
+from qdo.brokers.kinesis.api import GetIterator, GetRecords, StartPosition, parse_records
+from qdo.brokers.kinesis.codec import hash_key, is_aggregated, unpack
+from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.encoding import unreadable_reason
-from qdo.system import pacing
+from qdo.system import clock
 
 EVERYTHING = (0, 2**128 - 1)
 
@@ -168,7 +167,7 @@ def test_a_response_takes_a_limited_amount_of_memory() -> None:
 
 def test_other_greenlets_run_while_a_record_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """99,000 messages take up to a second of a worker's event loop, which serves other queues."""
-    monkeypatch.setattr(pacing, "time", gevent)  # as in a process that gevent has patched
+    monkeypatch.setattr(clock, "time", gevent)  # as in a process that gevent has patched
     many = answer([sealed(field(1, b"k") + 99_000 * field(3, b"\x08\x00\x1a\x00"))])
     parsing = gevent.spawn(parse_records, many, EVERYTHING)
     turns = 0
@@ -176,7 +175,7 @@ def test_other_greenlets_run_while_a_record_is_unpacked(monkeypatch: pytest.Monk
         turns += 1
         gevent.sleep(0)
     assert len(parsing.get().rows) == 99_000
-    assert turns >= 2 * 99_000 // pacing.STRIDE  # unpacked, and decoded
+    assert turns >= 2 * 99_000 // clock.STRIDE  # unpacked, and decoded
 
 
 def test_the_hash_key_is_that_of_kinesis() -> None:

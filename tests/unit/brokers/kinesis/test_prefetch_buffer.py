@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from qdo.brokers.kinesis.api import Taken
 from qdo.brokers.kinesis.positions import at_time, pack
-from qdo.brokers.kinesis.prefetch_buffer import KEPT_BYTES, PrefetchBuffer
-from qdo.brokers.kinesis.requests import Taken
+from qdo.brokers.kinesis.reader import KEPT_BYTES, PrefetchBuffer
 
 
 def at(number: int) -> int:

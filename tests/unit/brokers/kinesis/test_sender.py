@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
-from qdo.aws_errors import AccessDeniedError, AwsUnreachableError, ThrottledError
 from qdo.backoff import Backoff
+from qdo.broker_errors import AccessDeniedError, AwsUnreachableError, ThrottledError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.kinesis import sender as kinesis_sending
 from qdo.brokers.kinesis.sender import MOST_RECORDS, REQUEST_BYTES, KinesisSender

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from qdo.brokers.kinesis.clock_skew import SKEW_SECONDS, SLACK_SECONDS
-from qdo.brokers.kinesis.positions import POSITIONS, end, pack, whole
-from qdo.brokers.kinesis.requests import (
+from qdo.brokers.kinesis.api import (
     MOST_RECORDS,
+    SKEW_SECONDS,
+    SLACK_SECONDS,
     GetIterator,
     GetRecords,
     PositionTrimmed,
@@ -18,12 +18,8 @@ from qdo.brokers.kinesis.requests import (
     StartPosition,
     Taken,
 )
-from qdo.brokers.kinesis.shard_poller import (
-    ANSWER_BYTES,
-    FIRST_RECORDS,
-    READ_BACKOFF,
-    ShardPoller,
-)
+from qdo.brokers.kinesis.poller import ANSWER_BYTES, FIRST_RECORDS, READ_BACKOFF, ShardPoller
+from qdo.brokers.kinesis.positions import POSITIONS, end, pack, whole
 from qdo.positions import position_of_time
 
 NOW = 1_700_000_000.0

@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from qdo.aws_errors import (
+from qdo.broker_errors import (
     AccessDeniedError,
     AwsNotFoundError,
     AwsUnreachableError,
     ExpiredCredentialsError,
     PositionTrimmedError,
 )
-from qdo.brokers.kinesis.api import KinesisApi, ShardReadLimiter, parse_records
+from qdo.brokers.kinesis.api import (
+    GetIterator,
+    GetRecords,
+    KinesisApi,
+    ShardReadLimiter,
+    StartPosition,
+    parse_records,
+)
+from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.brokers.kinesis.positions import pack
-from qdo.brokers.kinesis.requests import GetIterator, GetRecords, StartPosition
-from qdo.brokers.kinesis.shard_poller import ShardPoller
-from qdo.brokers.kinesis.shard_reader import PATIENCE, ShardReader
+from qdo.brokers.kinesis.reader import PATIENCE, ShardReader
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.positions import position_of_time, time_of_position
 

@@ -15,8 +15,7 @@ from gevent.event import Event
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.codec import Received, pointing
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
-from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
+from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
 from qdo.errors import QdoError, UnreachableError
 from tests.support.aws.sqs_consumer import AnyQueue
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qdo.brokers.sqs.attributes import QueueAttributes, Redrive
-from qdo.brokers.sqs.config_warnings import LONGEST_RETENTION_SECONDS, advice
+from qdo.brokers.sqs.broker import LONGEST_RETENTION_SECONDS, advice
+from qdo.brokers.sqs.queues import QueueAttributes, Redrive
 from qdo.jobs.policy import Policy, Rule
 
 DAY = 86_400

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.sqs.codec import pointing, size_of
+from qdo.brokers.sqs.codec import make_position, pointing, size_of
 from qdo.brokers.sqs.dead_letter_codec import (
     FoundDeadLetter,
     letter_entry,
     letter_of,
     with_traceback,
 )
-from qdo.brokers.sqs.positions import make_position
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
 

@@ -6,16 +6,15 @@ import uuid
 
 import pytest
 
-from qdo.brokers.sqs.codec import Received
-from qdo.brokers.sqs.consuming.in_flight import (
+from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position, sequence_of
+from qdo.brokers.sqs.in_flight import (
     HOLD_SECONDS,
     MOST_UNCONFIRMED,
     MOST_WAIT_SECONDS,
+    InFlightMessage,
     InFlightMessages,
     name_of,
 )
-from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
-from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position, sequence_of
 
 VISIBILITY = 60.0
 SENT = 139_000_000_000_000_000

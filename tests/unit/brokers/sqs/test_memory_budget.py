@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
+from qdo.brokers.sqs.in_flight import MemoryBudget
 from qdo.errors import UnreachableError
 from tests.support.aws.sqs_consumer import SubscriptionSetup, message, until
 

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 
-from qdo.aws_errors import AccessDeniedError, ThrottledError
-from qdo.brokers.sqs.attributes import Redrive
-from qdo.brokers.sqs.queues import COUNTS_PER_SECOND, COUNTS_SECONDS, SETTINGS_SECONDS, SqsQueues
+from qdo.broker_errors import AccessDeniedError, ThrottledError
+from qdo.brokers.sqs.queues import (
+    COUNTS_PER_SECOND,
+    COUNTS_SECONDS,
+    SETTINGS_SECONDS,
+    Redrive,
+    SqsQueues,
+)
 from qdo.brokers.sqs.url import sqs_address
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"

@@ -15,19 +15,19 @@ from botocore import exceptions as boto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.aws_errors import (
+from qdo.backoff import Backoff
+from qdo.broker_errors import (
     AwsError,
     AwsNotFoundError,
     AwsUnreachableError,
     SqsNameError,
     ThrottledError,
 )
-from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.sending import PATIENCE_SECONDS
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.sqs import sender as sqs_sending
-from qdo.brokers.sqs.pointers import pointer_of
+from qdo.brokers.sqs.codec import pointer_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.sender import MAX_SQS_MESSAGE, SqsSender
 from qdo.brokers.sqs.url import SqsAddress, sqs_address

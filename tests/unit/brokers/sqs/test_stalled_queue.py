@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from qdo.aws_errors import AccessDeniedError, AwsUnreachableError
-from qdo.brokers.sqs.consuming import poller
+from qdo.broker_errors import AccessDeniedError, AwsUnreachableError
+from qdo.brokers.sqs import poller
 from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
 
 

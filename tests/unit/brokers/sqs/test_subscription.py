@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from qdo.brokers.sqs.consuming.in_flight import name_of
+from qdo.brokers.sqs.in_flight import name_of
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
 from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until

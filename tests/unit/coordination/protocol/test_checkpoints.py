@@ -8,8 +8,7 @@ from typing import Any, cast
 from qdo.coordination.protocol.checkpoints import BATCH, Checkpoints
 from qdo.coordination.protocol.claims import OwnedQueue
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 
 

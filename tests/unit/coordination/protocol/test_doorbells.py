@@ -9,12 +9,7 @@ import pytest
 from qdo.coordination.protocol.doorbells import DoorbellWatches
 from qdo.coordination.protocol.machine import NodeMissing, NodeRead, NoResponse, Response, Stat
 from qdo.coordination.znodes.layout import Layout
-from qdo.worker.duties.doorbell_listener import (
-    AT_ONCE,
-    LOOK_SECONDS,
-    SOON_SECONDS,
-    DoorbellListener,
-)
+from qdo.worker.duties.duty import AT_ONCE, LOOK_SECONDS, SOON_SECONDS, DoorbellListener
 from qdo.worker.engine.slot import Slot, SlotState
 
 LAYOUT = Layout.of("test")

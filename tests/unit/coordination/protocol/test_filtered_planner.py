@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qdo.coordination.protocol.rebalancing.filtered_planner import plan_filtered
-from qdo.coordination.protocol.rebalancing.planner import moves, plan
+from qdo.coordination.protocol.planner import moves, plan, plan_filtered
 from qdo.queues import EVERYTHING, QueueFilter
 
 Holdings = dict[str, list[str]]

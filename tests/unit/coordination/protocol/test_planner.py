@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdo.coordination.protocol.rebalancing.planner import moves, plan
+from qdo.coordination.protocol.planner import moves, plan
 
 Holdings = dict[str, list[str]]
 

@@ -11,17 +11,17 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from qdo.fleet.protocol.action_results import Result, UnfitError
-from qdo.settings.in_force import SettingsInForce
+from qdo.fleet.action_machine import Result, UnfitError
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.system import logs
 from qdo.worker.actions.own_actions import OwnActions
-from qdo.worker.actions.runs import Runs
 from qdo.worker.actions.sampling import Samples, frame_label
 from qdo.worker.actions.stacks import all_stacks
+from qdo.worker.drain import StopRequests
 from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
-from qdo.worker.stop_requests import StopRequests
+from qdo.worker.runs import Runs
 
 NO_QUEUES = Cancellations(cast(Engine, None), {})
 

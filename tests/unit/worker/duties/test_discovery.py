@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
-from qdo.worker.duties.discovery import Discovery
+from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import (
     DEAD_LETTERS_SECONDS,
     PERIOD_MAX_SECONDS,
@@ -20,7 +20,7 @@ from qdo.worker.engine.slot import Slot
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
 
-LOGGER = "qdo.worker.duties.discovery"
+LOGGER = "qdo.worker.duties.queues"
 
 
 class DiscoveryClock:

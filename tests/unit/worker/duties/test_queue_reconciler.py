@@ -17,8 +17,7 @@ from kazoo.protocol.serialization import SetData, Transaction
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError
-from qdo.worker.duties.discovery import RECONCILE_SECONDS, Discovery
-from qdo.worker.duties.queue_reconciler import CHANGED_AT_ONCE
+from qdo.worker.duties.queues import CHANGED_AT_ONCE, RECONCILE_SECONDS, Discovery
 from tests.support.fakes.shard_broker import ShardBroker
 
 LAYOUT = Layout.of("test")
@@ -433,7 +432,7 @@ def test_unreachable_coordinator_is_retried(
     stage.leader.put("known")
     stage.leader.away = True
     stage.run(2)
-    assert {r.name for r in caplog.records} == {"qdo.worker.duties.discovery"}
+    assert {r.name for r in caplog.records} == {"qdo.worker.duties.queues"}
     assert {r.levelname for r in caplog.records} == {"WARNING"}
     stage.discovery.names_received(["new"])
     stage.leader.away = False

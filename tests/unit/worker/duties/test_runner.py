@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from qdo.worker.duties.runner import Duties, Duty
+from qdo.worker.duties.duty import Duties, Duty
 
 
 class Waiting(Duty):

@@ -15,14 +15,14 @@ from qdo.errors import UsageError
 from qdo.jobs.options import Order
 from qdo.jobs.policy import Policy
 from qdo.message import Message
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker import worker as worker_module
-from qdo.worker.engine.compatibility import check_jobs
 from qdo.worker.engine.context import Engine
+from qdo.worker.engine.jobs import check_jobs
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot, TurnResult
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.router import GreenletExecutor
 from qdo.worker.worker import Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
 from tests.support.fakes.scripted_broker import ScriptedBroker, ScriptedCatalog

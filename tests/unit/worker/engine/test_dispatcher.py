@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from qdo.coordination.protocol.claims import Claim
-from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher
 from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
-from qdo.worker.engine.timers import PAUSE_CHECK_SECONDS
 from tests.support.fakes.member import FakeMember
 
 

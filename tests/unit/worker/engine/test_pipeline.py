@@ -12,22 +12,22 @@ import gevent
 import pytest
 
 from qdo.app import App
-from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
-from qdo.brokers.subscription import Reader, Subscription
+from qdo.brokers.base import Reader, Subscription
+from qdo.brokers.sqs.codec import SQS_POSITIONS, make_position
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress
 from qdo.errors import DatabaseFullError, UnsupportedError
 from qdo.jobs.options import Order
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry, Skip
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.fetcher import FIRST_LIMIT
 from qdo.worker.engine.pipeline import Pipeline, running_in
 from qdo.worker.engine.slot import Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.router import GreenletExecutor
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
 

@@ -12,7 +12,7 @@ import pytest
 from qdo.app import App
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
-from qdo.worker.engine.gates.limits import Gate, Limits
+from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.slot import Slot
 
 ROWS = 100

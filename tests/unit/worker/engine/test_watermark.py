@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.worker.engine.lanes.watermark import Run, WatermarkTracker
+from qdo.worker.engine.lane import Run, WatermarkTracker
 
 
 def covered(position: int, last: int, runs: tuple[Run, ...]) -> bool:

@@ -12,7 +12,7 @@ from qdo import App
 from qdo.message import Message
 from qdo.worker.executors.aio import AsyncioExecutor
 from qdo.worker.executors.base import Executor, NotStarted
-from qdo.worker.executors.limit import LimitedExecutor
+from qdo.worker.executors.router import LimitedExecutor
 from qdo.worker.executors.thread import ThreadExecutor
 from tests.support.engine import until
 

@@ -10,14 +10,14 @@ import pytest
 
 from qdo import outcomes
 from qdo.brokers.kinesis.positions import POSITIONS, pack
-from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.jobs.policy import Rule
 from qdo.message import Message
 from qdo.positions import Positions, position_of_time
-from qdo.system.stop_flag import StopFlag
+from qdo.system.processes import StopFlag
 from qdo.text import describe, describe_traceback
-from qdo.worker.executors.process import errors as remote
-from qdo.worker.executors.process import frames as wire
+from qdo.worker.executors import process_frames as remote
+from qdo.worker.executors import process_frames as wire
 
 SENT = 1_700_000_000.25
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from qdo.errors import SettingsError
-from qdo.events import OUTCOMES
-from qdo.worker.metrics import exposition
+from qdo.outcomes import OUTCOMES
+from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, Metric, MetricKind
-from qdo.worker.metrics.survey import STATES
+from qdo.worker.metrics.duty import STATES
 from tests.support.doc_pages import read
 
 METRICS = (*FROM_WORKERS, *FROM_PARENT)
@@ -55,6 +55,6 @@ def test_no_label_names_a_single_queue() -> None:
 def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(SettingsError) as caught:
-        exposition.check_library()
+        catalog.check_library()
     assert caught.value.details["name"] == "http"
     assert "qdo[metrics]" in str(caught.value)

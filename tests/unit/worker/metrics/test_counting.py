@@ -10,16 +10,16 @@ import pytest
 from qdo.app import App
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.message import Message
 from qdo.outcomes import Retry, Skip, Stop
-from qdo.settings.in_force import SettingsInForce
+from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.router import GreenletExecutor
 from tests.support.fakes.scripted_broker import ScriptedBroker
 
 

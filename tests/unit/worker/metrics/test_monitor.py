@@ -13,10 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from qdo.system.clock import clock
 from qdo.system.http_server import HttpAnswer
 from qdo.worker.metrics import catalog, monitor
-from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind
-from qdo.worker.metrics.monitor import Monitor, SlotView
-from qdo.worker.metrics.page import ChildMetrics, MetricsPage
-from qdo.worker.metrics.totals import MetricTotals, parse
+from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind, MetricTotals, parse
+from qdo.worker.metrics.monitor import ChildMetrics, MetricsPage, Monitor, SlotView
 from qdo.worker.shared_memory.loop_state import LoopReport
 
 NESTED: list[Any] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdo.worker.metrics.page import HALF_BYTES, ChildMetrics, MetricsPage
+from qdo.worker.metrics.monitor import HALF_BYTES, ChildMetrics, MetricsPage
 
 
 @pytest.fixture

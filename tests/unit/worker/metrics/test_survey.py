@@ -10,12 +10,12 @@ import pytest
 from qdo.brokers.catalog import Backlog
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import NotFoundError
 from qdo.message import Message
 from qdo.positions import TIME_POSITIONS, position_of_time
 from qdo.worker.engine.slot import Slot, SlotState
-from qdo.worker.metrics.survey import ASKED, CHUNK, STATES, QueueSurvey, age, state_of
+from qdo.worker.metrics.duty import ASKED, CHUNK, STATES, QueueSurvey, age, state_of
 
 NOW = 1_700_000_000.0
 DONE = position_of_time(NOW - 1000)

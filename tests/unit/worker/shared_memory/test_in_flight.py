@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.coordination.interrupted_attempts import InFlight, marked_node
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
 

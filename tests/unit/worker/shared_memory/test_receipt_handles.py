@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from qdo.brokers.sqs.codec import Received
-from qdo.brokers.sqs.consuming.consumer import SqsConsumer
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
+from qdo.brokers.sqs.consumer import SqsConsumer
+from qdo.brokers.sqs.in_flight import InFlightMessages
 from qdo.errors import UnreachableError
 from qdo.worker.shared_memory.in_flight import make_memory
 from qdo.worker.shared_memory.receipt_handles import (

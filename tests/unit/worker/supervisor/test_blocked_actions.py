@@ -9,7 +9,7 @@ import pytest
 
 from qdo.errors import CoordinatorUnreachableError
 from qdo.worker.shared_memory.loop_state import LoopReport
-from qdo.worker.supervisor import blocked_actions
+from qdo.worker.supervisor import blocked
 
 REPORT = LoopReport(beat=1.0, contact=1.0, limit_seconds=60.0)
 NEXT = LoopReport(beat=2.0, contact=2.0, limit_seconds=60.0)
@@ -30,8 +30,8 @@ def test_it_connects_again_until_the_loop_runs(
                 child.loop = lambda: NEXT
             raise CoordinatorUnreachableError(url="127.0.0.1:1", reason="refused")
 
-    monkeypatch.setattr(blocked_actions, "connect", lambda *args, **options: Unreachable())
-    monkeypatch.setattr(blocked_actions, "RETRY_SECONDS", 0.0)
-    blocked_actions.BlockedActions(child, REPORT, lambda: None).run()
+    monkeypatch.setattr(blocked, "connect", lambda *args, **options: Unreachable())
+    monkeypatch.setattr(blocked, "RETRY_SECONDS", 0.0)
+    blocked.BlockedActions(child, REPORT, lambda: None).run()
     assert attempts == [1.0, 1.0, 1.0]
     assert len(caplog.records) == 1

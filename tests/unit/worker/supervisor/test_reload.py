@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qdo.worker.imported_files import app_files, failure_files
+from qdo.worker.parent_link import app_files, failure_files
 from qdo.worker.supervisor import restarts
-from qdo.worker.supervisor.reload import SourceWatcher
 from qdo.worker.supervisor.restarts import (
     GiveUp,
     Kill,
@@ -21,6 +20,7 @@ from qdo.worker.supervisor.restarts import (
     Terminate,
     WaitForReload,
 )
+from qdo.worker.supervisor.supervisor import SourceWatcher
 
 # --- files ----------------------------------------------------------------------------
 

@@ -1,0 +1,312 @@
+"""The next request for one shard: a state machine without I/O and without a clock.
+
+==============  ================================================  ==============================
+request         when                                              answered with
+==============  ================================================  ==============================
+`GetIterator`   there is no iterator: at the start, when it       `iterator_received`
+                expired, and after a request whose outcome is
+                unknown
+`GetRecords`    there is an iterator                              `records_received`
+(either)        the request failed                                `request_throttled`,
+                                                                  `timestamp_rejected`,
+                                                                  `iterator_expired`, or else
+                                                                  `request_failed`
+None            the shard was read to its end
+==============  ================================================  ==============================
+
+An iterator is only a short-lived handle (5 minutes). The state is the position of the last record
+taken. A new iterator begins *at* that record, not after it. So the rest of an aggregated record is
+found. If another record comes first, that record is gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from qdo.backoff import Backoff
+from qdo.brokers.kinesis.api import (
+    ANSWER_COST,
+    MOST_RECORDS,
+    ClockSkew,
+    GetIterator,
+    GetRecords,
+    PositionTrimmed,
+    Records,
+    RetentionPeriod,
+    StartPosition,
+    Taken,
+)
+from qdo.brokers.kinesis.positions import index_in_record, is_end, sequence_of, time_in
+from qdo.positions import time_of_position
+
+FRESH_SECONDS = 30.0
+"""How long a response describes the present backlog."""
+
+
+class ShardTip:
+    """The distance from the tip of a shard. Times are Unix times by the local clock.
+
+    :ivar reached: the last response contained everything up to the tip.
+    :ivar reached_at: time of the newest response that did, None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.reached = False
+        self.reached_at: float | None = None
+        self._behind: tuple[float, float] | None = None
+
+    def records_received(self, response: Records, limit: int, now: float) -> None:
+        """Update the distance from a response to a request for at most `limit` records."""
+        self._behind = response.behind_seconds, now
+        complete = response.records < limit and not response.cut
+        self.reached = response.behind_seconds <= 0 and complete
+        if self.reached:
+            self.reached_at = now
+
+    def complete_until(self, start_time: float | None) -> float | None:
+        """Return the time at AWS up to which everything was read; None before the tip.
+
+        :param start_time: time at which reading began, None if it did not begin at a time.
+        """
+        if self.reached_at is None:
+            return None
+        return max(ClockSkew.complete_until(self.reached_at), start_time or 0.0)
+
+    def is_fresh(self, now: float) -> bool:
+        """Return whether the last response is recent and the clock was not set back since."""
+        return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
+
+    def behind_seconds(self, now: float) -> float | None:
+        """Return the distance from the tip; None before the first response.
+
+        The distance in a response is as old as the response, and grows while a job runs.
+        """
+        if self._behind is None:
+            return None
+        seconds, received_at = self._behind
+        return seconds + max(0.0, now - received_at)
+
+
+def proves_complete(
+    after: int, complete_until: float | None, now: float, retention: RetentionPeriod
+) -> bool:
+    """Return whether no message was missed although the record at `after` is gone.
+
+    Everything that arrived up to a known time was read. If the stream still keeps all records
+    that are younger, the record at `after` is only too old: the shard received nothing for days.
+    A stream that was created after the known time is another stream of the same name.
+    """
+    known = max(time_of_position(time_in(after)), complete_until or 0.0)
+    return retention.since <= known and now < known + retention.seconds
+
+
+FIRST_RECORDS = 1000
+ANSWER_BYTES = 4 * 1024 * 1024
+"""Approximate size of a response: the number of records requested follows their size."""
+READ_BYTES_PER_SECOND = 2 * 1024 * 1024
+"""Read rate of a shard, for all its readers together; Kinesis throttles faster readers."""
+READ_BACKOFF = Backoff(1.0, 30.0)
+"""Delays after throttled reads; AWS advises 1 s after the first."""
+
+
+class ShardPoller:
+    """Decides how to read one shard after a position.
+
+    :param after: position of the last message taken.
+    :param pause_seconds: from one read to the next.
+    :param dice: returns a random number from 0 to 1.
+    :ivar tip: distance of the last response from the tip of the shard.
+    :ivar has_position: whether the shard has the record at `after`, or only later ones. None
+        before the first record.
+    :ivar throttled: number of throttled requests.
+    :ivar failures: requests that failed since the last response, without throttled ones.
+    :ivar consecutive_errors: the same, with throttled ones.
+    """
+
+    def __init__(
+        self,
+        after: int,
+        start: StartPosition,
+        pause_seconds: float,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self.after = after
+        self.tip = ShardTip()
+        self.has_position: bool | None = None
+        self.throttled = 0
+        self.failures = 0
+        self.consecutive_errors = 0
+        self.not_before = 0.0
+        self._start = start
+        self._pause_seconds = pause_seconds
+        self._dice = dice
+        self._skew = ClockSkew()
+        self._iterator: str | None = None
+        self._beginning: GetIterator | None = None
+        self._sought: int | None = None
+        self._trimmed_position = 0
+        self._record_limit = self._requested = FIRST_RECORDS
+        self._ended = is_end(after)
+        self._paused_seconds = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shard was read to its end."""
+        return self._ended
+
+    def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
+        """Return the next request, to be made once `due_in` returns 0.
+
+        :param now: Unix time.
+        :param most: limit of records.
+        """
+        if self._ended:
+            return None
+        if self._iterator is not None:
+            self._requested = min(self._record_limit, most)
+            return GetRecords(self._iterator, self._requested)
+        sequence = sequence_of(self.after)
+        if sequence and self.after == self._trimmed_position:
+            return GetIterator("TRIM_HORIZON")
+        if sequence:
+            self._sought = sequence
+            return GetIterator("AT_SEQUENCE_NUMBER", sequence=sequence)
+        if self.after:
+            time = time_of_position(time_in(self.after))
+            if time <= 0:  # before any stream existed
+                return GetIterator("TRIM_HORIZON")
+            # Kinesis rejects times in the future. `_new_rows` drops messages before `time`.
+            return GetIterator("AT_TIMESTAMP", time=min(time, now - self._skew.slack_seconds))
+        if self._beginning is None:
+            self._beginning = self._start.seek(now)
+        return self._beginning
+
+    # --- responses ---
+
+    def iterator_received(self, iterator: str) -> None:
+        """Process the response to `GetIterator`."""
+        self._iterator = iterator
+
+    def records_received(self, answer: Records, now: float) -> list[Taken]:
+        """Process the response to `GetRecords`; return the messages that are new.
+
+        :raises PositionTrimmed: the response does not begin with the requested record; see
+            `resume_at_oldest`. No message of the response is taken.
+        """
+        self._check_first(answer)
+        if self.has_position is None and answer.first is not None:
+            self.has_position = answer.first >= sequence_of(self.after)
+        self._iterator = None if answer.cut else answer.next_iterator
+        self.consecutive_errors = self.failures = 0
+        self.tip.records_received(answer, self._requested, now)
+        self._ended = answer.next_iterator is None and not answer.cut
+        self._pause(now, max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND))
+        if answer.records:
+            by_size = ANSWER_BYTES // max(1, answer.size // answer.records)
+            by_cost = ANSWER_COST // max(1, answer.record_cost)
+            self._record_limit = max(1, min(MOST_RECORDS, by_size, by_cost))
+        return self._new_rows(answer)
+
+    def _new_rows(self, answer: Records) -> list[Taken]:
+        self._sought = None if answer.records else self._sought
+        after = self.after
+        if sequence_of(after):
+            rows = [row for row in answer.rows if index_in_record(row[0]) > index_in_record(after)]
+            self.after = max(after, answer.last)
+        else:
+            rows = [row for row in answer.rows if time_in(row[0]) > after]
+            # Until the first new message, reading begins at the time: earlier records do not count.
+            begun = rows or answer.cut or (not after and answer.records)
+            self.after = answer.last if begun else after
+        return rows
+
+    def _check_first(self, answer: Records) -> None:
+        sought = self._sought
+        if sought is None or answer.first == sought:
+            return
+        # A response without records proves nothing before the tip.
+        if answer.first is None and answer.behind_seconds > 0 and answer.next_iterator is not None:
+            return
+        raise PositionTrimmed
+
+    @property
+    def complete_until(self) -> float | None:
+        """The time at AWS up to which everything was read; None before the tip was reached."""
+        return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
+
+    def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
+        """Return whether no message was missed although the record at `after` is gone."""
+        return proves_complete(self.after, self.complete_until, now, retention)
+
+    def behind_seconds(self, now: float, oldest: int | None) -> float | None:
+        """Return the age of the oldest message that is not processed yet.
+
+        :param oldest: position of the oldest message that was taken and is not finished.
+        :return: seconds, 0 at the tip; None before the first response.
+        """
+        if oldest is not None:
+            return max(0.0, now - time_of_position(time_in(oldest)))
+        return 0.0 if self._ended else self.tip.behind_seconds(now)
+
+    # --- failures ---
+
+    def request_throttled(self, now: float) -> float:
+        """Back off after a throttled request; return the delay in seconds."""
+        self.throttled += 1
+        return self._back_off(now)
+
+    def request_failed(self, now: float) -> float:
+        """Back off after a request whose outcome is unknown; return the delay in seconds."""
+        self._iterator = None
+        self.failures += 1
+        return self._back_off(now)
+
+    def iterator_expired(self) -> None:
+        """Drop the iterator, which can no longer be used."""
+        self._iterator = None
+
+    def timestamp_rejected(self) -> bool:
+        """Begin earlier if Kinesis may have rejected the time as in its future.
+
+        The local clock is ahead. Waiting until that time would skip the messages that arrive
+        in between.
+
+        :return: whether this may help.
+        """
+        beginning = self._beginning
+        if beginning is not None and self._start.kind != "latest":
+            return False
+        if not self._skew.timestamp_rejected():
+            return False
+        if beginning is not None and beginning.time is not None:
+            earlier = beginning.time - self._skew.slack_seconds
+            self._beginning = replace(beginning, time=earlier)
+        return True
+
+    def resume_at_oldest(self) -> None:
+        """Continue with the oldest record, because the one at `after` is gone."""
+        self._sought = None
+        self._trimmed_position = self.after
+
+    def finish(self) -> None:
+        """Treat the shard as read to its end: it no longer exists."""
+        self._ended = True
+
+    def due_in(self, now: float) -> float:
+        """Return the seconds until the next request may be made.
+
+        :param now: Unix time. The poller does not wait longer if the clock was set back.
+        """
+        left = self.not_before - now
+        return left if 0 < left <= self._paused_seconds else 0.0
+
+    def _back_off(self, now: float) -> float:
+        self.consecutive_errors += 1
+        return self._pause(now, READ_BACKOFF.delay(self.consecutive_errors, self._dice()))
+
+    def _pause(self, now: float, seconds: float) -> float:
+        self.not_before = now + seconds
+        self._paused_seconds = seconds
+        return seconds

@@ -1,0 +1,404 @@
+"""The messages of an SQS queue that are in flight: received, hidden, and not yet deleted.
+
+==========  ==============================================================  ==================
+a message   meaning                                                         next
+is
+==========  ==============================================================  ==================
+held        received; its job has not ended                                 done, lost,
+                                                                            (released)
+done        its job has ended; it must be deleted                           (confirmed)
+lost        another owner may have received it                              (received again)
+==========  ==============================================================  ==================
+
+No I/O: answers of SQS go in, rows and the messages to extend come out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.base import ReceiptHandleStore, Row
+from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position
+from qdo.brokers.sqs.receive import OpenPoll
+from qdo.brokers.sqs.url import BATCH
+
+
+@dataclass(slots=True)
+class InFlightMessage:
+    """A message that was received.
+
+    :ivar kept: the place of its receipt in the store for the parent process.
+    :ivar until: clock time until which SQS certainly hides it.
+    :ivar extend_at: clock time at which to extend its visibility timeout.
+    :ivar forever: clock time after which it cannot be hidden.
+    :ivar has_followers: its message group probably has more messages, which SQS does not return
+        before those that are received are deleted.
+    """
+
+    position: int
+    row: Row
+    receipt: str
+    group: str | None
+    pointer: BodyPointer | None
+    until: float
+    extend_at: float
+    forever: float
+    done: bool = False
+    kept: int = 0
+    has_followers: bool = False
+
+
+HELD_BYTES = 256 * 1024 * 1024
+"""About how many bytes one process holds before its queues receive fewer messages at once."""
+FIRST_BYTES = 262144.0
+"""Assumed size of a message before any was received. It is large: the first polls of all queues are
+open at once, and receiving few messages costs each queue only one request."""
+
+
+class MemoryBudget:
+    """The memory of one process for held messages and for messages that open polls may return.
+
+    A queue receives any number of messages while the budget allows. After that it receives only
+    the rest of its share, which is the same for each queue.
+
+    :param most: see `HELD_BYTES`.
+    :ivar held: bytes of messages that are held or expected.
+    :ivar queues: number of queues that share it.
+    """
+
+    def __init__(self, most: int = HELD_BYTES) -> None:
+        self._most = most
+        self._typical = FIRST_BYTES
+        self.held = 0
+        self.queues = 0
+
+    @property
+    def typical(self) -> float:
+        """The mean message size of the last answer with messages, of any queue."""
+        return self._typical
+
+    def learn(self, messages: Sequence[Received]) -> float:
+        """Return the mean message size of an answer that has messages."""
+        self._typical = sum(len(each.body) for each in messages) / len(messages)
+        return self._typical
+
+    def room(self, size: float, has: int) -> int:
+        """Return how many messages a queue may receive; 0: it should wait for a while.
+
+        :param size: approximate size of each.
+        :param has: number of messages that it holds already.
+        """
+        size = max(1.0, size)
+        free = int((self._most - self.held) / size)
+        missing = int(self._most / max(1, self.queues) / size) - has
+        # A queue that holds nothing continues, however small its share is.
+        return max(free, missing, 0 if has else 1)
+
+    def took(self, size: int) -> None:
+        """Count bytes as held or expected."""
+        self.held += size
+
+    def freed(self, size: int) -> None:
+        """Stop counting bytes."""
+        self.held -= size
+
+
+HOLD_SECONDS = 12 * 3600.0
+"""SQS hides a message at most this long after it was received, whatever the extensions."""
+MOST_WAIT_SECONDS = 20.0
+"""The longest long poll that SQS allows."""
+MOST_UNCONFIRMED = 500
+"""Maximum of recorded names of done messages: about 20 KB in the queue node."""
+_EXTEND_SHARE = 0.5
+"""A message is extended after this share of its visibility timeout."""
+_ON_ITS_WAY_SHARE = 0.1
+"""An answer is assumed to arrive within this share of the visibility timeout. If it took longer,
+SQS rejects extensions and deletes of its messages."""
+
+
+@dataclass(slots=True)
+class ReceiveResult:
+    """The messages of an answer to ReceiveMessage.
+
+    :ivar fresh: number of new messages.
+    :ivar again: messages that were done before: to be deleted, not to be processed.
+    """
+
+    fresh: int = 0
+    again: list[InFlightMessage] = field(default_factory=list)
+
+
+class Extensions:
+    """When to extend the visibility timeouts of held messages.
+
+    :param held: the messages, by position.
+    """
+
+    def __init__(self, held: Mapping[int, InFlightMessage], visibility_seconds: float) -> None:
+        self._held = held
+        self._visibility = visibility_seconds
+
+    def hide(self, held: InFlightMessage, until: float) -> None:
+        """Record that SQS hides a message until a clock time."""
+        held.until = until
+        held.extend_at = until - (1 - _EXTEND_SHARE) * self._visibility
+        if held.extend_at + self._visibility > held.forever:
+            held.extend_at = until  # SQS would reject an extension
+
+    def extended(self, held: InFlightMessage, asked_at: float) -> None:
+        """Record that a request at `asked_at` extended a message."""
+        self.hide(held, asked_at + self._visibility)
+
+    def next_at(self) -> float:
+        """Return the clock time of the next extension, `inf` for never."""
+        return min((held.extend_at for held in self._held.values()), default=float("inf"))
+
+    def due(self, now: float) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
+        """Return the messages to extend now, and those that are no longer hidden.
+
+        Messages that are due soon are extended with the others in one request.
+        """
+        soon = now + 0.1 * self._visibility
+        due, over = [], []
+        for held in self._held.values():
+            if held.until <= now:
+                over.append(held)
+            elif held.extend_at <= soon:
+                if now + self._visibility <= held.forever:
+                    due.append(held)
+                else:
+                    held.extend_at = held.until  # too late for an extension
+        return due, over
+
+
+class InFlightMessages:
+    """The messages of one queue that its owner holds, in the order of receipt.
+
+    :param after: positions of this owner's messages come after this one.
+    :param unconfirmed: names of done messages, as recorded by an earlier owner.
+    :param visibility_seconds: how long a receive or an extension hides a message.
+    :param receipts: keeps the receipts of held messages.
+    :param budget: counts the bytes of held messages.
+    """
+
+    def __init__(
+        self,
+        after: int,
+        unconfirmed: Iterable[str],
+        visibility_seconds: float,
+        clock: Callable[[], float],
+        queue: str = "",
+        receipts: ReceiptHandleStore | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        self._queue = queue
+        self._receipts = receipts
+        self._budget = MemoryBudget() if budget is None else budget
+        self.poll = OpenPoll(queue, receipts)
+        self._moment = SQS_POSITIONS.to_time(after)
+        self._visibility = visibility_seconds
+        self._clock = clock
+        self._held: dict[int, InFlightMessage] = {}
+        self.extensions = Extensions(self._held, visibility_seconds)
+        self._by_name: dict[str, InFlightMessage] = {}
+        self._order: list[int] = []
+        self._unconfirmed = dict.fromkeys(unconfirmed, clock() + HOLD_SECONDS)
+        self._proof_from = 0.0
+        self.in_doubt()
+
+    def __len__(self) -> int:
+        """Return the number of messages that are held and not done."""
+        return len(self._order)
+
+    # --- answers of SQS -----------------------------------------------------------------
+
+    def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
+        """Store the messages of an answer.
+
+        :param asked_at: clock time of the request. SQS hid the messages then or later: a long poll
+            may wait for them for longer than the visibility timeout.
+        """
+        until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
+        until += self._visibility
+        taken = ReceiveResult()
+        followed = _is_full_group(messages)
+        for message in messages:
+            name = name_of(message.message_id)
+            known = self._by_name.get(name)
+            if known is not None:
+                # Its timeout was over, and this owner received it again: no other has it.
+                known.receipt = message.receipt
+                self._keep(known)
+                self.extensions.hide(known, until)
+                if known.done:
+                    taken.again.append(known)
+            elif name in self._unconfirmed:
+                taken.again.append(self._made(message, name, until, done=True))
+            else:
+                held = self._made(message, name, until)
+                held.has_followers = followed
+                insort(self._order, held.position)
+                taken.fresh += 1
+        return taken
+
+    def nothing_came(self, asked_at: float) -> None:
+        """Handle an answer without messages: it may prove that done messages were deleted.
+
+        They were, if they are neither held nor received, and no request can have hidden them this
+        long.
+
+        :param asked_at: clock time of the request.
+        """
+        if asked_at >= self._proof_from and not self._held:
+            self._unconfirmed.clear()
+
+    def in_doubt(self) -> None:
+        """Assume that messages are hidden without being held.
+
+        A request without an answer may have received them, or an earlier owner.
+        """
+        self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
+
+    def _made(
+        self, message: Received, name: str, until: float, done: bool = False
+    ) -> InFlightMessage:
+        self._moment = max(self._moment + 1, message.sent)
+        position = make_position(self._moment, message.sequence, message.message_id)
+        row = Row(position, message.body, message.key, message.headers)
+        held = InFlightMessage(
+            position,
+            row,
+            message.receipt,
+            message.group,
+            message.pointer,
+            until,
+            until,
+            until - self._visibility + HOLD_SECONDS,
+            done,
+        )
+        self.extensions.hide(held, until)
+        self._held[position] = self._by_name[name] = held
+        self._budget.took(len(row.body))
+        self._keep(held)
+        return held
+
+    def _keep(self, held: InFlightMessage) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = self._receipts.keep(self._queue, held.receipt)
+
+    def lost(self, held: InFlightMessage) -> list[InFlightMessage]:
+        """Drop a message that another owner may have received.
+
+        The messages behind it in its message group are dropped too: they must not run before it.
+
+        :return: the dropped messages, this one first.
+        """
+        gone = [held]
+        if held.group is not None:
+            start = bisect_right(self._order, held.position)
+            others = (self._held[position] for position in self._order[start:])
+            gone += [each for each in others if each.group == held.group]
+        for each in gone:
+            self._forget(each)
+        return gone
+
+    def confirmed(self, held: InFlightMessage) -> None:
+        """Drop a message that SQS has deleted."""
+        self._forget(held)
+        self._unconfirmed.pop(_name(held), None)
+
+    def undeletable(self, held: InFlightMessage) -> None:
+        """Drop a done message whose receipt is no longer valid.
+
+        It is received again, and recognized.
+        """
+        self._forget(held)
+        self.in_doubt()
+
+    def released(self, held: InFlightMessage) -> None:
+        """Drop a message that SQS makes visible again."""
+        self._forget(held)
+
+    def _forget(self, held: InFlightMessage) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = 0
+        if self._held.pop(held.position, None) is not None:
+            self._budget.freed(len(held.row.body))
+        self._by_name.pop(_name(held), None)
+        at = bisect_left(self._order, held.position)
+        if at < len(self._order) and self._order[at] == held.position:
+            del self._order[at]
+
+    # --- for the engine -----------------------------------------------------------------
+
+    def rows(self, after: int, limit: int) -> list[Row]:
+        """Return the rows behind a position that are not done."""
+        start = bisect_right(self._order, after)
+        return [self._held[position].row for position in self._order[start : start + limit]]
+
+    def has_rows(self, after: int) -> bool:
+        """Return whether there are rows behind a position."""
+        return bool(self._order) and self._order[-1] > after
+
+    def oldest_sent(self) -> int | None:
+        """Return the send time of the first message that is not done (UUIDv1), None: all are."""
+        return SQS_POSITIONS.to_time(self._order[0]) if self._order else None
+
+    def is_held(self, position: int) -> bool:
+        """Return whether a message is still held, or done and not deleted."""
+        return position in self._held
+
+    def done(self, position: int) -> InFlightMessage | None:
+        """Mark a message done; return it, None if it is not held or was done."""
+        held = self._held.get(position)
+        if held is None or held.done:
+            return None
+        held.done = True
+        self._unconfirmed[_name(held)] = self._clock() + HOLD_SECONDS
+        at = bisect_left(self._order, position)
+        del self._order[at]
+        return held
+
+    def done_through(self, position: int) -> list[InFlightMessage]:
+        """Mark all messages up to a position done; return those that were not."""
+        upto = self._order[: bisect_right(self._order, position)]
+        return [held for each in upto if (held := self.done(each)) is not None]
+
+    def unconfirmed(self) -> tuple[str, ...]:
+        """Return the names of done messages that SQS may not have deleted."""
+        if not self._unconfirmed:
+            return ()
+        now = self._clock()
+        for name in [name for name, until in self._unconfirmed.items() if until <= now]:
+            del self._unconfirmed[name]
+        return tuple(self._unconfirmed)[-MOST_UNCONFIRMED:]
+
+    def undone(self) -> list[InFlightMessage]:
+        """Return the messages that are held and not done, in the order of receipt."""
+        return [self._held[position] for position in self._order]
+
+
+def _is_full_group(messages: Sequence[Received]) -> bool:
+    """Return whether an answer has as many messages of one FIFO group as SQS returns at once."""
+    if len(messages) < BATCH or not messages[0].sequence:
+        return False
+    return len({each.group for each in messages}) == 1
+
+
+def name_of(message_id: int) -> str:
+    """Return the name of a message, which is the same each time it is received.
+
+    It is its MessageId. A SequenceNumber is unique only within a group, and until the queue is
+    recreated.
+    """
+    return str(uuid.UUID(int=message_id))
+
+
+def _name(held: InFlightMessage) -> str:
+    return name_of(SQS_POSITIONS.identity(held.position) & ((1 << 128) - 1))

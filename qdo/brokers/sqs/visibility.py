@@ -1,0 +1,218 @@
+"""Extending the visibility timeout of held messages, and releasing messages, for one queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+
+from qdo.backoff import Backoff
+from qdo.brokers.sqs.api import SqsApi
+from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
+from qdo.brokers.sqs.poller import RETRY_BACKOFF, Timing
+from qdo.brokers.sqs.url import BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedQueue:
+    """A queue with its held messages.
+
+    :ivar begin: runs a task in a greenlet of its own.
+    """
+
+    name: str
+    requests: SqsApi
+    holding: InFlightMessages
+    begin: Callable[[Callable[[], None]], None]
+    timing: Timing
+
+    def pause(self, failures: int) -> None:
+        """Wait before the next attempt of a failed request."""
+        gevent.sleep(RETRY_BACKOFF.delay(failures, self.timing.jitter()))
+
+
+EXTEND_BACKOFF = Backoff(0.2, 2.0)
+"""Short delays after extensions that failed: the visibility timeout is running."""
+
+
+class VisibilityExtender:
+    """Extends the visibility timeout of the messages that one owner holds.
+
+    :param choose: returns which due messages to hold.
+    :param lose: called with messages that another owner may have received.
+    """
+
+    def __init__(
+        self,
+        queue: ConsumedQueue,
+        *,
+        choose: Callable[[Sequence[InFlightMessage]], Sequence[InFlightMessage]],
+        lose: Callable[[Sequence[InFlightMessage]], None],
+    ) -> None:
+        self._queue = queue
+        self._holding = queue.holding
+        self._choose = choose
+        self._lose = lose
+        self._clock = queue.timing.clock
+        self._timer: Any = None
+        self._under_way = False
+        self._failures = 0
+        self._stopped = False
+
+    def schedule(self) -> None:
+        """Schedule the next extension; called after messages were received."""
+        if self._timer is not None or self._under_way or self._stopped:
+            return
+        due = self._holding.extensions.next_at()
+        if due != float("inf"):
+            pause = max(0.0, due - self._clock())
+            if self._failures:
+                pause = max(
+                    pause, EXTEND_BACKOFF.delay(self._failures, self._queue.timing.jitter())
+                )
+            self._timer = gevent.spawn_later(pause, self._due)
+
+    def stop(self) -> None:
+        """Stop extending."""
+        self._stopped = True
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.kill(block=False)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._queue.begin(self._extend)
+
+    def _extend(self) -> None:
+        self._under_way = True
+        failed = True
+        try:
+            failed = not self._extend_all()
+        finally:
+            self._under_way = False
+            self._failures = self._failures + 1 if failed else 0
+            self.schedule()
+
+    def _extend_all(self) -> bool:
+        """Make one request for each ten due messages; return whether all were answered."""
+        due, over = self._holding.extensions.due(self._clock())
+        self._lose(over)
+        chosen = self._choose(due)
+        answered = True
+        for start in range(0, len(chosen), BATCH):
+            batch = [
+                held
+                for held in chosen[start : start + BATCH]
+                if self._holding.is_held(held.position)
+            ]
+            if batch and not self._stopped:
+                answered &= self._extend_batch(batch)
+        return answered
+
+    def _extend_batch(self, batch: list[InFlightMessage]) -> bool:
+        """Make one request; return whether every entry was answered."""
+        asked_at = self._clock()
+        receipts = [held.receipt for held in batch]
+        answer = self._queue.requests.extend(self._queue.name, batch)
+        for held in answer.done:
+            self._holding.extensions.extended(held, asked_at)
+        # A message that was received again meanwhile is held by a new receipt.
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        return not answer.failed
+
+
+TRIES = 4
+"""Attempts to release a message; it becomes visible after its timeout anyway."""
+
+
+class Releaser:
+    """Releases messages of one queue."""
+
+    def __init__(self, queue: ConsumedQueue) -> None:
+        self._queue = queue
+
+    def release(self, held: Sequence[InFlightMessage]) -> None:
+        """Make messages visible again; returns at once.
+
+        SQS delivers no message of a group while another one is hidden. So the order in which they
+        become visible does not matter.
+        """
+        for each in held:
+            self._queue.holding.released(each)
+        for start in range(0, len(held), BATCH):
+            batch = held[start : start + BATCH]
+            self._queue.begin(lambda batch=batch: self._release_batch(batch))  # type: ignore[misc]
+
+    def _release_batch(self, batch: Sequence[InFlightMessage]) -> None:
+        """Release messages; retry failures, because the messages would wait otherwise."""
+        for failures in range(1, TRIES + 1):
+            batch = self._queue.requests.release(self._queue.name, batch).failed
+            if not batch:
+                return
+            self._queue.pause(failures)
+
+
+LINGER_SECONDS = 0.5
+"""How long a done message waits at most for others to be deleted with it."""
+
+
+class Deleter:
+    """Deletes done messages.
+
+    :param deleted: called after messages were deleted.
+    """
+
+    def __init__(self, queue: ConsumedQueue, deleted: Callable[[], None]) -> None:
+        self._queue = queue
+        self._deleted = deleted
+        self._holding = queue.holding
+        self._waiting: list[InFlightMessage] = []
+        self._timer: Any = None
+
+    def add(self, held: Sequence[InFlightMessage], at_once: bool = False) -> None:
+        """Delete messages soon: ten at a time, or when no other is held, or after a while."""
+        if not held:
+            return
+        self._waiting += held
+        if len(self._waiting) >= BATCH or not len(self._holding) or at_once:
+            self._queue.begin(self.flush)
+        elif self._timer is None:
+            self._timer = gevent.spawn_later(LINGER_SECONDS, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._queue.begin(self.flush)
+
+    def flush(self) -> None:
+        """Delete all done messages; returns when each is deleted or undeletable."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.kill(block=False)
+        while self._waiting:
+            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            self._delete(batch)
+
+    def _delete(self, batch: list[InFlightMessage]) -> None:
+        failures = 0
+        while batch:
+            answer = self._queue.requests.delete(self._queue.name, batch)
+            for held in answer.done:
+                self._holding.confirmed(held)
+            if answer.done:
+                self._deleted()
+            for held in answer.refused:
+                # A newer receipt is valid; SQS delivers the message again, and it is recognized.
+                self._holding.undeletable(held)
+            batch = list(answer.failed)
+            if not batch:
+                return
+            failures += 1
+            now = self._queue.timing.clock()
+            for held in [each for each in batch if each.until <= now]:
+                batch.remove(held)
+                self._holding.undeletable(held)
+            if batch:
+                self._queue.pause(failures)

@@ -1,0 +1,205 @@
+"""`qdo checkpoints`: save the positions of queues in a file, and move queues to those of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, BinaryIO, TextIO
+
+import click
+
+from qdo.brokers.registry import positions_of
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
+from qdo.ops import checkpoints as importing
+from qdo.ops.checkpoints import (
+    MAX_LINE_BYTES,
+    CheckpointFile,
+    ImportStep,
+    execute_step,
+    plan_import,
+    read_checkpoints,
+    read_file,
+)
+from qdo.ops.seek import EARLIEST, QueuePosition, check_seekable
+from qdo.positions import format_last
+from qdo.sending.connections import Connections
+from qdo.settings.settings import Settings
+from qdo.text import join_some, pluralize
+
+SCHEMA = "qdo.checkpoints-import/1"
+_COLUMNS = {"queue": "QUEUE", "old": "OLD", "new": "NEW", "outcome": "OUTCOME", "note": "NOTE"}
+_CHANGES = (importing.MOVE, importing.CREATE)
+
+
+@click.group()
+def checkpoints() -> None:
+    """Save the positions of queues in a file, and move queues to the positions of a file."""
+
+
+@checkpoints.command("export")
+@click.argument("glob", default="*")
+@click.option("-f", "--file", "target", metavar="FILE|-", default="-", help="Write it there. [-]")
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+def export_file(glob: str, target: str, settings: Settings) -> None:
+    """Write the recorded position of each matching queue as a line of JSON.
+
+    This reads the coordinator only, and changes nothing. Workers may be running.
+    """
+    app = require_app(settings)
+    _check_kind(settings)
+    with open_connections(settings, broker=False) as connections:
+        client, taken = connections.client, time.time()
+        found = read_checkpoints(client, connections.layout, glob) if client is not None else None
+    listed = found.checkpoints if found is not None else []
+    kind = settings.broker.partition(":")[0]
+    head = CheckpointFile(secrets.token_hex(6), app, kind, iso_time(taken) or "", len(listed))
+    with _written(target) as out:
+        out.write(f"{head.encode()}\n")
+        out.writelines(f"{each.encode()}\n" for each in listed)
+    if target != "-":
+        print_message(f"exported the positions of {pluralize(len(listed), 'queue')}")
+    if found is not None and found.faults:
+        raise PartialFailureError(
+            done=len(listed),
+            total=len(listed) + len(found.faults),
+            what="queues have a position that can be read",
+            rest=join_some([f"{name} ({fault})" for name, fault in found.faults.items()]),
+        )
+
+
+@checkpoints.command("import")
+@click.argument("file", type=click.File("rb"))
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings) -> None:
+    """Move queues to the positions in FILE, which `qdo checkpoints export` wrote; - is stdin.
+
+    Moving backwards processes messages again; moving forwards skips messages. Workers may be
+    running: each owner finishes its message in flight and resumes after the new position. If the
+    command is interrupted, repeat it: queues that this file has moved are left alone.
+    """
+    app = require_app(settings)
+    _check_kind(settings)
+    source = "standard input" if file.name in ("-", "<stdin>") else str(file.name)
+    kind = settings.broker.partition(":")[0]
+    head, listed = read_file(_lines(file), source, app, kind)
+    with open_connections(settings) as connections:
+        broker, layout = connections.known_broker(), connections.layout
+        if broker is None:
+            raise NotFoundError(what="broker", name=settings.broker)
+        check_seekable(broker)
+        steps = plan_import(connections.client, layout, broker, listed, head.id)
+    changes = sum(each.outcome in _CHANGES for each in steps)
+    what = f"move {pluralize(changes, 'queue')}"
+    if consent.given(what, partial(_show, steps), form, asks=changes > 0):
+        with open_connections(settings, create=True) as connections:
+            _execute(connections, steps, head.id, form, consent.reason)
+    _raise_for_rest(steps)
+
+
+def _execute(
+    connections: Connections, steps: list[ImportStep], id: str, form: str, reason: str
+) -> None:
+    client, broker, layout = connections.client, connections.known_broker(), connections.layout
+    if client is None or broker is None:
+        raise NotFoundError(what="coordinator or broker of app", name=layout.root)
+    try:
+        for index, step in enumerate(steps):
+            steps[index] = execute_step(client, layout, broker, step, id, reason)
+    finally:  # what was done is shown even if the rest could not be
+        _show(steps, form)
+
+
+def _check_kind(settings: Settings) -> None:
+    """Raise UnsupportedError for a broker whose positions mean nothing to another owner."""
+    if not positions_of(settings.broker).stable:
+        raise UnsupportedError(
+            broker="this broker",
+            what="continue a queue at a position",
+            remedy="it deletes messages when they are done, so it has the progress itself",
+        )
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; one that is too long is cut, and then refused."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+
+
+@contextlib.contextmanager
+def _written(target: str) -> Iterator[TextIO]:
+    """Yield a stream for a file that appears under its name when it is complete."""
+    if target == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    folder, name = os.path.split(os.path.abspath(target))
+    fd, part = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
+    try:
+        with open(fd, "w", encoding="utf-8") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+def _show(steps: Sequence[ImportStep], form: str, out: TextIO | None = None) -> None:
+    items = [_item(each) for each in steps]
+    if form == "table":
+        for item in items:
+            item["note"] = item["error"] or item["note"]
+            item["old"], item["new"] = item["old_time"], item["new_time"]
+    emit(SCHEMA, items, form, _COLUMNS, out)
+
+
+def _item(step: ImportStep) -> dict[str, Any]:
+    return {
+        "queue": step.queue,
+        "old": _exact(step.before),
+        "old_time": _shown(step.before),
+        "new": _exact(step.after),
+        "new_time": _shown(step.after),
+        "outcome": step.outcome,
+        "executed": step.done,
+        "note": step.note,
+        "error": step.error,
+    }
+
+
+def _exact(place: QueuePosition | None) -> str | None:
+    """Return a position as `qdo seek` takes it."""
+    if place is None:
+        return None
+    return place.position or (str(place.last) if place.last > 2 else EARLIEST)
+
+
+def _shown(place: QueuePosition | None) -> str | None:
+    if place is None:
+        return None
+    return place.position or format_last(place.last) or EARLIEST
+
+
+def _raise_for_rest(steps: Sequence[ImportStep]) -> None:
+    rest = [each for each in steps if each.error or each.outcome == importing.SKIPPED]
+    if rest:
+        raise PartialFailureError(
+            done=len(steps) - len(rest),
+            total=len(steps),
+            what="queues have a position of the file",
+            rest=join_some([each.queue for each in rest]),
+        )

@@ -1,0 +1,161 @@
+"""`qdo dashboard`: the state of the app in a browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from typing import TYPE_CHECKING
+
+import click
+
+from qdo.cli.framework import require_app, with_settings
+from qdo.cli.output import print_message
+from qdo.cli.readings import SHARED, rules_of
+from qdo.errors import UsageError
+from qdo.ops.verdicts import RULES
+from qdo.settings.settings import Settings
+from qdo.system.logs import configure
+
+if TYPE_CHECKING:
+    from gevent.pywsgi import WSGIServer
+
+
+ADDRESS = "127.0.0.1:8520"
+VIEWER_VARIABLE = "QDO_DASHBOARD_TOKEN"
+OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=ADDRESS,
+    show_default=True,
+    help="Where to listen. Other machines need a token.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Name by which browsers address the dashboard; may be given more than once.",
+)
+@click.option(
+    "--token-file", metavar="FILE", help=f"File with the viewers' token [{VIEWER_VARIABLE}]."
+)
+@click.option(
+    "--operator-token-file",
+    metavar="FILE",
+    help=f"File with the operators' token [{OPERATOR_VARIABLE}].",
+)
+@click.option("--allow-actions", is_flag=True, help="Operators may pause, retry, skip, discard.")
+@click.option("--show-bodies", is_flag=True, help="Show the bodies of dead letters.")
+@click.option("--tls-cert", metavar="FILE", help="PEM file with a certificate: serve HTTPS.")
+@click.option("--tls-key", metavar="FILE", help="PEM file with the key of --tls-cert.")
+@click.option(
+    "--https", is_flag=True, help="A proxy in front serves HTTPS: send cookies over it only."
+)
+@click.option(
+    "--late",
+    metavar="DURATION",
+    default=f"{RULES.late_seconds:g}s",
+    show_default=True,
+    help="A queue lags if its next message is this old.",
+)
+@click.option(
+    "--stuck",
+    metavar="DURATION",
+    default=f"{RULES.stuck_seconds:g}s",
+    show_default=True,
+    help="A queue is stuck if one message runs for so long.",
+)
+@with_settings(*SHARED, "history", "keys", "log_level")
+def dashboard(
+    listen: str,
+    hosts: tuple[str, ...],
+    token_file: str | None,
+    operator_token_file: str | None,
+    allow_actions: bool,
+    show_bodies: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    https: bool,
+    late: str,
+    stuck: str,
+    settings: Settings,
+) -> None:
+    """Serve pages that show the app: queues, workers, dead letters, holds, audit, settings.
+
+    It only reads, and only while a page is open. With --allow-actions, operators who log in with
+    their token may act, too.
+    """
+    require_app(settings)
+    address = _address(listen)
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError(reason="--tls-cert and --tls-key must be given together")
+    try:
+        from qdo.dashboard import create_app
+        from qdo.dashboard.board import is_loopback
+        from qdo.dashboard.server import make_server
+    except ImportError as error:
+        reason = f"the dashboard needs Flask ({error}): pip install 'qdo[dashboard]'"
+        raise UsageError(reason=reason) from error
+    from gevent import sleep
+
+    configure(settings.log_level)
+
+    app = create_app(
+        settings,
+        sleep=sleep,
+        viewer_token=_token(token_file, VIEWER_VARIABLE),
+        operator_token=_token(operator_token_file, OPERATOR_VARIABLE),
+        anonymous=is_loopback(address[0]),
+        allow_actions=allow_actions,
+        show_bodies=show_bodies,
+        hosts=hosts,
+        https=https or tls_cert is not None,
+        rules=rules_of(late, stuck),
+    )
+    tls = {} if tls_cert is None else {"certfile": tls_cert, "keyfile": tls_key or ""}
+    _serve(make_server(app, address, tls), "https" if tls else "http")
+
+
+def _serve(server: WSGIServer, scheme: str) -> None:
+    """Serve until a signal."""
+    from gevent import signal_handler
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal_handler(number, server.stop, 1)
+    server.start()
+    host = f"[{server.server_host}]" if ":" in server.server_host else server.server_host
+    print_message(f"dashboard: {scheme}://{host}:{server.server_port}/")
+    server.serve_forever()
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    is_number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not host or not is_number or int(port) > 65535:
+        shown = repr(listen[:120])
+        raise UsageError(reason=f"--listen must be HOST:PORT such as {ADDRESS}, got {shown}")
+    return host.strip("[]"), int(port)
+
+
+def _token(path: str | None, variable: str) -> str:
+    """Return the token in a file, or else in a variable; "" without both."""
+    if path is None:
+        return os.environ.get(variable, "").strip()
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UsageError(
+                    reason=f"only its owner may read the token file {path}: chmod 600 {path}"
+                )
+            token = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(reason=f"cannot read the token file {path}: {error}") from error
+    if not token:
+        raise UsageError(reason=f"the token file {path} must have a token, got nothing")
+    return token

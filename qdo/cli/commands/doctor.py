@@ -1,0 +1,97 @@
+"""`qdo doctor`: checks everything around the queues."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import import_app, output_option, require_app, with_settings
+from qdo.cli.output import emit, print_message
+from qdo.cli.readings import SHARED
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import QdoError
+from qdo.jobs.policy import Policy
+from qdo.jobs.policy_tables import policy_for
+from qdo.ops.doctor.case import Case
+from qdo.ops.doctor.checks import diagnose
+from qdo.sending.connections import Connections
+from qdo.settings.settings import Settings
+from qdo.text import hide_credentials, pluralize
+
+SCHEMA = "qdo.doctor/1"
+FAILED = 1
+"""Exit code if a check failed."""
+CONNECT_SECONDS = 3.0
+_COLUMNS = {"check": "CHECK", "status": "STATUS", "reason": "FOUND", "remedy": "REMEDY"}
+
+
+@click.command()
+@with_settings(*SHARED, import_app=False)
+@output_option
+def doctor(form: str, settings: Settings) -> int:
+    """Check coordinator, broker, workers, jobs and this machine; exit code 1 if a check failed.
+
+    This only reads, and takes a few seconds. With --app MODULE:APP it also checks the jobs.
+    """
+    app, settings = import_app(settings)
+    name = require_app(settings)
+    quick = dataclasses.replace(
+        settings, connect_seconds=min(settings.connect_seconds, CONNECT_SECONDS)
+    )
+    faults: dict[str, str] = {}
+    with ExitStack() as stack:
+        coordinator = _opened(stack, quick, faults, "coordinator", broker=False)
+        broker = _opened(stack, quick, faults, "broker", coordinator=False)
+        case = Case(
+            client=coordinator.client if coordinator else None,
+            broker=broker.broker if broker else None,
+            layout=Layout.of(name, settings.namespace),
+            faults=faults,
+            coordinator_url=hide_credentials(settings.coordinator),
+            broker_url=hide_credentials(settings.broker),
+            jobs=None if app is None else app.jobs,
+            policy_of=_policies(app, settings),
+        )
+        items = [
+            {"check": check, "status": each.status, "reason": each.text, "remedy": each.remedy}
+            for check, each in diagnose(case)
+        ]
+    emit(SCHEMA, items, form, _COLUMNS)
+    counts = Counter(each["status"] for each in items)
+    if form == "table":
+        print_message(
+            f"{pluralize(len(items), 'check')}: "
+            + ", ".join(f"{counts[each]} {each}" for each in ("failed", "warning", "unknown", "ok"))
+        )
+    return FAILED if counts["failed"] else 0
+
+
+def _opened(
+    stack: ExitStack, settings: Settings, faults: dict[str, str], name: str, **only: bool
+) -> Connections | None:
+    """Open one of the two services; keep the reason if it cannot be opened."""
+    try:
+        opened = stack.enter_context(open_connections(settings, **only))
+        if name == "broker":
+            opened.known_broker()
+        return opened
+    except QdoError as error:
+        faults[name] = str(error)
+        return None
+
+
+def _policies(app: Any, settings: Settings) -> Callable[[str], Policy]:
+    """Return a function that returns the failure policy of a queue, as workers have it."""
+    default = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
+
+    def policy_of(queue: str) -> Policy:
+        job = None if app is None else app.job_for(queue)
+        return policy_for(queue, job, settings.policies, default)
+
+    return policy_of

@@ -1,0 +1,387 @@
+"""`qdo pause`, `qdo resume`, `qdo hold` and `qdo holds`: queues paused in the whole fleet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from types import FrameType
+from typing import TextIO
+
+import click
+
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, parse_duration, print_message
+from qdo.coordination.bulk_reads import read_children
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import HoldsUnreadableError, NotFoundError, UsageError
+from qdo.fleet import holds as fleet
+from qdo.fleet.hold_machine import Hold, HoldNode, held_queues
+from qdo.fleet.names import match_everything
+from qdo.ops.items import hold_item
+from qdo.queues import is_glob
+from qdo.sending.app_connections import open_locks
+from qdo.settings.settings import Settings
+from qdo.system.processes import die_with_parent, module_argv
+from qdo.text import join_some, pluralize
+
+KILL_SECONDS = 10.0
+"""Time for a command to end after SIGTERM, before SIGKILL."""
+_LOOK_SECONDS = 0.1
+_CANNOT_RUN = 126
+"""What a shell returns for a command that it cannot run."""
+
+
+def run_bound(
+    argv: Sequence[str],
+    holds: Callable[[], bool],
+    environ: Mapping[str, str],
+    kill_seconds: float = KILL_SECONDS,
+) -> int:
+    """Run a command to its end; return its exit code, 128 + N if signal N ended it.
+
+    It receives SIGTERM once the condition does not hold, and SIGKILL `kill_seconds` later. On
+    Linux it also receives SIGTERM if this process is killed. SIGTERM and SIGHUP of this process
+    are passed on; Ctrl-C reaches the command from the terminal. Call this in the main thread.
+
+    :param holds: the condition, asked every 0.1 s.
+    :raises OSError: no process can be started.
+    """
+    parent = str(os.getpid())
+    ended_at_signal = False
+    process = subprocess.Popen([*module_argv(__name__), parent, *argv], env=environ)
+    with _passed_on(process):
+        while True:
+            try:
+                code = process.wait(kill_seconds if ended_at_signal else _LOOK_SECONDS)
+                return code if code >= 0 else 128 - code
+            except subprocess.TimeoutExpired:
+                if ended_at_signal:
+                    process.kill()
+                elif not holds():
+                    ended_at_signal = True
+                    process.terminate()
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to a process; end it with the block."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Leave it to the command, which the terminal has told as well."""
+
+    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: ignore}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _become(parent: int, argv: list[str]) -> int:
+    """Replace this process by a command."""
+    if not die_with_parent(parent, signal.SIGTERM):
+        return 128 + signal.SIGTERM
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.stderr.write(f"cannot run {argv[0]!r}: {error.strerror}\n")
+    return _CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(_become(int(sys.argv[1]), sys.argv[2:]))
+
+
+FENCE_VARIABLE = "QDO_HOLD_FENCE"
+"""Tells the command of `qdo hold` the fence of its section."""
+SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+
+
+@click.command()
+@click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
+@click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the messages in flight.")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long to wait for the messages in flight.",
+)
+@click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
+@changing
+@with_settings(*SETTINGS)
+@output_option
+def pause(
+    globs: tuple[str, ...],
+    lasting: str | None,
+    no_wait: bool,
+    timeout: str,
+    allow_none: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Pause the queues that match a GLOB in the whole fleet, also later ones.
+
+    No message of them is started; those in flight end. Positions, owners and order do not change.
+    Returns once no message of these queues is in flight anywhere.
+    """
+    require_app(settings)
+    seconds = None if lasting is None else parse_duration(lasting, "--for")
+    timeout_seconds = parse_duration(timeout, "--timeout")
+    hold = fleet.new_hold(globs, consent.reason, seconds)
+    with open_connections(settings, broker=False) as connections:
+        count = _check_globs(connections.client, connections.layout, hold, allow_none=allow_none)
+    what, asks = f"pause {' '.join(globs)}", _are_several(globs)
+    if not consent.given(what, partial(_show_pause, hold, count), form, asks=asks):
+        return
+    with open_connections(settings, broker=False, create=True) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None:
+            raise NotFoundError(what="coordinator", name=settings.coordinator)
+        zxid = fleet.pause(client, layout, hold)
+        workers = None
+        if not no_wait:
+            try:
+                workers = fleet.wait_in_force(
+                    client, layout, hold, zxid, timeout_seconds, _report_waiting
+                )
+            except KeyboardInterrupt:
+                print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
+                raise
+    _show_pause(hold, count, form, workers=workers, executed=True)
+
+
+def _show_pause(
+    hold: Hold,
+    count: int,
+    form: str,
+    out: TextIO | None = None,
+    *,
+    workers: int | None = None,
+    executed: bool = False,
+) -> None:
+    item = {**hold_item(hold), "matching": count, "workers": workers, "executed": executed}
+    if not executed:
+        item["id"] = None  # it has no node
+    columns = ("id", "queues", "matching", "workers", "until", "why")
+    emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns}, out)
+
+
+@click.command()
+@click.argument("globs", metavar="[GLOB]...", nargs=-1)
+@click.option("--id", "id", metavar="ID", help="End this hold.")
+@click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
+@changing
+@with_settings(*SETTINGS)
+@output_option
+def resume(
+    globs: tuple[str, ...],
+    id: str | None,
+    everything: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Let queues continue that `qdo pause` has stopped.
+
+    GLOB is one of those that `qdo holds` shows, as it was given to `qdo pause`.
+    """
+    require_app(settings)
+    if (bool(globs), id is not None, everything).count(True) != 1:
+        raise UsageError(reason="give GLOB..., --id ID or --all, and only one of them")
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None and not everything:
+            raise NotFoundError(what="hold", name=id or globs[0])
+        found = fleet.read_holds(client, layout).node if client is not None else HoldNode()
+        ended = _chosen(found, globs, id)
+        several = everything or _are_several(globs or ended[0].queues)
+        what = f"resume {' '.join(globs) or id or 'all queues'}"
+        asks = several and found != HoldNode()
+        if consent.given(what, partial(_show_resumed, ended, False), form, asks=asks):
+            if client is not None:
+                ended = _resumed(client, layout, globs, id, consent.reason)
+            if not ended:
+                print_message("hint: nothing was held")
+            _show_resumed(ended, True, form)
+
+
+def _chosen(found: HoldNode, globs: Sequence[str], id: str | None) -> list[Hold]:
+    """Return the holds that end, or that lose one of these globs; all without globs and id."""
+    if not globs and id is None:
+        return list(found.holds)
+    if found.fault is not None:
+        raise HoldsUnreadableError(reason=found.fault)
+    if id is not None:
+        chosen = [hold for hold in found.holds if hold.id == id]
+        if not chosen:
+            raise NotFoundError(what="hold", name=id)
+        return chosen
+    pauses = [hold for hold in found.holds if not hold.by]
+    present = {glob for hold in pauses for glob in hold.queues}
+    unknown = [glob for glob in globs if glob not in present]
+    if unknown:
+        raise NotFoundError(what="pause of", name=unknown[0])
+    return [hold for hold in pauses if not set(globs).isdisjoint(hold.queues)]
+
+
+def _resumed(
+    client: Client, layout: Layout, globs: Sequence[str], id: str | None, reason: str
+) -> list[Hold]:
+    if id is not None:
+        return fleet.resume_hold(client, layout, id, reason)
+    with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
+        if globs:
+            return fleet.end_pauses(client, layout, globs, record=record)
+        return fleet.end_all(client, layout, record=record)
+
+
+def _show_resumed(
+    ended: Sequence[Hold], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    items = [{**hold_item(hold), "executed": executed} for hold in ended]
+    columns = {"id": "ID", "queues": "QUEUES", "why": "WHY"}
+    emit("qdo.resume/1", items, form, columns, out)
+
+
+class CommandAfterDashes(click.Command):
+    """A command whose arguments after `--` are another command, its parameter `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what is before `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["run"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(cls=CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.argument("globs", metavar="GLOB... -- COMMAND...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long to wait for the messages in flight.",
+)
+@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
+@click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
+@click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only check it and show the queues; hold and run nothing."
+)
+@with_settings(*SETTINGS, "session_timeout_seconds")
+def hold(
+    globs: tuple[str, ...],
+    timeout: str,
+    everything: bool,
+    allow_none: bool,
+    reason: str,
+    dry_run: bool,
+    run: tuple[str, ...],
+    settings: Settings,
+) -> int:
+    """Run COMMAND while the queues that match a GLOB are paused in the whole fleet.
+
+    It starts once no message of them is in flight. They continue when it ends, or when this process
+    ends. COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is
+    that of COMMAND.
+    """
+    app = require_app(settings)
+    if not run:
+        raise UsageError(reason="a COMMAND must follow `--`; to hold queues without, `qdo pause`")
+    if shutil.which(run[0]) is None:
+        raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
+    timeout_seconds = parse_duration(timeout, "--timeout")
+    wanted = fleet.new_hold(globs, reason)
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        count = _check_globs(client, layout, wanted, allow_none=allow_none, allow_all=everything)
+    what = f"run {run[0]} while {' '.join(globs)} is paused"
+    if not Consent(dry_run, yes=True).given(what, partial(_show_pause, wanted, count), "table"):
+        return 0
+    with closing(open_locks(app, settings)) as locks:
+        client, layout = locks.connection.client, locks.layout
+        with fleet.recorded(client, layout, "hold", globs, reason) as record:
+            section, end = locks.hold(
+                globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
+            )
+        try:
+            environ = {**os.environ, FENCE_VARIABLE: str(section.fence)}
+            code = run_bound(run, lambda: section.valid, environ)
+            section.check()
+        finally:
+            end()
+    return code
+
+
+@click.command()
+@with_settings(*SETTINGS)
+@output_option
+def holds(form: str, settings: Settings) -> None:
+    """List pauses and sections with their reasons and ends."""
+    require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        found = fleet.read_holds(client, layout) if client is not None else None
+    if found is not None and found.node.fault is not None:
+        raise HoldsUnreadableError(reason=found.node.fault)
+    present = () if found is None else found.node.holds
+    if not present or found is None:
+        print_message("hint: nothing is held; see `qdo pause --help`")
+        emit("qdo.holds/1", [], form, {})
+        return
+    late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
+    items = [hold_item(hold) for hold in present]
+    columns = ("id", "kind", "queues", "until", "who", "why")
+    emit("qdo.holds/1", items, form, {name: name.upper() for name in columns})
+    if late:
+        print_message(
+            f"hint: {pluralize(len(late), 'worker')} of {len(found.obeyed)} may still have a"
+            f" message of these queues in flight: {join_some(late)}"
+        )
+
+
+def _are_several(globs: Sequence[str]) -> bool:
+    """Return whether these may be several queues."""
+    return len(globs) > 1 or any(map(is_glob, globs))
+
+
+def _check_globs(
+    client: Client | None, layout: Layout, hold: Hold, *, allow_none: bool, allow_all: bool = True
+) -> int:
+    """Return how many queues match; raise an error for a glob that is probably a mistake."""
+    found = read_children(client, [layout.queues]) if client is not None else {}
+    names = found.get(layout.queues, [])
+    if not allow_all and match_everything(hold.queues, names):
+        reason = f"{' '.join(hold.queues)} matches every queue; add --all to hold all of them"
+        raise UsageError(reason=reason)
+    for glob in () if allow_none else hold.queues:
+        takes = held_queues([fleet.new_hold([glob])])
+        if takes is not None and not any(map(takes, names)):
+            print_message("hint: workers have not seen such a queue; --allow-none holds later ones")
+            raise NotFoundError(what="queue that matches", name=glob)
+    takes = held_queues([hold])
+    return 0 if takes is None else sum(map(takes, names))
+
+
+def _report_waiting(names: Sequence[str]) -> None:
+    """Tell whom a hold waits for."""
+    print_message(f"waiting for messages in flight: {join_some(names, fleet.NAMES_SHOWN)}")

@@ -1,0 +1,94 @@
+"""`qdo move` and `qdo rebalance`: which worker has which queue."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TextIO
+
+import click
+
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import open_coordinator
+from qdo.cli.framework import output_option, with_settings
+from qdo.cli.output import emit, parse_duration, print_message
+from qdo.errors import NotFoundError, UsageError
+from qdo.ops.placement import (
+    QueueMove,
+    execute_move,
+    plan_move,
+    planned_changes,
+    read_plan_input,
+    wait_for_owner,
+)
+from qdo.settings.settings import Settings
+from qdo.text import pluralize
+
+_OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("worker")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="How long to wait until the worker owns the queue; 0s: do not wait.",
+)
+@changing
+@with_settings(*_OPTIONS)
+@output_option
+def move(
+    queue: str, worker: str, timeout: str, consent: Consent, form: str, settings: Settings
+) -> None:
+    """Hand a queue to a worker, without a pause of any other queue.
+
+    The present owner finishes its message and releases the queue, then the worker claims it. The
+    queue stays with the worker until that worker stops or drains. For balance, another queue of
+    the worker may go to another worker. `qdo workers` lists the workers.
+    """
+    seconds = parse_duration(timeout, "--timeout")
+    with open_coordinator(settings) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="queue", name=queue)
+        found = plan_move(client, layout, queue, worker)
+        what = f"move queue {queue!r} to {worker}"
+        if consent.given(what, partial(_show, found, False), form, asks=False):
+            execute_move(client, layout, found, consent.reason)
+            if seconds:
+                wait_for_owner(client, layout, found, seconds)
+            _show(found, True, form)
+
+
+def _show(move: QueueMove, executed: bool, form: str, out: TextIO | None = None) -> None:
+    names = {"queue": move.queue, "owner": move.owner, "worker": move.worker}
+    columns = {"queue": "QUEUE", "owner": "OLD OWNER", "worker": "NEW OWNER"}
+    emit("qdo.move/1", [{**names, "executed": executed}], form, columns, out)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Show the changes; the only thing that this can do.")
+@with_settings(*_OPTIONS)
+@output_option
+def rebalance(dry_run: bool, form: str, settings: Settings) -> None:
+    """Show which queues the leader would assign to other workers now, and why.
+
+    Normally there are none, because the leader does so at once when workers or queues change.
+    """
+    if not dry_run:
+        raise UsageError(
+            reason="qdo rebalance must have --dry-run: the leader rebalances by itself; to move"
+            " one queue, use `qdo move`"
+        )
+    with open_coordinator(settings) as (client, layout):
+        changes = planned_changes(read_plan_input(client, layout)) if client is not None else []
+    columns = {"queue": "QUEUE", "before": "ASSIGNED TO", "after": "NEXT", "why": "WHY"}
+    emit("qdo.rebalance/1", [dataclasses.asdict(each) for each in changes], form, columns)
+    if form != "table":
+        return
+    if not changes:
+        print_message("every queue is assigned as the leader would assign it now")
+    else:
+        print_message(f"{pluralize(len(changes), 'queue')} would be assigned differently")

@@ -1,0 +1,503 @@
+"""`qdo settings`: settings that apply to all processes of an app while they run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from typing import Any, TextIO, TypeVar
+
+import click
+import tomlkit
+
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import open_coordinator
+from qdo.cli.framework import output_option, with_settings
+from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import (
+    LiveSettingsReplacedError,
+    LiveSettingsSizeError,
+    NotFoundError,
+    SettingsError,
+    SettingsSyntaxError,
+    UsageError,
+)
+from qdo.fleet import live_settings as fleet
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.live_settings import Edit, SettingsChange, next_number, read_answers, read_settings
+from qdo.fleet.settings_machine import MAX_TEXT_BYTES, SettingsNode, SettingsVersion, check_size
+from qdo.settings.listing import live_items, pins_of
+from qdo.settings.live import ORIGIN, differences, live_names, read_live
+from qdo.settings.settings import Settings, check_names, declarations
+from qdo.settings.values import convert
+from qdo.text import join_some, pluralize
+
+_SCHEMA = "qdo.settings-change/1"
+
+
+def show_change(
+    version: int,
+    changed: Mapping[str, tuple[Any, Any]],
+    workers: int,
+    form: str,
+    out: TextIO | None = None,
+    *,
+    seconds: float | None = None,
+) -> None:
+    """Show a change of live settings.
+
+    :param workers: the number of registered workers.
+    :param seconds: how long it took until they used it; None if it is not made.
+    """
+    if form == "table" and seconds is None:
+        rows = [
+            {"setting": name, "before": _value(old), "after": _value(new)}
+            for name, (old, new) in changed.items()
+        ]
+        emit(
+            _SCHEMA,
+            rows,
+            form,
+            {name: name.upper() for name in ("setting", "before", "after")},
+            out,
+        )
+        return
+    item = {
+        "version": version,
+        "changes": changes_text(changed) if form == "table" else _changes_of(changed),
+        "workers": workers,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "executed": seconds is not None,
+    }
+    columns = {name: name.upper() for name in ("version", "changes", "workers", "seconds")}
+    emit(_SCHEMA, [item], form, columns, out)
+
+
+def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
+    """Tell which workers do not use the version, or not all of it."""
+    count = len(outcome.workers)
+    for name, origins in pins_of(outcome.workers).items():
+        if name in changed:
+            print_message(f"hint: {name} does not change in {pins_text(origins, count)}")
+    if outcome.late:
+        print_message(
+            f"hint: version {outcome.version.number} is not in use yet in {len(outcome.late)} of"
+            f" {pluralize(count, 'worker')}: {join_some(list(outcome.late))}; see `qdo components`"
+        )
+
+
+def pins_text(origins: Mapping[str, str], count: int) -> str:
+    """Return how many of the workers set a setting themselves, and where."""
+    if not origins:
+        return "no"
+    where = join_some(sorted(set(origins.values())))
+    return f"{len(origins)} of {pluralize(count, 'worker')} ({where})"
+
+
+def _changes_of(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
+    """Return changes as JSON."""
+    return {name: {"before": old, "after": new} for name, (old, new) in changed.items()}
+
+
+def changes_text(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return changes in one line."""
+    texts = (f"{name}: {_value(old)} -> {_value(new)}" for name, (old, new) in changed.items())
+    return ", ".join(texts)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "unset"
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
+    """Return what changed with each version; null where that is not known."""
+    texts = {each.number: each.text for each in versions} | {0: ""}
+    return [
+        {
+            "version": each.number,
+            "at": iso_time(each.at or None),
+            "who": each.who,
+            "changes": _changes_since(texts.get(each.number - 1), each.text),
+            "why": each.why,
+        }
+        for each in versions
+    ]
+
+
+def _changes_since(before: str | None, text: str) -> str | None:
+    """Return the changes of a version; None if it, or the version before, cannot be read."""
+    try:
+        return None if before is None else changes_text(differences(before, text))
+    except SettingsError:
+        return None
+
+
+@contextmanager
+def kept_on_failure(text: str, command: str) -> Iterator[None]:
+    """If the block fails or is interrupted, write a text to a new file and name it.
+
+    :param command: takes the file as its argument, after a correction.
+    """
+    try:
+        yield
+    except BaseException:
+        # Only this user may read it, and nobody deletes it.
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="qdo-settings-", suffix=".toml", encoding="utf-8", delete=False
+        ) as file:
+            file.write(text)
+        print_message(f"hint: your text is in {file.name}; correct it, then: {command} {file.name}")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsPlan:
+    """A change of live settings that is not made yet.
+
+    :ivar version: the number that the new version would have.
+    :ivar before: the text in force, "" for none.
+    :ivar after: the text of the new version.
+    :ivar workers: the number of workers that would have to accept it.
+    :ivar same: whether these live settings are in force already.
+    """
+
+    version: int
+    before: str
+    after: str
+    workers: int
+    same: bool
+
+
+def plan_settings(
+    client: Client | None, layout: Layout, edit: Edit, *, damaged: bool = False
+) -> SettingsPlan:
+    """Return the effect of a change, without asking the workers.
+
+    :param client: None if the coordinator is a file that does not exist yet.
+    :raises: as `fleet.live_settings.propose`.
+    """
+    node, version, workers = SettingsNode(), 1, 0
+    if client is not None:
+        node = read_settings(client, layout, damaged=damaged)
+        version = next_number(client, layout, node)
+        workers = len(read_answers(client, layout))
+    text = edit(node)
+    check_size(text)
+    same = text == node.text and node.fault is None
+    return SettingsPlan(version, node.text, text, workers, same)
+
+
+SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+_VERSIONS_SHOWN = 20
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@click.group()
+def settings() -> None:
+    """Change settings of all processes while they run: the live settings.
+
+    \b
+    qdo settings show --app shop:app
+    qdo settings set --app shop:app attempts 5 --reason "CRM is slow"
+    qdo settings edit --app shop:app
+    qdo settings history --app shop:app
+    qdo settings rollback --app shop:app 12
+
+    Every worker checks them with its own code first. They override settings in code; the settings
+    file, the environment and flags of a process override them. They apply between two messages.
+    """
+
+
+def _changing(function: Any) -> Any:
+    """Add the options of commands that change live settings."""
+
+    def call(timeout: str, **arguments: Any) -> Any:
+        return function(timeout_seconds=parse_duration(timeout, "--timeout"), **arguments)
+
+    update_wrapper(call, function)
+    for add in (
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Do not wait for workers; those that refuse keep the settings that they have.",
+        ),
+        click.option(
+            "--timeout",
+            metavar="DURATION",
+            default="10s",
+            show_default=True,
+            help="How long workers may take to check them.",
+        ),
+    ):
+        call = add(call)
+    return output_option(with_settings(*SETTINGS)(changing(call)))
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+@settings.command()
+@with_settings(*SETTINGS)
+@output_option
+def show(form: str, settings: Settings) -> None:
+    """List the live settings.
+
+    PINNED tells how many workers set one themselves, and where.
+    """
+    with open_coordinator(settings) as (client, layout):
+        node = fleet.read_settings(client, layout) if client else SettingsNode()
+        answers = fleet.read_answers(client, layout) if client else []
+    items = live_items(node, answers)
+    if form == "table":
+        for item in items:
+            item["value"] = json.dumps(item["value"])
+            item["pinned"] = pins_text(item["pinned"], len(answers))
+    emit("qdo.settings/1", items, form, {name: name.upper() for name in items[0]} if items else {})
+    if not items:
+        print_message("hint: the app has no live settings; see `qdo settings set --help`")
+    late = [
+        each.worker
+        for each in answers
+        if (each.report is None and node.number) or (each.report and each.report.uses < node.number)
+    ]
+    if late:
+        print_message(
+            f"hint: version {node.number} is not in use in {len(late)} of"
+            f" {pluralize(len(answers), 'worker')}: {join_some(late)}"
+        )
+
+
+@settings.command()
+@click.option("--version", "number", type=click.IntRange(1), metavar="N", help="Of this version.")
+@with_settings(*SETTINGS)
+def get(number: int | None, settings: Settings) -> None:
+    """Write the live settings to stdout, as TOML."""
+    with open_coordinator(settings) as (client, layout):
+        if client is None and number is not None:
+            raise NotFoundError(what="version of the live settings", name=str(number))
+        text = ""
+        if client is not None:
+            text = _text(client, layout, number)
+    sys.stdout.write(text if not text or text.endswith("\n") else f"{text}\n")
+
+
+@settings.command()
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=_VERSIONS_SHOWN,
+    show_default=True,
+    help="Most versions to list.",
+)
+@with_settings(*SETTINGS)
+@output_option
+def history(limit: int, form: str, settings: Settings) -> None:
+    """List the versions that were in force, newest first."""
+    with open_coordinator(settings) as (client, layout):
+        found = fleet.read_history(client, layout, limit + 1) if client else []
+    if not found:
+        print_message("hint: the app has no live settings; see `qdo settings set --help`")
+    items = history_items(found)[:limit]
+    emit("qdo.settings-history/1", items, form, {name: name.upper() for name in (items or [{}])[0]})
+
+
+@settings.command()
+@click.argument("first", type=click.IntRange(1), metavar="[VERSION", required=False)
+@click.argument("second", type=click.IntRange(1), metavar="[VERSION]]", required=False)
+@with_settings(*SETTINGS)
+def diff(first: int | None, second: int | None, settings: Settings) -> None:
+    """Show the lines that differ between two versions.
+
+    Without a second VERSION it is the one in force; without any, the last two.
+    """
+    with open_coordinator(settings) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="version of the live settings", name=str(first or 1))
+        number = fleet.read_settings(client, layout).number
+        old = max(1, number - 1) if first is None else first
+        new = number if second is None else second
+        before, after = (_text(client, layout, each).splitlines() for each in (old, new))
+    names = f"version {old}", f"version {new}"
+    for line in difflib.unified_diff(before, after, *names, lineterm=""):
+        click.echo(line)
+
+
+# --- changing -----------------------------------------------------------------------------
+
+
+@settings.command("set")
+@click.argument("name")
+@click.argument("value")
+@_changing
+def set_(name: str, value: str, **options: Any) -> int:
+    """Set one live setting.
+
+    Comments and the other settings stay as they are.
+    """
+    check_names([name], "the argument NAME")
+    declaration = next(each for each in declarations() if each.name == name)
+    if declaration.kind == "tables":
+        raise UsageError(reason=f"{name} are tables; change them with `qdo settings edit`")
+    converted = convert(declaration, value, "the argument VALUE")
+
+    def edit(node: SettingsNode) -> str:
+        document = _document(node.text)
+        document[name] = list(converted) if isinstance(converted, tuple) else converted
+        return tomlkit.dumps(document)
+
+    return _change("settings set", edit, **options)
+
+
+@settings.command()
+@click.argument("name")
+@_changing
+def unset(name: str, **options: Any) -> int:
+    """Remove one live setting.
+
+    Processes use their own value of it again.
+    """
+    check_names([name], "the argument NAME")
+
+    def edit(node: SettingsNode) -> str:
+        document = _document(node.text)
+        if name not in document:
+            raise NotFoundError(what="live setting", name=name)
+        del document[name]
+        return tomlkit.dumps(document)
+
+    return _change("settings unset", edit, **options)
+
+
+@settings.command()
+@_changing
+def edit(settings: Settings, **options: Any) -> int:
+    """Edit the live settings in $EDITOR, as TOML."""
+    with open_coordinator(settings) as (client, layout):
+        node = fleet.read_settings(client, layout) if client else SettingsNode()
+    names = ", ".join(live_names())
+    shown = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
+    try:
+        text = click.edit(shown, extension=".toml")
+    except click.ClickException as error:  # the editor is missing, or ended with an error
+        reason = f"nothing was changed: {error.format_message()}; set EDITOR to a working editor"
+        raise UsageError(reason=reason) from error
+    if text is None:
+        print_message("hint: the text was not changed")
+        return 0
+    with kept_on_failure(text, "qdo settings apply"):
+        return _change("settings edit", _based_on(node, text), settings=settings, **options)
+
+
+@settings.command()
+@click.argument("file", metavar="FILE")
+@_changing
+def apply(file: str, **options: Any) -> int:
+    """Replace the live settings by a TOML file; - reads stdin."""
+    try:
+        with click.open_file(file, "rb") as opened:
+            data = opened.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found="more")
+        text = data.decode()
+    except OSError as error:
+        raise UsageError(reason=f"FILE must be readable, got {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(reason=f"FILE must be UTF-8, got {file}: {error}") from error
+    return _change("settings apply", lambda node: text, damaged=True, **options)
+
+
+@settings.command()
+@click.argument("version", type=click.IntRange(1))
+@_changing
+def rollback(version: int, settings: Settings, **options: Any) -> int:
+    """Put an earlier version into force again, under a new number."""
+    with open_coordinator(settings) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="version of the live settings", name=str(version))
+        text = fleet.read_version(client, layout, version).text
+    return _change(
+        "settings rollback", lambda node: text, damaged=True, settings=settings, **options
+    )
+
+
+def _change(
+    command: str,
+    edit: fleet.Edit,
+    *,
+    settings: Settings,
+    consent: Consent,
+    timeout_seconds: float,
+    force: bool,
+    form: str,
+    damaged: bool = False,
+) -> int:
+    def checked(node: SettingsNode) -> str:
+        text = edit(node)
+        read_live(text)
+        return text
+
+    with open_coordinator(settings, create=not consent.dry_run) as (client, layout):
+        plan = plan_settings(client, layout, checked, damaged=damaged)
+        if plan.same:
+            print_message("hint: nothing changes: these live settings are in force already")
+            return 0
+        changed = differences(plan.before, plan.after)
+        show = partial(show_change, plan.version, changed, plan.workers)
+        what = f"put version {plan.version} into force"
+        if not consent.given(what, show, form, asks=False) or client is None:
+            return 0
+        outcome = fleet.change_settings(
+            client,
+            layout,
+            checked,
+            AuditTrail(client, layout, command, consent.reason),
+            timeout_seconds=timeout_seconds,
+            force=force,
+            damaged=damaged,
+            why=consent.reason,
+        )
+    if outcome is None:
+        print_message("hint: nothing changes: these live settings are in force already")
+        return 0
+    before = "" if outcome.before is None else outcome.before.text
+    changed = differences(before, outcome.version.text)
+    count, seconds = len(outcome.workers), outcome.seconds
+    show_change(outcome.version.number, changed, count, form, seconds=seconds)
+    report_workers(outcome, changed)
+    return 0
+
+
+def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
+    """Return the edit to a text that was made from a version, if that is still in force."""
+
+    def edit(found: SettingsNode) -> str:
+        if found.number != node.number:
+            who = "somebody" if found.current is None else found.current.who
+            raise LiveSettingsReplacedError(who=who)
+        return text
+
+    return edit
+
+
+def _text(client: Any, layout: Any, number: int | None) -> str:
+    if number is None:
+        return fleet.read_settings(client, layout).text
+    return fleet.read_version(client, layout, number).text
+
+
+def _document(text: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except ValueError as error:
+        raise SettingsSyntaxError(origin=ORIGIN, reason=error) from error

@@ -1,0 +1,371 @@
+"""Plan which worker should handle which queue: balanced within one, with the fewest moves.
+
+With Q queues and W workers every worker gets floor(Q/W) or ceil(Q/W) queues, and exactly
+Q mod W workers get the larger share. Giving the larger shares to those who hold most already
+minimises the moves: a worker that holds h queues and may keep s of them gives up
+max(0, h - s), and moving a larger share from a worker that holds at most floor(Q/W) to one
+that holds more never increases the sum. This is the argument behind Kafka's sticky assignor
+(KIP-54), here for queues that any worker may handle; `filtered_planner` is for the others.
+
+Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
+
+`plan_filtered` plans if workers take only some of the queues. Workers with equal filters are a
+group; all filters that take every queue are equal. Queues that match the same groups are a class. A
+worker that an operator moved queues to is a group by itself, and those queues are a class that only
+this group takes. So they stay, and count as its load. First each class is distributed over the
+groups, then each group over its workers (`planner.plan`).
+
+The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
+matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from
+group to group, from a worker to one that has at least two less, it is. By their theorem this
+minimizes the sum of the squared loads, and also the largest load and every other convex measure.
+In the flow network of classes and groups it is a flow of least convex cost. The flow begins with
+the present distribution and grows along shortest paths. A queue that leaves its present group
+counts 1, and one that returns counts -1. At the end, paths that change no load and are shorter
+than 0 are followed. So no residual cycle is negative. Among all plans with those loads, none moves
+fewer queues to another group (Ahuja, Magnanti, Orlin: Network flows, 1993, chapters 9 and 14).
+
+Properties of a plan:
+
+1. A worker gets only queues that match its filter. Every queue that matches a filter has one
+   worker. Workers with equal filters differ by at most one queue, but for moved queues.
+2. No plan has a smaller sum of squared loads.
+3. Of those plans, none moves fewer queues to another group.
+4. Inside a group the fewest queues move, given the queues that it has. Of a class that must leave,
+   the queues of the fullest workers leave.
+5. Planning again moves nothing.
+
+Cost: matching each queue with each filter, then O(Q log W); a path costs O(C G) for C classes
+and G groups, and is followed by as many queues at once as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+from qdo.queues import QueueFilter
+
+
+def plan(
+    queues: Iterable[str],
+    workers: Iterable[str],
+    current: Mapping[str, Iterable[str]],
+) -> dict[str, list[str]]:
+    """Return the queues of each worker.
+
+    :param queues: all queues to be handled.
+    :param workers: all workers that may handle them; without workers the plan is empty.
+    :param current: the present queues of each worker. Unknown workers and queues in it are
+        ignored; a queue of several workers counts for the first of them by name.
+    :returns: a list of queues for each worker. The order of the input decides which surplus
+        queues move, but not how many, nor each worker's load.
+    """
+    homeless = dict.fromkeys(queues)
+    names = sorted(set(workers))
+    if not names:
+        return {}
+    floor, larger = divmod(len(homeless), len(names))
+    shares = {name: _claim(homeless, current.get(name, ())) for name in names}
+    # Python's sort is stable: among workers with equally many queues the name decides.
+    by_load = sorted(names, key=lambda name: -len(shares[name]))
+    quota = {name: floor + (rank < larger) for rank, name in enumerate(by_load)}
+    pool = list(homeless)
+    for name in names:
+        share = shares[name]
+        pool.extend(share[quota[name] :])
+        del share[quota[name] :]
+    for name in names:
+        missing = quota[name] - len(shares[name])
+        if missing:
+            shares[name].extend(pool[-missing:])
+            del pool[-missing:]
+    return shares
+
+
+def _claim(homeless: dict[str, None], held: Iterable[str]) -> list[str]:
+    """Move the held queues from `homeless` to a list, in their order."""
+    share = []
+    for queue in held:
+        if queue in homeless:
+            del homeless[queue]
+            share.append(queue)
+    return share
+
+
+def moves(before: Mapping[str, Iterable[str]], after: Mapping[str, Iterable[str]]) -> int:
+    """Return how many queues have a different worker than before; new queues count as moved."""
+    owner = {queue: worker for worker, queues in before.items() for queue in queues}
+    return sum(owner.get(queue) != worker for worker, queues in after.items() for queue in queues)
+
+
+FAR = 1 << 60
+
+
+def plan_filtered(
+    queues: Iterable[str],
+    workers: Mapping[str, QueueFilter],
+    current: Mapping[str, Iterable[str]],
+    moves: Mapping[str, str] | None = None,
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the queues of each worker, and those that match no worker's filter.
+
+    :param workers: the filter of each worker.
+    :param current: the present queues of each worker; see `planner.plan`.
+    :param moves: the worker of each queue that an operator moved. A move counts while that worker
+        is among `workers` and takes the queue, and the queue is among `queues`.
+    """
+    names = list(queues)
+    present = set(names) if moves else ()
+    moves = {
+        queue: worker
+        for queue, worker in (moves or {}).items()
+        if queue in present and worker in workers and workers[worker].takes(queue)
+    }
+    if not moves and all(each.everything for each in workers.values()):
+        return plan(names, workers, current), [] if workers else names
+    groups, classes = _sorted_out(names, workers, moves)
+    untaken = classes.pop((), _Class(())).queues
+    taken = list(classes.values())
+    homes = _homes(taken, groups, current)
+    flow = _Flow(groups, taken, homes)
+    flow.level()
+    flow.settle()
+    return _handed_out(flow, groups, homes), list(untaken)
+
+
+@dataclass(slots=True)
+class _Class:
+    """Queues that match the same groups."""
+
+    takers: tuple[int, ...]
+    queues: dict[str, None] = field(default_factory=dict)
+
+
+def _sorted_out(
+    queues: Iterable[str], workers: Mapping[str, QueueFilter], moves: Mapping[str, str]
+) -> tuple[list[list[str]], dict[tuple[int, ...], _Class]]:
+    """Return the workers of each group, and the classes by the groups that take them."""
+    alone = frozenset(moves.values())
+    groups: dict[tuple[QueueFilter, str], list[str]] = {}
+    for name in sorted(workers):
+        key = workers[name].canonical(), name if name in alone else ""
+        groups.setdefault(key, []).append(name)
+    number_of = {names[0]: number for number, names in enumerate(groups.values())}
+    numbers: dict[QueueFilter, list[int]] = {}  # equal filters are matched once
+    for number, (takes, _) in enumerate(groups):
+        numbers.setdefault(takes, []).append(number)
+    matchers = [(each.matcher(), found) for each, found in numbers.items()]
+    classes: dict[tuple[int, ...], _Class] = {}
+    for queue in dict.fromkeys(queues):
+        if queue in moves:
+            takers: tuple[int, ...] = (number_of[moves[queue]],)
+        else:
+            takers = tuple(sorted(n for takes, found in matchers if takes(queue) for n in found))
+        if takers not in classes:
+            classes[takers] = _Class(takers)
+        classes[takers].queues[queue] = None
+    return list(groups.values()), classes
+
+
+Homes = dict[str, list[list[str]]]
+"""The queues that each worker has and may keep, by class."""
+
+
+def _homes(
+    classes: list[_Class],
+    groups: list[list[str]],
+    current: Mapping[str, Iterable[str]],
+) -> Homes:
+    """Move the held queues out of the classes; the remaining ones are homeless."""
+    group_of = {name: group for group, names in enumerate(groups) for name in names}
+    number_of = {queue: number for number, each in enumerate(classes) for queue in each.queues}
+    takers = [frozenset(each.takers) for each in classes]
+    homes: Homes = {}
+    for name in sorted(group_of):
+        rows = homes[name] = [[] for _ in classes]
+        for queue in current.get(name, ()):
+            # Popped when found: a queue of several workers counts for the first by name.
+            number = number_of.pop(queue, None)
+            if number is not None and group_of[name] in takers[number]:
+                rows[number].append(queue)
+                del classes[number].queues[queue]
+    return homes
+
+
+class _Flow:
+    """How many queues of each class each group has.
+
+    :ivar amounts: by class and group.
+    :ivar homes: how many of them are there already, by class and group.
+    """
+
+    def __init__(self, groups: list[list[str]], classes: list[_Class], homes: Homes) -> None:
+        self.classes = classes
+        self.sizes = [len(names) for names in groups]
+        self.homes = [
+            [sum(len(homes[name][number]) for name in names) for names in groups]
+            for number in range(len(classes))
+        ]
+        self.amounts = [list(row) for row in self.homes]
+        self.totals: list[int] = [
+            sum(row[group] for row in self.amounts) for group in range(len(groups))
+        ]
+        for number in range(len(classes)):
+            self._place_homeless(number)
+
+    def _place_homeless(self, number: int) -> None:
+        """Give each to the group with the emptiest worker: it moves once in any case."""
+        takers = self.classes[number].takers
+        heap = [(self._least(group), group) for group in takers]
+        heapify(heap)
+        for _ in self.classes[number].queues:
+            group = heap[0][1]
+            self.amounts[number][group] += 1
+            self.totals[group] += 1
+            heapreplace(heap, (self._least(group), group))
+
+    def _most(self, group: int, less: int = 0) -> int:
+        """Return the load of the fullest worker of a group after `less` queues left it."""
+        return -(-(self.totals[group] - less) // self.sizes[group])
+
+    def _least(self, group: int, more: int = 0) -> int:
+        """Return the load of its emptiest worker after `more` queues were added."""
+        return (self.totals[group] + more) // self.sizes[group]
+
+    # --- improving --------------------------------------------------------------------
+
+    def level(self) -> None:
+        """Pass queues on until no worker has two more than a worker it can pass them to."""
+        while any(self._improve(source, 2, FAR) for source in self._fullest_first()):
+            pass
+
+    def settle(self) -> None:
+        """Let queues return if that changes no load."""
+        while any(self._improve(source, 1, 0) for source in self._fullest_first()):
+            pass
+
+    def _fullest_first(self) -> list[int]:
+        return sorted(range(len(self.sizes)), key=lambda group: (-self._most(group), group))
+
+    def _improve(self, source: int, gap: int, below: int) -> bool:
+        """Pass on to a group whose worker has at least `gap` less; False if there is none."""
+        costs, came_from = self._paths(source)
+        most = self._most(source)
+        found = [
+            (self._least(group), cost, group)
+            for group, cost in enumerate(costs)
+            if group != source and cost < below and most - self._least(group) >= gap
+        ]
+        if not found:
+            return False
+        target = min(found)[2]
+        steps = []
+        group = target
+        while group != source:
+            number, before = came_from[group]
+            steps.append((number, before, group))
+            group = before
+        amount = min(self._room(step) for step in steps)
+        amount = _largest(amount, lambda n: self._may_shift(source, target, gap, n))
+        for number, before, after in steps:
+            self.amounts[number][before] -= amount
+            self.amounts[number][after] += amount
+        self.totals[source] -= amount
+        self.totals[target] += amount
+        return True
+
+    def _may_shift(self, source: int, target: int, gap: int, amount: int) -> bool:
+        """Return whether the last of `amount` queues is still worth passing on."""
+        return self._most(source, amount - 1) - self._least(target, amount - 1) >= gap
+
+    def _room(self, step: tuple[int, int, int]) -> int:
+        """Return how many queues can make a step at the same cost."""
+        number, source, target = step
+        has, home = self.amounts[number][source], self.homes[number][source]
+        room = has - home if has > home else has
+        missing = self.homes[number][target] - self.amounts[number][target]
+        return min(room, missing) if missing > 0 else room
+
+    def _leaving(self, number: int, group: int) -> int:
+        return 1 if self.amounts[number][group] <= self.homes[number][group] else 0
+
+    def _entering(self, number: int, group: int) -> int:
+        return -1 if self.amounts[number][group] < self.homes[number][group] else 0
+
+    def _paths(self, source: int) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """Return the cost to each group, and the class and group before it (Bellman-Ford).
+
+        Each class is entered from the group that leaves it cheapest.
+        """
+        costs = [FAR] * len(self.sizes)
+        costs[source] = 0
+        came_from: dict[int, tuple[int, int]] = {}
+        changed = True
+        while changed:
+            changed = False
+            for number, each in enumerate(self.classes):
+                amounts = self.amounts[number]
+                leaving = [
+                    (costs[group] + self._leaving(number, group), group)
+                    for group in each.takers
+                    if amounts[group] and costs[group] < FAR
+                ]
+                if not leaving:
+                    continue
+                cost, before = min(leaving)
+                for group in each.takers:
+                    reached = cost + self._entering(number, group)
+                    if group != before and reached < costs[group]:
+                        costs[group] = reached
+                        came_from[group] = number, before
+                        changed = True
+        return costs, came_from
+
+
+def _largest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number up to `limit` for which `holds` is true; it is true for 1."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+# --- from groups to workers ---------------------------------------------------------------
+
+
+def _handed_out(flow: _Flow, groups: list[list[str]], homes: Homes) -> dict[str, list[str]]:
+    """Return the queues of each worker."""
+    free = [list(each.queues) for each in flow.classes]
+    for group, names in enumerate(groups):
+        for number, pool in enumerate(free):
+            surplus = flow.homes[number][group] - flow.amounts[number][group]
+            pool.extend(_given_up(names, homes, number, max(0, surplus)))
+    shares: dict[str, list[str]] = {}
+    for group, names in enumerate(groups):
+        queues = [queue for name in names for held in homes[name] for queue in held]
+        for number, pool in enumerate(free):
+            missing = flow.amounts[number][group] - flow.homes[number][group]
+            if missing > 0:
+                queues.extend(pool[-missing:])
+                del pool[-missing:]
+        kept = {name: [queue for held in homes[name] for queue in held] for name in names}
+        shares.update(plan(queues, names, kept))
+    return shares
+
+
+def _given_up(names: list[str], homes: Homes, number: int, surplus: int) -> list[str]:
+    """Take queues of a class from the fullest workers of a group that have any."""
+    heap = [(-sum(map(len, homes[name])), name) for name in names if homes[name][number]]
+    heapify(heap)
+    gone: list[str] = []
+    while len(gone) < surplus:
+        load, name = heap[0]
+        gone.append(homes[name][number].pop())
+        if homes[name][number]:
+            heapreplace(heap, (load + 1, name))
+        else:
+            heappop(heap)
+    return gone

@@ -1,0 +1,498 @@
+"""The elected rebalancer: observe, plan, publish, and keep the queue nodes. Without I/O.
+
+It provides balance and liveness, never safety: a published plan is only a wish, and workers take
+queues by compare-and-swap only. Every transaction checks the leader's fence.
+
+It plans at once after a worker is gone and after new queues appear, and a moment after a worker
+joined: a fleet that starts up must not be rebalanced once for each worker. It plans from scratch
+after becoming leader, after every reconnection and once a minute, in case it missed an event.
+
+The leader creates missing queue nodes, and workers notice their deletion. The versions of a node
+that is created again start at 0, so a late claim could find the version that it read of the former
+node. Therefore each deletion also writes the folder `queues`, and each claim checks that the folder
+still has the version that it had before the queue nodes were read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments, FencedCommit
+from qdo.coordination.protocol.machine import (
+    Callback,
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    CommitError,
+    CreateOp,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Op,
+    Refused,
+    Rejected,
+    Response,
+    Stat,
+)
+from qdo.coordination.protocol.planner import plan_filtered
+from qdo.coordination.protocol.worker_roll import LostWorkers, WorkerRoll
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
+from qdo.text import pluralize
+
+log = logging.getLogger(__name__)
+
+CREATE_BATCH = 250
+
+
+class QueueNodes:
+    """The queue nodes as last listed, and those that are being created.
+
+    :ivar listed: the names of all queue nodes, None while they are unknown.
+    :ivar deleted: the names of those marked as deleted, None while they are unknown.
+    """
+
+    def __init__(self, layout: Layout, commit: FencedCommit) -> None:
+        self.listed: tuple[str, ...] | None = None
+        self.deleted: frozenset[str] | None = None
+        self._layout = layout
+        self._commit = commit
+        self._missing: dict[str, int] = {}
+        self._creating: dict[str, int] = {}
+
+    def relist(self) -> None:
+        """Forget the listing; queues that are being created are created again if missing."""
+        self._missing |= self._creating
+        self._creating = {}
+        self.listed = None
+
+    def end_term(self) -> None:
+        """Forget everything."""
+        self._missing = {}
+        self._creating = {}
+        self.listed = None
+
+    def record_listing(self, names: tuple[str, ...]) -> None:
+        """Record a listing, and create the nodes that wait for it."""
+        self.listed = names
+        self._created(names)
+        self.create_missing()
+
+    def planned(self, assigned: Callable[[], Container[str]]) -> Sequence[str]:
+        """Return the queues to distribute: deleted ones bring no work, but would count as load.
+
+        :param assigned: returns the queues that are already assigned: no others are planned while
+            it is unknown which are deleted.
+        """
+        listed, deleted = self.listed or (), self.deleted
+        if deleted is None:
+            known = assigned()
+            return [queue for queue in listed if queue in known]
+        return [queue for queue in listed if queue not in deleted] if deleted else listed
+
+    def want(self, names: Iterable[str], last: int) -> None:
+        """Record queues that must have nodes."""
+        self._missing.update(dict.fromkeys(names, last))
+
+    def create_missing(self) -> None:
+        """Create the recorded queues that have no node yet."""
+        if self.listed is None:
+            return  # the next listing calls this again
+        missing, self._missing = self._missing, {}
+        new = sorted(set(missing).difference(self.listed, self._creating))
+        for start in range(0, len(new), CREATE_BATCH):
+            self._create({name: missing[name] for name in new[start : start + CREATE_BATCH]})
+
+    def _create(self, lasts: dict[str, int]) -> None:
+        self._creating.update(lasts)
+        ops = tuple(
+            CreateOp(self._layout.queue(name), QueueNode(last=last).encode())
+            for name, last in lasts.items()
+        )
+        self._commit(ops, lambda answer: self._create_answered(lasts, answer))
+
+    def _create_answered(self, lasts: dict[str, int], answer: Response) -> None:
+        self._created(lasts)
+        names = list(lasts)
+        if not isinstance(answer, Rejected) or answer.fault is CommitError.NO_NODE:
+            return  # created; or discovery asks again once the folder `queues` is recreated
+        if answer.fault is not CommitError.NODE_EXISTS:
+            log.error(
+                "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
+                " with `qdo acl apply`",
+                names[answer.index - 1],
+                answer.reason or answer.fault.value,
+            )
+        rest = {name: lasts[name] for at, name in enumerate(names, start=1) if at != answer.index}
+        if rest:
+            self._create(rest)
+
+    def _created(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._creating.pop(name, None)
+        if not self._creating:
+            self._creating = {}  # releases memory: a dict never shrinks by itself
+
+
+class Deletions:
+    """The version of the folder of queue nodes, as known to one worker.
+
+    :ivar known: whether claims can be checked.
+    :ivar reading: whether the version is being read.
+    """
+
+    def __init__(self, folder: str, machine: Machine) -> None:
+        self.known = False
+        self._folder = folder
+        self._machine = machine
+        self._version = 0
+        self.reading = False
+        self._unchecked = False
+
+    def read(self) -> None:
+        """Read the version. Queue nodes read after this call may be claimed under it."""
+        self.known = False
+        self.reading = True
+        self._machine.ask(Stat(self._folder), self._read)
+
+    def _read(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        self.reading = False
+        if isinstance(answer, Refused):
+            self._give_up(answer.reason)
+        self.known = self._unchecked or isinstance(answer, NodeRead)
+        if isinstance(answer, NodeRead):
+            self._version = answer.version
+
+    def checks(self) -> tuple[CheckOp, ...]:
+        """Return the operations that a claim must contain."""
+        return () if self._unchecked else (CheckOp(self._folder, self._version),)
+
+    def rejected(self, answer: Rejected) -> None:
+        """Handle a claim that failed for such an operation."""
+        self.known = False
+        if answer.fault is CommitError.OTHER:
+            self._give_up(answer.reason)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._unchecked:
+            self._unchecked = True
+            log.warning(
+                "cannot check %s: %s; claiming queues all the same; give qdo all rights on it",
+                self._folder,
+                reason,
+            )
+
+
+INFINITY = float("inf")
+SETTLE_SECONDS = 0.15
+"""Quiet time to wait for after a worker joined."""
+MAX_SETTLE_SECONDS = 1.0
+"""Longest wait for quiet, counted from the first join."""
+RELIST_SECONDS = 0.05
+"""Shortest time between two listings of all queues."""
+RECONCILE_SECONDS = 60.0
+
+
+class Rebalancer(Machine):
+    """The work of the leader; idle on all other workers.
+
+    :ivar lost: the workers that went without releasing their queues.
+    :param wait_for_deleted: the names of the queues marked as deleted are reported through
+        `exclude_deleted`. Until then only queues that are already assigned are planned.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        clock: Callable[[], float],
+        resign: Callable[[str], None],
+        wait_for_deleted: bool = False,
+    ) -> None:
+        super().__init__()
+        self._wait_for_deleted = wait_for_deleted
+        self._layout = layout
+        self._clock = clock
+        self._resign = resign
+        self._up = False
+        self._fence: int | None = None
+        self._term = 0
+        self._moves: dict[str, str] = {}
+        self._assignments = Assignments(
+            layout, commit=self._fenced, observe=self._observe, on_conflict=self._reconcile
+        )
+        self._queue_nodes = QueueNodes(layout, self._fenced)
+        self._roll = WorkerRoll(clock)
+        self.lost = LostWorkers(layout, clock, self._observe)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget the observed workers, and all appointments."""
+        self._roll.clear()
+        self._unread = 0
+        self._settled = False
+        self._plan_at = self._joined_at = INFINITY
+        self._relist_at = self._reconcile_at = INFINITY
+
+    # --- leadership -------------------------------------------------------------------
+
+    def leadership_acquired(self, fence: int, former: str, process: str) -> None:
+        """Begin; `fence` is the version of the rebalancer node after becoming leader.
+
+        :param former: the leader before, and its `process`, as in `WorkerNode`.
+        """
+        self._fence = fence
+        self.lost.record({former: WorkerNode(process=process)})
+        self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
+        self._reconcile()
+
+    def leadership_lost(self) -> None:
+        """Stop, and forget all observations."""
+        self._fence = None
+        self._term += 1
+        self._roll.end_term()
+        self.lost.end_term()
+        self._assignments.end_term()
+        self._queue_nodes.end_term()
+        self._clear()
+
+    @property
+    def leading(self) -> bool:
+        return self._fence is not None
+
+    def connected(self) -> None:
+        self._up = True
+        if self.leading:
+            self._reconcile()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def due(self) -> float:
+        if not self.leading or not self._up:
+            return INFINITY
+        blocked = self._assignments.publishing or self._unread
+        plan_at = INFINITY if blocked else min(self._plan_at, self._roll.judge_at)
+        return min(plan_at, self._relist_at, self._reconcile_at)
+
+    def tick(self) -> None:
+        now = self._clock()
+        if not self.leading or not self._up:
+            return
+        if now >= self._reconcile_at:
+            self._reconcile()
+        if now >= self._relist_at:
+            self._relist_at = INFINITY
+            self._list_queues()
+        if not self._unread:  # a worker that is not read yet would count as one that claims
+            self._plan_at = min(self._plan_at, self._roll.judge(self._assignments.share))
+        if now >= self._plan_at:
+            self._publish()
+
+    def changed(self, path: str) -> None:
+        if not self.leading or not self._up:
+            return
+        if path == self._layout.workers:
+            self._list_workers()
+        elif path == self._layout.queues:
+            self._relist_at = min(self._relist_at, self._clock() + RELIST_SECONDS)
+        elif path.startswith(f"{self._layout.workers}/"):
+            self._read_worker(path.rpartition("/")[2])
+        elif path == self._layout.assignments:
+            self._read_moves()
+        elif path.startswith(f"{self._layout.assignments}/"):
+            self._assignments.check(path.rpartition("/")[2])
+
+    # --- observing --------------------------------------------------------------------
+
+    def _observe(self, request: Get | Stat | Children, then: Callable[[Response], None]) -> None:
+        """Send a request whose answer counts only in this term."""
+        term = self._term
+
+        def answered(answer: Response) -> None:
+            if term != self._term or isinstance(answer, NoResponse):
+                return
+            if isinstance(answer, Refused) and isinstance(request, Children):
+                self._roll.report_unlisted(request.path, answer.reason)
+                self._reconcile_at = min(self._reconcile_at, self._clock() + RETRY_SECONDS)
+            else:
+                then(answer)
+
+        self.ask(request, answered)
+
+    def _reconcile(self) -> None:
+        """Read everything again, then plan."""
+        self._term += 1
+        self._assignments.forget()
+        self._queue_nodes.relist()
+        self._clear()
+        self._reconcile_at = self._clock() + RECONCILE_SECONDS
+        self._list_workers()
+        self._list_queues()
+        self._unread += 1
+        self._observe(Children(self._layout.assignments), self._assignments_listed)
+        self._read_moves()
+
+    def _list_workers(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.workers, watch=True), self._workers_listed)
+
+    def _workers_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        first = not self._roll.listed
+        new, left = self._roll.record(answer.names if isinstance(answer, ChildrenRead) else ())
+        self.lost.record(left)
+        for name in new:
+            self._unread += 1
+            self._read_worker(name, counted=True)
+        if first or left:
+            self._plan_soon(0.0)
+        elif new:
+            self._settle()
+
+    def _read_worker(self, name: str, counted: bool = False) -> None:
+        self._observe(
+            Get(self._layout.worker(name), watch=True),
+            lambda answer: self._worker_read(name, counted, answer),
+        )
+
+    def _worker_read(self, name: str, counted: bool, answer: Response) -> None:
+        self._unread -= counted
+        before, after = self._roll.read(name, answer)
+        if before is None or after is None:
+            return
+        # A new worker is planned for once the fleet has settled.
+        filter_changed = not counted and after.filter != before.filter
+        if after.draining != before.draining or filter_changed:
+            self._plan_soon(0.0)
+
+    def _list_queues(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.queues, watch=True), self._queues_listed)
+
+    def _queues_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.queues)
+            self._queue_nodes.listed = ()
+            self._relist_at = self._clock() + RELIST_SECONDS
+        if isinstance(answer, ChildrenRead):
+            if set(answer.names) != set(self._queue_nodes.listed or ()):
+                self._plan_soon(0.0)
+            self._queue_nodes.record_listing(answer.names)
+
+    def _assignments_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.assignments)
+        listed = answer.names if isinstance(answer, ChildrenRead) else ()
+        for worker in filter(is_worker_name, listed):
+            self._unread += 1
+            self._assignments.read(worker, self._assignment_read)
+
+    def _assignment_read(self) -> None:
+        self._unread -= 1
+
+    def _read_moves(self) -> None:
+        """Read the queues that operators moved, and watch them."""
+        self._unread += 1
+        self._observe(Get(self._layout.assignments, watch=True), self._moves_read)
+
+    def _moves_read(self, answer: Response) -> None:
+        self._unread -= 1
+        found = parse_moves(answer.data) if isinstance(answer, NodeRead) else {}
+        if found != self._moves:
+            self._moves = found
+            self._plan_soon(0.0)
+
+    def _recreate(self, path: str) -> None:
+        """Create a deleted folder again: without it no queue can be assigned."""
+        log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
+        self._fenced((CreateOp(path, b""),), lambda answer: None)
+
+    # --- planning ---------------------------------------------------------------------
+
+    def _plan_soon(self, delay_seconds: float) -> None:
+        self._plan_at = min(self._plan_at, self._clock() + delay_seconds)
+
+    def _settle(self) -> None:
+        """Wait for quiet after a join, but not forever."""
+        now = self._clock()
+        self._joined_at = min(self._joined_at, now)
+        self._plan_at = min(now + SETTLE_SECONDS, self._joined_at + MAX_SETTLE_SECONDS)
+
+    def _publish(self) -> None:
+        """Plan, and write the assignments that change, fenced."""
+        if not self._roll.listed or self._queue_nodes.listed is None:
+            return
+        workers = self._roll.workers
+        if self._assignments.publishing or self._unread:
+            return
+        current = self._assignments.current(workers)
+        if not self._settled and not any(current.values()):
+            self._settle()  # the fleet is starting up: wait for the other workers
+            self._settled = True
+            return
+        self._settled = True
+        self._plan_at = self._joined_at = INFINITY
+        able = self._roll.able(self._assignments.writable)
+        if not able:
+            return
+        queues = self._queue_nodes.planned(self._assignments.queues)
+        wanted, unmatched = plan_filtered(queues, able, current, self._moves)
+        self._roll.report_unmatched(sorted(unmatched))
+        self.lost.examine(self._assignments.shares_of_others(workers))
+        changes = self._assignments.changes(workers, wanted)
+        if changes:
+            sizes = pluralize(len(queues), "queue"), pluralize(len(able), "worker")
+            changed = pluralize(len(changes), "changed assignment")
+            log.info("rebalancer: %s over %s, with %s", *sizes, changed)
+            self._assignments.write(changes)
+
+    # --- publishing -------------------------------------------------------------------
+
+    def _fenced(self, ops: tuple[Op, ...], then: Callback) -> None:
+        """Commit under the fence; resign if the fence changed or no answer came."""
+        term = self._term
+
+        def answered(answer: Response) -> None:
+            if term != self._term:
+                return
+            if isinstance(answer, NoResponse):
+                self._resign("a transaction of the rebalancer was not answered")
+            elif isinstance(answer, Rejected) and answer.index == 0:
+                self._resign("another worker has become leader")
+            else:
+                then(answer)
+
+        self.ask(Commit((CheckOp(self._layout.rebalancer, self._fence or 0), *ops)), answered)
+
+    # --- called by the leader's discovery of queues -----------------------------------
+
+    @property
+    def queues(self) -> tuple[str, ...] | None:
+        """The names of all queue nodes as last listed, None while they are unknown."""
+        return self._queue_nodes.listed if self.leading else None
+
+    def exclude_deleted(self, names: frozenset[str]) -> None:
+        """Assign exactly these queues to no worker; ignored unless leading."""
+        if self.leading and names != self._queue_nodes.deleted:
+            self._queue_nodes.deleted = names
+            self._plan_soon(0.0)
+
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
+        """Create the nodes of new queues; ignored unless leading.
+
+        :param last: the position after which these queues start.
+        """
+        if self.leading:
+            self._queue_nodes.want(names, last)
+            if self._up:
+                self._queue_nodes.create_missing()

@@ -1,1 +1,0 @@
-"""The work of the elected rebalancer: who gets which queue."""

@@ -1,0 +1,254 @@
+"""The registered workers, which of them get queues, and which were lost.
+
+Every client of the coordinator can create a node below `workers`. Only nodes that end with a
+session are workers, and only workers that claim what they are granted keep getting queues.
+Otherwise the queues of a foreign node would be nobody's.
+
+Lost workers are those that went without releasing their queues. Nodes of workers and processes end
+with their session, so afterwards only the leader can name a worker that was killed, frozen or cut
+off. What it remembers ends with its leadership.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from qdo.coordination.protocol.machine import Get, NodeRead, Refused, Response
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.queues import QueueFilter
+from qdo.text import join_some, pluralize
+
+log = logging.getLogger(__name__)
+
+JUDGE_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+"""A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`."""
+ASIDE_SECONDS = 300.0
+NAMES_SHOWN = 20
+
+
+class WorkerRoll:
+    """The workers as the leader sees them.
+
+    :ivar listed: whether their names are known.
+    :ivar workers: the node of each worker, as last read.
+    :ivar judge_at: when `judge` next looks for workers that claim nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.listed = False
+        self.workers: dict[str, WorkerNode] = {}
+        self._clock = clock
+        self._names: frozenset[str] = frozenset()
+        self._unable: dict[str, str] = {}
+        self._idle_since: dict[str, float] = {}
+        self._aside_until: dict[str, float] = {}
+        self._unmatched: list[str] = []
+        self.judge_at = 0.0
+
+    def clear(self) -> None:
+        """Forget the nodes, before everything is read again."""
+        self.listed = False
+        self.workers = {}
+        self._names = frozenset()
+
+    def end_term(self) -> None:
+        """Forget everything."""
+        self.clear()
+        self._unable = {}
+        self._idle_since = {}
+        self._aside_until = {}
+        self._unmatched = []
+
+    def record(self, names: Iterable[str]) -> tuple[list[str], dict[str, WorkerNode]]:
+        """Record a listing; return the nodes to read, and those of workers that are gone."""
+        # Nodes of other tools take no queues, and must be assigned none.
+        listed = frozenset(filter(is_worker_name, names))
+        new, gone = sorted(listed - self._names), self._names - listed
+        left = {name: self.workers.pop(name, WorkerNode()) for name in gone}
+        for name in gone:
+            self._unable.pop(name, None)
+        self.workers.update((name, WorkerNode()) for name in new)
+        self._names = listed
+        self.listed = True
+        return new, left
+
+    def read(self, name: str, answer: Response) -> tuple[WorkerNode | None, WorkerNode | None]:
+        """Record the node of a worker; return it as it was and as it is, None if unknown."""
+        before = self.workers.get(name)
+        if isinstance(answer, NodeRead) and before is not None:
+            if not answer.ephemeral_owner:
+                del self.workers[name]
+                self._exclude(name, "its node has no session; delete the node")
+                return before, None
+            self._unable.pop(name, None)
+            after = self.workers[name] = WorkerNode.parse(answer.data)
+            return before, after
+        if isinstance(answer, Refused):
+            self._exclude(name, answer.reason)
+        return before, None
+
+    def report_unlisted(self, path: str, reason: str) -> None:
+        """Log that a folder cannot be listed, once for each reason.
+
+        Nothing is planned while the answer is missing. Another leader could not list it either.
+        """
+        if self._unable.get(path) != reason:
+            self._unable[path] = reason
+            log.error(
+                "rebalancer: cannot list %s: %s; workers keep their queues, and none is assigned "
+                "until the folder can be listed; correct its ACL",
+                path,
+                reason,
+            )
+
+    def report_unmatched(self, unmatched: list[str]) -> None:
+        """Log the queues that no worker takes, whenever they change."""
+        if unmatched == self._unmatched:
+            return
+        if unmatched:
+            log.warning(
+                "rebalancer: no worker takes %s (no job, --queues or --exclude), and their messages"
+                " wait; start a worker that has a job for them: %s",
+                pluralize(len(unmatched), "queue"),
+                join_some(unmatched, NAMES_SHOWN),
+            )
+        else:
+            log.info("rebalancer: every queue has a worker that takes it")
+        self._unmatched = unmatched
+
+    def _exclude(self, name: str, reason: str) -> None:
+        if self._unable.get(name) != reason:
+            self._unable[name] = reason
+            log.warning("rebalancer: %s gets no queues: %s", name, reason)
+
+    def able(self, writable: Callable[[str], bool]) -> dict[str, QueueFilter]:
+        """Return the filters of the workers that may get queues.
+
+        :param writable: returns whether a worker's assignment can be written.
+        """
+        able = {
+            name: node.filter
+            for name, node in self.workers.items()
+            if not node.draining and name not in self._unable and writable(name)
+        }
+        now = self._clock()
+        claiming = {
+            name: each for name, each in able.items() if self._aside_until.get(name, 0.0) <= now
+        }
+        return claiming or able
+
+    def judge(self, share_of: Callable[[str], Collection[str]]) -> float:
+        """Find workers that claim nothing of what is assigned to them and to nobody else.
+
+        A worker whose queues are all still owned by others is not to blame.
+
+        :param share_of: returns the queues assigned to a worker.
+        :returns: when to plan: now if one was found, else never.
+        """
+        now = self._clock()
+        if now < self.judge_at:
+            return float("inf")
+        self.judge_at = now + JUDGE_SECONDS
+        suspects = [name for name, node in self.workers.items() if not node.queues]
+        suspects = [name for name in suspects if share_of(name)]
+        found = False
+        if suspects:
+            owned = {queue for node in self.workers.values() for queue in node.queues}
+            suspects = [name for name in suspects if not owned.issuperset(share_of(name))]
+        self._idle_since = {name: self._idle_since.get(name, now) for name in suspects}
+        for name, since in self._idle_since.items():
+            if now - since >= IDLE_SECONDS and self._aside_until.get(name, 0.0) <= now:
+                found = True
+                self._aside_until[name] = now + ASIDE_SECONDS
+                log.warning(
+                    "rebalancer: %s has claimed none of its %s for %.0f s; assigning them to other"
+                    " workers for %.0f s; check that worker",
+                    name,
+                    pluralize(len(share_of(name)), "queue"),
+                    now - since,
+                    ASIDE_SECONDS,
+                )
+        return now if found else float("inf")
+
+
+REMEMBERED = 20
+"""The last of them: their names are in a node that many clients read."""
+
+Observe: TypeAlias = Callable[[Get, Callable[[Response], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LostWorker:
+    """A worker that went without releasing its queues.
+
+    :ivar process: its host and parent process, "" if the leader does not know them.
+    :ivar queues: how many queues were assigned to it.
+    :ivar at: when the leader noticed: a time of its clock, and for all others Unix time.
+    """
+
+    name: str
+    process: str
+    queues: int
+    at: float
+
+
+class LostWorkers:
+    """Finds out which of the workers that are gone had released their queues.
+
+    :ivar found: the last of those that had not, oldest first.
+    """
+
+    def __init__(self, layout: Layout, clock: Callable[[], float], observe: Observe) -> None:
+        self.found: deque[LostWorker] = deque(maxlen=REMEMBERED)
+        self._layout = layout
+        self._clock = clock
+        self._observe = observe
+        self._left: dict[str, WorkerNode] = {}
+
+    def end_term(self) -> None:
+        """Forget everything."""
+        self.found.clear()
+        self._left.clear()
+
+    def record(self, left: Mapping[str, WorkerNode]) -> None:
+        """Remember the last nodes of workers that are gone, until `examine`."""
+        self._left.update(left)
+
+    def examine(self, shares: Mapping[str, Collection[str]]) -> None:
+        """Find out about workers that are gone, before others get their queues.
+
+        A queue that was assigned to nobody else and still has such a worker as owner was not
+        released. One of them is read: all others need no request.
+
+        :param shares: the queues that are still assigned to each worker that is gone.
+        """
+        for name, share in shares.items():
+            node = self._left.get(name, WorkerNode())
+            owned = set(node.queues).intersection(share) or share
+            if owned:
+                self._ask(name, node.process, len(share), min(owned))
+        self._left.clear()
+
+    def _ask(self, name: str, process: str, queues: int, queue: str) -> None:
+        def answered(answer: Response) -> None:
+            if not isinstance(answer, NodeRead) or QueueNode.parse(answer.data).owner != name:
+                return
+            if any(each.name == name for each in self.found):
+                return
+            self.found.append(LostWorker(name, process, queues, self._clock()))
+            log.warning(
+                "rebalancer: %s (%s) is gone without releasing its %s; other workers take them;"
+                " look for the process: it was killed or frozen, or its host is down",
+                name,
+                process or "host unknown",
+                pluralize(queues, "queue"),
+            )
+
+        self._observe(Get(self._layout.queue(queue)), answered)

@@ -1,0 +1,490 @@
+"""Do what operators ask of one worker, and log the results. A machine without I/O.
+
+1.  An operator creates a node below ``actions/<worker>``; its name has the form of the names of
+    the action log.
+2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
+    the answer to this write is lost, the node says later whether it took effect: the node names
+    who claimed it.
+3.  One transaction deletes the node and writes an entry with its result into the action log. If
+    the answer is lost, and the node is still there, the *same* entry is written: nothing is done
+    twice.
+
+While a job blocks the event loop of the worker, its parent process runs this machine as well. Both
+may find an action, and one of them claims it. The parent leaves all others to the worker.
+
+Actions that are over, unknown or unreadable are not begun; they end with an entry as well. Names
+of workers are never used again, so an action that runs in the name of this worker and that it has
+not claimed was written by another program. A node that the coordinator does not let this worker
+read, write or delete costs only itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from qdo.coordination.protocol.machine import (
+    Children,
+    ChildrenRead,
+    Commit,
+    CommitError,
+    Committed,
+    CreateOp,
+    DeleteOp,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Op,
+    Refused,
+    Rejected,
+    Response,
+    SetOp,
+    Stat,
+)
+from qdo.coordination.znodes.layout import FleetLayout
+from qdo.coordination.znodes.values import encode, load, shown
+from qdo.fleet.audit_entries import (
+    MAX_KEYS,
+    MAX_TEXT,
+    AuditEntry,
+    Values,
+    cut,
+    entry_name,
+    entry_time,
+)
+
+MAX_ACTION_BYTES = 16 * 1024
+"""Longer values are not parsed."""
+MAX_NAME = 50
+"""Characters in the name of an action."""
+MAX_EXPIRES = 1e11
+"""Latest Unix time at which an action expires."""
+MAX_OUTPUT_BYTES = 128 * 1024
+"""Longer outputs are cut."""
+AHEAD_SECONDS = 3600.0
+"""Actions that may be begun later than this from now are rejected."""
+RUNNING = "running"
+WORKER, PARENT = "worker", "parent"
+"""Who acts: the worker itself, or its parent process while a job blocks the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action for one worker.
+
+    :ivar name: such as "ping".
+    :ivar expires: Unix time; the worker does not begin the action later.
+    :ivar by: user and host.
+    :ivar state: "" until somebody claims the action, then `RUNNING`.
+    :ivar actor: who claimed it, `WORKER` or `PARENT`.
+    :ivar fault: why the node cannot be read, None if it can.
+    """
+
+    name: str = ""
+    args: Values = field(default_factory=dict)
+    expires: float = 0.0
+    by: str = ""
+    reason: str = ""
+    state: str = ""
+    actor: str = ""
+    fault: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the value of the node."""
+        value = {
+            "action": self.name,
+            "args": dict(self.args),
+            "expires": self.expires,
+            "by": cut(self.by),
+            "why": cut(self.reason),
+            "state": self.state,
+            "actor": self.actor,
+        }
+        return encode(value)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Action:
+        """Return the action of a node; one that another program wrote may have a fault."""
+        if len(data) > MAX_ACTION_BYTES:
+            return cls(fault=f"the value must have at most {MAX_ACTION_BYTES} bytes")
+        value, fault = load(data)
+        fault = fault or _fault(value)
+        if fault is not None:
+            return cls(fault=fault)
+        return cls(
+            value["action"],
+            value.get("args", {}),
+            float(value["expires"]),
+            cut(value.get("by", "")),
+            cut(value.get("why", "")),
+            value.get("state", ""),
+            value.get("actor", ""),
+        )
+
+
+def cut_output(text: str) -> str:
+    """Return a text that has at most `MAX_OUTPUT_BYTES`, and whole lines if it is cut."""
+    data = text.encode(errors="replace")
+    if len(data) <= MAX_OUTPUT_BYTES:
+        return data.decode()
+    kept = data[: MAX_OUTPUT_BYTES - 100].decode(errors="ignore").rpartition("\n")[0]
+    return f"{kept}\n... {len(data) - len(kept.encode())} bytes omitted\n"
+
+
+def _fault(value: Mapping[str, Any]) -> str | None:
+    name, args, expires = value.get("action"), value.get("args", {}), value.get("expires")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        return f"action must be a name, got {shown(name)}"
+    if not isinstance(args, dict) or len(args) > MAX_KEYS or not all(map(_is_plain, args.values())):
+        return f"args must be at most {MAX_KEYS} plain values, got {shown(args)}"
+    if (
+        not isinstance(expires, int | float)
+        or isinstance(expires, bool)
+        or not 0 <= expires <= MAX_EXPIRES
+    ):
+        return f"expires must be a Unix time, got {shown(expires)}"
+    if value.get("state", "") not in ("", RUNNING):
+        return f"state must be empty or {RUNNING}, got {shown(value['state'])}"
+    if value.get("actor", "") not in ("", WORKER, PARENT):
+        return f"actor must be {WORKER} or {PARENT}, got {shown(value['actor'])}"
+    for key in ("by", "why"):
+        if not isinstance(value.get(key, ""), str):
+            return f"{key} must be a text, got {shown(value[key])}"
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    return value is None or isinstance(value, bool | int | float)
+
+
+DONE, FAILED, REJECTED, EXPIRED, LOST = "done", "failed", "rejected", "expired", "lost"
+"""The outcomes of actions."""
+CANCEL = "cancel"
+"""The action of `qdo cancel`, which `qdo action` does not offer."""
+
+
+class UnfitError(Exception):
+    """The action cannot be begun; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of an action.
+
+    :ivar text: one line for the action log.
+    :ivar output: a longer text, which is kept for a while.
+    """
+
+    text: str
+    output: str = ""
+    outcome: str = DONE
+
+
+Finish = Callable[[Result], None]
+Perform = Callable[[Values, Finish], "Result | None"]
+"""Does an action with its arguments. Returns its result; or None, and calls the function later.
+
+Raises UnfitError if the action cannot be begun.
+"""
+
+
+def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str) -> AuditEntry:
+    """Return the entry of an action that has ended.
+
+    Its target is the worker; or the queue whose messages were cancelled, as if by a command.
+    """
+    ended: Values = {"outcome": outcome, "result": result}
+    queue = action.args.get("queue")
+    of_queue = action.name == CANCEL and isinstance(queue, str)
+    if of_queue:
+        ended = {**ended, "worker": worker}
+    return AuditEntry(
+        id,
+        0.0,
+        by=action.by,
+        command=action.name if of_queue else f"action {action.name}".rstrip(),
+        target=str(queue) if of_queue else worker,
+        before={},
+        after={**ended, **{key: value for key, value in action.args.items() if key not in ended}},
+        reason=action.reason,
+    )
+
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE = 20
+"""Actions under way at a time; others wait."""
+
+
+@dataclass(slots=True)
+class _Underway:
+    """An action that this machine claims.
+
+    :ivar begun: whether it was claimed; it is never begun again.
+    :ivar entry: its entry, None until it has ended.
+    """
+
+    action: Action
+    version: int = -1
+    begun: bool = False
+    entry: AuditEntry | None = None
+    output: str = ""
+
+
+class ActionsWatch(Machine):
+    """Claims the actions of one worker, acts, and writes what came of it into the action log.
+
+    :param worker: name of the worker.
+    :param perform: how each action is done.
+    :param wall: Unix time.
+    :param call: calls a function on the loop of this machine.
+    :param actor: `WORKER`, or `PARENT`, which claims only what is in `perform`.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetLayout,
+        worker: str,
+        perform: Mapping[str, Perform],
+        *,
+        wall: Callable[[], float],
+        call: Callable[[Callable[[], object]], object],
+        actor: str = WORKER,
+    ) -> None:
+        super().__init__()
+        self._closing = False
+        self._fleet = fleet
+        self._worker = worker
+        self._folder = fleet.actions_of(worker)
+        self._perform = perform
+        self._wall = wall
+        self._call = call
+        self._actor = actor
+        self._claimed: dict[str, _Underway] = {}
+        self._asked: set[str] = set()
+        self._passed: set[str] = set()
+
+    def close(self) -> None:
+        """Claim nothing any more; what was begun ends."""
+        self._closing = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is claimed any more, and everything that was begun has ended."""
+        return self._closing and not self._claimed
+
+    def connected(self) -> None:
+        self._asked.clear()
+        self._list()
+
+    def changed(self, path: str) -> None:
+        self._list()
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _list(self) -> None:
+        self.ask(Children(self._folder, watch=True), self._listed)
+
+    def _listed(self, answer: Response) -> None:
+        if isinstance(answer, Refused):
+            _log.error(
+                "cannot list %s: %s; this worker does no actions; correct it with `qdo acl apply`",
+                self._folder,
+                answer.reason,
+            )
+        if isinstance(answer, NodeMissing):
+            # Only this arms a watch on a node that does not exist.
+            self.ask(Stat(self._folder, watch=True), self._looked)
+        if not isinstance(answer, ChildrenRead):
+            return
+        self._passed.intersection_update(answer.names)
+        for name in set(self._claimed).difference(answer.names, self._asked):
+            del self._claimed[name]  # it has ended, and the answer was lost
+        waiting = sorted(set(answer.names) - self._passed - self._asked)
+        for name in waiting[: max(0, AT_ONCE - len(self._asked))]:
+            self._read(name)
+
+    def _looked(self, answer: Response) -> None:
+        if isinstance(answer, NodeRead):
+            self._list()  # created in between
+
+    def _read(self, name: str) -> None:
+        self._asked.add(name)
+        self.ask(Get(self._path(name)), partial(self._got, name))
+
+    def _got(self, name: str, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # listed again after the reconnection
+        if isinstance(answer, Refused):
+            self._refuse(name, answer.reason)
+        elif isinstance(answer, NodeRead):
+            self._decide(name, answer)
+        else:
+            self._forget(name)
+
+    def _decide(self, name: str, node: NodeRead) -> None:
+        action, mine = Action.parse(node.data), self._claimed.get(name)
+        running = action.fault is None and action.state == RUNNING
+        if mine is not None and mine.begun:
+            mine.version = node.version
+            self._end(name, mine)  # unless it has not ended yet
+        elif running and action.actor == self._actor and mine is not None:
+            self._begin(name, mine, node.version)
+        elif mine is not None and not running and action.fault is None:
+            # The answer was lost, and this read may be old: the write shows what became of it.
+            self._claim(name, action, node.version)
+        elif self._is_for_another(action, running):
+            self._pass_over(name)
+        elif fault := self._fault(action, running):
+            self._end_unbegun(name, action, REJECTED, fault, node.version)
+        elif self._is_over(action):
+            self._end_unbegun(name, action, EXPIRED, self._lateness(action), node.version)
+        else:
+            self._claimed[name] = _Underway(action)
+            self._claim(name, action, node.version)
+
+    def _is_for_another(self, action: Action, running: bool) -> bool:
+        if (running and action.actor == PARENT) or self._closing:
+            return True
+        if self._actor == WORKER:
+            return False
+        return running or self._fault(action, running) is not None or self._is_over(action)
+
+    def _is_over(self, action: Action) -> bool:
+        return action.expires <= self._wall()
+
+    def _lateness(self, action: Action) -> str:
+        """Return for how long an action is over: a large number tells of a clock that is wrong."""
+        return f"{self._wall() - action.expires:.1f} s too late by the clock of this host"
+
+    def _fault(self, action: Action, running: bool) -> str | None:
+        if action.fault is not None:
+            return action.fault
+        if running:
+            return "this worker has not begun the action"
+        if action.name not in self._perform:
+            return "this worker does not know the action"
+        if action.expires > self._wall() + AHEAD_SECONDS:
+            return f"expires must be at most {AHEAD_SECONDS:.0f} s ahead"
+        return None
+
+    # --- acting -------------------------------------------------------------------------
+
+    def _claim(self, name: str, action: Action, version: int) -> None:
+        claim = replace(action, state=RUNNING, actor=self._actor).encode()
+        write = SetOp(self._path(name), claim, version)
+        self.ask(Commit((write,)), partial(self._answered_claim, name))
+
+    def _answered_claim(self, name: str, answer: Response) -> None:
+        if isinstance(answer, Committed):
+            self._begin(name, self._claimed[name], answer.versions[0])
+        elif isinstance(answer, Rejected):
+            if answer.fault is CommitError.OTHER:
+                self._refuse(name, answer.reason)
+            else:
+                # Somebody has changed or deleted it, or an earlier claim took effect late.
+                self._read(name)
+
+    def _begin(self, name: str, mine: _Underway, version: int) -> None:
+        mine.version, mine.begun = version, True
+
+        def finish(result: Result) -> None:
+            self._call(partial(self._finished, name, mine, result))
+
+        action = mine.action
+        if self._is_over(action):  # the answer took long, or this process was stopped
+            self._finished(name, mine, Result(self._lateness(action), outcome=EXPIRED))
+            return
+        try:
+            result: Result | None = self._perform[action.name](action.args, finish)
+        except UnfitError as error:
+            result = Result(str(error), outcome=REJECTED)
+        except Exception as error:  # noqa: BLE001 - it ends this action only
+            _log.exception(
+                "the action %s of %s failed; its result has the error", action.name, action.by
+            )
+            result = Result(f"{type(error).__name__}: {error}", outcome=FAILED)
+        if result is not None:
+            self._finished(name, mine, result)
+
+    def _finished(self, name: str, mine: _Underway, result: Result) -> None:
+        if self._claimed.get(name) is not mine or mine.entry is not None:
+            return  # the node has vanished
+        mine.entry = self._entry(name, mine.action, result.outcome, result.text)
+        mine.output = cut_output(result.output)
+        self._end(name, mine)
+
+    def _end_unbegun(
+        self, name: str, action: Action, outcome: str, reason: str, version: int
+    ) -> None:
+        # It is not claimed: after a conflict the node is read and decided again, because the
+        # other actor may have claimed it in between.
+        entry = self._entry(name, action, outcome, reason)
+        self._end(name, _Underway(action, version, entry=entry))
+
+    def _entry(self, name: str, action: Action, outcome: str, result: str) -> AuditEntry:
+        id = name if entry_time(name) else self._other_name(name)
+        return ended_entry(id, self._worker, action, outcome, result)
+
+    def _other_name(self, name: str) -> str:
+        return entry_name(self._wall(), f"{zlib.crc32(name.encode()):08x}")
+
+    def _end(self, name: str, mine: _Underway) -> None:
+        if mine.entry is None:
+            return
+        id = mine.entry.id
+        write = CreateOp(self._fleet.log_entry(id), mine.entry.encode())
+        ops: list[Op] = [DeleteOp(self._path(name), mine.version), write]
+        if mine.output:
+            ops.append(CreateOp(f"{self._fleet.actionoutput}/{id}", mine.output.encode()))
+        self.ask(Commit(tuple(ops)), partial(self._ended, name, mine))
+
+    def _ended(self, name: str, mine: _Underway, answer: Response) -> None:
+        entry = mine.entry
+        if entry is None or isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        if isinstance(answer, Committed):
+            outcome = (entry.after or {}).get("outcome")
+            _log.info("%s of %s: %s", entry.command, entry.by or "an unknown user", outcome)
+            self._forget(name)
+        elif isinstance(answer, Rejected):
+            if answer.index == 2:  # the folder of outputs is missing, for instance
+                mine.output = ""
+                self._end(name, mine)
+            elif answer.index == 1 and answer.fault is CommitError.NODE_EXISTS:
+                # Another program has used the name of an entry for the action.
+                mine.entry = replace(entry, id=self._other_name(name))
+                self._end(name, mine)
+            elif answer.index == 1 or answer.fault is CommitError.OTHER:
+                self._refuse(name, answer.reason or answer.fault.value)
+            else:
+                self._read(name)
+
+    # --- the end ------------------------------------------------------------------------
+
+    def _refuse(self, name: str, reason: str) -> None:
+        path = self._path(name)
+        _log.error("cannot end the action %s: %s; delete it by hand", path, reason)
+        self._pass_over(name)
+
+    def _pass_over(self, name: str) -> None:
+        self._passed.add(name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._claimed.pop(name, None)
+        full = len(self._asked) >= AT_ONCE
+        self._asked.discard(name)
+        if full:
+            self._list()
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"

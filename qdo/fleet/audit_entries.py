@@ -1,0 +1,173 @@
+"""The entries of the action log: their names, their content, and which of them are too many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qdo.coordination.znodes.values import encode, load
+from qdo.fleet.names import overlap
+from qdo.queues import is_glob
+
+MAX_TEXT = 500
+"""Characters of a reason. Other texts in an entry are cut to this length."""
+MAX_KEYS = 20
+"""Further values of a change are left out of its entry."""
+MAX_ENTRIES = 5000
+"""Entries in the log: the leader deletes the oldest ones beyond."""
+KEEP_SECONDS = 30 * 86400.0
+"""The leader deletes older entries."""
+MAX_OUTPUTS = 100
+"""Outputs of actions, beside the log: the leader deletes the oldest ones beyond."""
+KEEP_OUTPUT_SECONDS = 3600.0
+"""The leader deletes older ones."""
+AHEAD_SECONDS = 86400.0
+"""Entries whose time is further in the future count as the oldest ones: nobody wrote them then."""
+_NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
+
+Values = Mapping[str, "str | int | float | bool | None"]
+
+
+def is_selected(command: str, target: str, glob: str) -> bool:
+    """Return whether the command of a change matches a glob, or its target does."""
+    return fnmatchcase(command, glob) or is_target(target, glob)
+
+
+def is_target(target: str, glob: str) -> bool:
+    """Return whether the target of a change matches a glob.
+
+    A target that has globs itself, as that of `qdo pause`, matches if a name may match both.
+    """
+    parts = target.split()
+    return fnmatchcase(target, glob) or any(is_glob(each) and overlap(each, glob) for each in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change of a command.
+
+    :ivar id: the name of its node.
+    :ivar at: Unix time by the clock of its writer.
+    :ivar by: user and host.
+    :ivar account: the account at the coordinator, "" for none.
+    :ivar target: the name of what was changed, such as a queue.
+    :ivar before: the changed values; None if the entry has none, as is `after`.
+    :ivar fault: why the entry cannot be read, None if it can.
+    """
+
+    id: str
+    at: float
+    by: str = ""
+    account: str = ""
+    command: str = ""
+    target: str = ""
+    before: Values | None = None
+    after: Values | None = None
+    reason: str = ""
+    fault: str | None = None
+
+    def matches(self, glob: str) -> bool:
+        """Return `is_selected` for this entry."""
+        return is_selected(self.command, self.target, glob)
+
+    def encode(self) -> bytes:
+        """Return the value of its node. Its size is limited, whatever the texts are."""
+        texts = ("by", "account", "command", "target", "reason")
+        value: dict[str, Any] = {name: cut(getattr(self, name)) for name in texts}
+        return encode({**value, "from": _bounded(self.before), "to": _bounded(self.after)})
+
+    @classmethod
+    def parse(
+        cls, id: str, data: bytes, written: float = 0.0, refused: str | None = None
+    ) -> AuditEntry:
+        """Return an entry from its node; one that another program wrote has a fault.
+
+        :param written: when the node was written; used if its name has no time.
+        :param refused: why the coordinator did not return the node.
+        """
+        at = entry_time(id, written)
+        value, fault = load(data)
+        fault = refused or fault
+        if fault is None and not isinstance(value.get("command"), str):
+            fault = "the entry must name its command"
+        if fault is not None:
+            return cls(id, at, fault=fault)
+        return cls(
+            id,
+            at,
+            by=_text(value.get("by")),
+            account=_text(value.get("account")),
+            command=_text(value.get("command")),
+            target=_text(value.get("target")),
+            before=_bounded(value.get("from")),
+            after=_bounded(value.get("to")),
+            reason=_text(value.get("reason")),
+        )
+
+
+def entry_name(at: float, random: str) -> str:
+    """Return the name of an entry.
+
+    :param at: Unix time.
+    :param random: eight hexadecimal digits.
+    """
+    return f"{int(at * 1000):013}-{random}"
+
+
+def entry_time(name: str, otherwise: float = 0.0) -> float:
+    """Return the Unix time in the name of an entry; `otherwise` for a name of another form."""
+    found = _NAME.fullmatch(name)
+    return otherwise if found is None else int(found[1]) / 1000
+
+
+def surplus(names: Collection[str], now: float) -> list[str]:
+    """Return the names of the entries to delete, oldest first."""
+    return _surplus(names, now, MAX_ENTRIES, KEEP_SECONDS)
+
+
+def old_outputs(names: Collection[str], now: float) -> list[str]:
+    """Return the names of the outputs of actions to delete, oldest first.
+
+    They have the names of their entries, and are larger.
+    """
+    return _surplus(names, now, MAX_OUTPUTS, KEEP_OUTPUT_SECONDS)
+
+
+def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float) -> list[str]:
+    """Return the names that are too old, or too many.
+
+    Names of another form, or with a time that cannot be, count as the oldest: they are too many
+    first, but never too old.
+    """
+
+    def age_order(name: str) -> float:
+        at = entry_time(name)
+        return at if at <= now + AHEAD_SECONDS else 0.0
+
+    ordered = sorted(names, key=lambda name: (age_order(name), name))
+    many = max(0, len(ordered) - most)
+    old = [name for name in ordered[many:] if 0.0 < age_order(name) < now - keep_seconds]
+    return [*ordered[:many], *old]
+
+
+def _text(value: Any) -> str:
+    return cut(value) if isinstance(value, str) else ""
+
+
+def _bounded(values: Any) -> dict[str, Any] | None:
+    """Return values that take little room: texts are cut, nested values are texts."""
+    if not isinstance(values, Mapping):
+        return None
+    bounded: dict[str, Any] = {}
+    for name, value in list(values.items())[:MAX_KEYS]:
+        plain = value is None or isinstance(value, bool | int | float)
+        bounded[cut(str(name))] = value if plain else cut(str(value))
+    return bounded
+
+
+def cut(text: str) -> str:
+    """Return at most `MAX_TEXT` characters of a text."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

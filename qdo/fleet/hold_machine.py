@@ -1,0 +1,354 @@
+"""Obey the holds of the fleet: paused queues in the node `holds`. Machines without I/O.
+
+1.  Whoever holds queues writes the hold into the node `holds`, and *then* lists the workers.
+2.  A worker reads that node after every registration, before it starts anything: a worker that
+    registered after the list was made knows of the hold by itself. The node is watched, and read
+    again after every reconnection. Matching queues start no message from then on.
+3.  When no message of a held queue is in flight any more, the worker acknowledges: it writes the
+    mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
+    is deleted and created again begin at 0.
+4.  The hold is in force once every listed worker has acknowledged it, or is gone.
+5.  A hold ends when it is taken out of the node. One that names the node of its maker also ends
+    when that node is gone. Numbers of such nodes are never used again, so gone is for ever.
+
+Only the leader takes out holds whose time is over: one clock decides. Without a leader they last
+longer, which is safe. An unreadable node changes nothing: the last readable holds stay in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from qdo.coordination.protocol.machine import (
+    Commit,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Response,
+    SetOp,
+    Stat,
+)
+from qdo.coordination.znodes.values import encode, load, shown, string_tuple, unix_time
+from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
+
+MAX_HOLDS = 100
+"""Holds of an app; every worker compares every queue with all of them."""
+MAX_REASON_CHARACTERS = 500
+MAX_BYTES = 64 * 1024
+"""Of a node: twice what `MAX_HOLDS` ordinary holds take."""
+_ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Paused queues.
+
+    :ivar id: names the hold for `qdo resume`.
+    :ivar queues: globs of their names.
+    :ivar why: reason for people.
+    :ivar who: user and host of its maker.
+    :ivar at: when it was made, Unix time by the clock of its maker.
+    :ivar until: Unix time at which it ends, None for no end.
+    :ivar by: path of the ephemeral node of its maker: it ends when this node is gone. "" for a
+        pause, which needs no process.
+    """
+
+    id: str
+    queues: tuple[str, ...]
+    why: str = ""
+    who: str = ""
+    at: float = 0.0
+    until: float | None = None
+    by: str = ""
+
+    def is_over(self, now: float) -> bool:
+        """Return whether its time is over at a Unix time."""
+        return self.until is not None and now >= self.until
+
+    def dump(self) -> dict[str, Any]:
+        """Return its JSON."""
+        value: dict[str, Any] = {"id": self.id, "queues": list(self.queues), "why": self.why}
+        value |= {"who": self.who, "at": self.at}
+        if self.until is not None:
+            value["until"] = self.until
+        if self.by:
+            value["by"] = self.by
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class HoldNode:
+    """What the node says.
+
+    :ivar holds: in the order in which they were made.
+    :ivar fault: why it cannot be read, None if it can. Then `holds` is empty.
+    """
+
+    holds: tuple[Hold, ...] = ()
+    fault: str | None = None
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> HoldNode:
+        """Parse a node. One bad hold makes the whole node unreadable: nobody guesses half of it."""
+        if data is not None and len(data) > MAX_BYTES:
+            return cls(fault=f"it must have at most {MAX_BYTES} bytes, got {len(data)}")
+        value, fault = load(data)
+        if fault is not None:
+            return cls(fault=fault)
+        found = value.get("holds", [])
+        if not isinstance(found, list) or len(found) > MAX_HOLDS:
+            reason = f"the key 'holds' must be a list of at most {MAX_HOLDS}, got {shown(found)}"
+            return cls(fault=reason)
+        try:
+            holds = tuple(map(_parsed, found))
+        except ValueError as error:
+            return cls(fault=str(error))
+        if sum(len(glob) for hold in holds for glob in hold.queues) > MAX_GLOBS_CHARACTERS:
+            reason = f"globs must have at most {MAX_GLOBS_CHARACTERS} characters together"
+            return cls(fault=reason)
+        return cls(holds)
+
+    def encode(self) -> bytes:
+        return encode({"holds": [hold.dump() for hold in self.holds]})
+
+
+def _parsed(value: Any) -> Hold:
+    """Return a hold; raise ValueError for a value that is not one."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a hold must be an object, got {shown(value)}")
+    id, globs, by, until = (value.get(key) for key in ("id", "queues", "by", "until"))
+    queues = string_tuple(globs)
+    if not isinstance(id, str) or _ID.fullmatch(id) is None:
+        raise ValueError(f"the id of a hold must be 8 to 32 hexadecimal digits, got {shown(id)}")
+    if not isinstance(globs, list) or len(queues) != len(globs) or not all(queues) or not queues:
+        raise ValueError(f"the queues of hold {id} must be a list of globs, got {shown(globs)}")
+    if by is not None and not _is_path(by):
+        raise ValueError(f"the maker of hold {id} must be the path of a node, got {shown(by)}")
+    if until is not None and unix_time(until) is None:
+        raise ValueError(f"the end of hold {id} must be a Unix time, got {shown(until)}")
+    why, who = (text if isinstance(text := value.get(key), str) else "" for key in ("why", "who"))
+    at = unix_time(value.get("at")) or 0.0
+    return Hold(id, queues, why[:MAX_REASON_CHARACTERS], who[:200], at, unix_time(until), by or "")
+
+
+def _is_path(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) < 1000
+        and value.startswith("/")
+        and all(map(is_path_part, value[1:].split("/")))
+    )
+
+
+def held_queues(holds: Iterable[Hold]) -> Callable[[str], bool] | None:
+    """Return a predicate that tells whether a queue is held; None if none is."""
+    globs = tuple(dict.fromkeys(glob for hold in holds for glob in hold.queues))
+    return QueueFilter(globs).matcher() if globs else None
+
+
+def holds_of(queue: str, holds: Iterable[Hold]) -> tuple[Hold, ...]:
+    """Return the holds that match a queue."""
+    return tuple(hold for hold in holds if QueueFilter(hold.queues).takes(queue))
+
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.01
+"""How often it is checked whether messages of held queues have ended; only while there are any."""
+CLEAN_SECONDS = 1.0
+"""How often the leader checks whether holds are over; only while there are any."""
+
+
+class StandstillGate(Protocol):
+    """Keeps queues of this worker still."""
+
+    def apply(self, holds: Sequence[Hold]) -> None:
+        """Start no message of queues that match these holds; let all others continue."""
+
+    def in_flight(self) -> bool:
+        """Return whether a message of a held queue is in flight."""
+
+
+class HoldsWatch(Machine):
+    """Reads the holds, passes them to the gate and acknowledges them.
+
+    :param path: path of the node `holds`.
+    :param acknowledge: writes a mzxid into the worker's own node.
+    :param is_leader: returns whether this worker takes out holds that are over.
+    :param clock: seconds, for pauses.
+    :param wall: Unix time.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        gate: StandstillGate,
+        *,
+        acknowledge: Callable[[int], object],
+        is_leader: Callable[[], bool],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self._path = path
+        self._gate = gate
+        self._acknowledge = acknowledge
+        self._is_leader = is_leader
+        self._clock = clock
+        self._wall = wall
+        self._node = HoldNode()
+        self._version = -1
+        self._unacknowledged = 0
+        self._gone: set[str] = set()
+        self._up = False
+        self._look_at = self._clean_at = float("inf")
+        self._cleaning = False
+        self._reported = ""
+
+    # --- the session --------------------------------------------------------------------
+
+    def connected(self) -> None:
+        self._up = True
+        self._cleaning = False
+        self._read()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def changed(self, path: str) -> None:
+        if path == self._path:
+            self._read()
+        else:
+            self._look_for_maker(path)
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        self.ask(Get(self._path, watch=True), self._got)
+
+    def _got(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        fault = answer.reason if isinstance(answer, Refused) else None
+        node = self._node
+        if isinstance(answer, NodeMissing):
+            node = HoldNode()
+        elif isinstance(answer, NodeRead):
+            found = HoldNode.parse(answer.data)
+            fault = found.fault
+            node = self._node if fault is not None else found
+        self._report(fault)
+        self._node = node
+        self._version = answer.version if isinstance(answer, NodeRead) and not fault else -1
+        self._apply()
+        if isinstance(answer, NodeRead) and fault is None and node.holds:
+            self._unacknowledged = answer.mzxid
+        for maker in {hold.by for hold in node.holds if hold.by} - self._gone:
+            self._look_for_maker(maker)
+
+    def _report(self, fault: str | None) -> None:
+        if fault and fault != self._reported:
+            _log.error(
+                "cannot read %s: %s; the holds that were read before stay in force, and later ones"
+                " are not obeyed; correct it with `qdo resume --all --yes`",
+                self._path,
+                fault,
+            )
+        self._reported = fault or ""
+
+    def _look_for_maker(self, path: str) -> None:
+        self.ask(Stat(path, watch=True), partial(self._maker, path))
+
+    def _maker(self, path: str, answer: Response) -> None:
+        if isinstance(answer, NodeMissing) and path not in self._gone:
+            self._gone.add(path)
+            self._apply()
+
+    def _apply(self) -> None:
+        """Pass on the holds whose makers are not known to be gone."""
+        holds = self._node.holds
+        self._gone &= {hold.by for hold in holds}
+        self._gate.apply([hold for hold in holds if hold.by not in self._gone])
+        now = self._clock()
+        self._look_at = now
+        self._clean_at = now + CLEAN_SECONDS if holds else float("inf")
+
+    # --- acknowledging and cleaning -----------------------------------------------------
+
+    def tick(self) -> None:
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = float("inf")
+            if self._unacknowledged:
+                self._acknowledge_if_free(now)
+        if now >= self._clean_at:
+            self._clean_at = now + CLEAN_SECONDS
+            if self._is_leader() and not self._cleaning:
+                self._clean()
+
+    def due(self) -> float:
+        return min(self._look_at, self._clean_at) if self._up else float("inf")
+
+    def _acknowledge_if_free(self, now: float) -> None:
+        if self._gate.in_flight():
+            self._look_at = now + LOOK_SECONDS
+        else:
+            self._acknowledge(self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _clean(self) -> None:
+        """Take out the holds that are over."""
+        holds, now = self._node.holds, self._wall()
+        over = [hold for hold in holds if hold.by in self._gone or hold.is_over(now)]
+        if over and self._version >= 0:
+            self._cleaning = True
+            left = HoldNode(tuple(hold for hold in holds if hold not in over))
+            write = SetOp(self._path, left.encode(), self._version)
+            self.ask(Commit((write,)), partial(self._cleaned, over))
+
+    def _cleaned(self, over: Sequence[Hold], answer: Response) -> None:
+        """Continue: after a change the watch leads to another read."""
+        self._cleaning = False
+        for hold in over:
+            _log.info("hold %s of %s is over", hold.id, " ".join(hold.queues))
+
+
+class SectionWatch(Machine):
+    """Tells the maker of a section that somebody else has ended it.
+
+    :ivar ended: whether the node no longer has the section. It never becomes False again.
+    :param path: path of the node `holds`.
+    :param id: id of the section's hold, which is in force.
+    """
+
+    def __init__(self, path: str, id: str) -> None:
+        super().__init__()
+        self.ended = False
+        self._path = path
+        self._id = id
+
+    def connected(self) -> None:
+        self._read()
+
+    def changed(self, path: str) -> None:
+        self._read()
+
+    def _read(self) -> None:
+        if not self.ended:
+            self.ask(Get(self._path, watch=True), self._got)
+
+    def _got(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self.ended = True
+        elif isinstance(answer, NodeRead):
+            # Workers go on to obey what they read before a node became unreadable.
+            node = HoldNode.parse(answer.data)
+            self.ended = node.fault is None and all(hold.id != self._id for hold in node.holds)

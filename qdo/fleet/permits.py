@@ -1,0 +1,288 @@
+"""Permits of limits outside of jobs: scripts, web servers, and code within a job.
+
+Such a process has a share of each limit that it uses, by the same rules as a worker's: see
+`protocol.shares`. Its node below ``components`` takes the place of a worker node.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+from qdo.coordination.side import LeasedConnection
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import (
+    CoordinatorUnreachableError,
+    LimitNotFoundError,
+    LimitTimeoutError,
+    LimitUnusableError,
+    PermitLostError,
+    UsageError,
+)
+from qdo.fleet.limit_node import MISSING
+from qdo.fleet.names import checked_name
+from qdo.fleet.shares import LimitShare
+from qdo.system.clock import checked_timeout, clock
+from qdo.system.home_loop import at_home
+
+TRY_SECONDS = 0.5
+"""How long `try_acquire` waits: a process first asks the coordinator for its share."""
+REGISTER_SECONDS = 15.0
+"""How long the node of this process may take to be created."""
+
+
+class HeldPermit:
+    """Permits of one or more limits, until `release` or the end of a ``with`` block.
+
+    :ivar names: the limits.
+    """
+
+    def __init__(self, names: Sequence[str], is_valid: Callable[[], bool], held: ExitStack) -> None:
+        self.names = tuple(names)
+        self._is_valid = is_valid
+        self._held = held
+        self._is_released = False
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is certain that no other process has got the permits."""
+        return not self._is_released and self._is_valid()
+
+    def check(self) -> None:
+        """Raise PermitLostError unless the permits are certainly held; it costs a clock call."""
+        if not self.valid:
+            raise PermitLostError(name=", ".join(self.names))
+
+    def release(self) -> None:
+        """Return the permits; idempotent."""
+        self._is_released = True
+        self._held.close()
+
+    def __enter__(self) -> HeldPermit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class PermitService(Protocol):
+    """Where the permits of an app come from."""
+
+    @property
+    def valid(self) -> bool: ...
+
+    def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
+        """Return the function that returns a permit; None if there is none in time.
+
+        :raises LimitNotFoundError: the limit does not exist.
+        """
+
+
+class PermitRequest:
+    """What `App.limit` returns: permits for a ``with`` block, or one try."""
+
+    def __init__(
+        self,
+        service: Callable[[], PermitService],
+        names: Sequence[str],
+        timeout_seconds: float | None,
+    ) -> None:
+        if not names:
+            raise UsageError(reason="app.limit needs the name of a limit")
+        # In this order everywhere: so two callers never wait for each other.
+        self._names = sorted({checked_name("limit", name) for name in names})
+        self._service = service
+        self._timeout = None if timeout_seconds is None else checked_timeout(timeout_seconds)
+        self._entered: list[HeldPermit] = []
+
+    def try_acquire(self) -> HeldPermit | None:
+        """Return permits, None if there are none now.
+
+        :raises LimitNotFoundError: the limit does not exist.
+        """
+        held = self._acquire(TRY_SECONDS)
+        return held if isinstance(held, HeldPermit) else None
+
+    def _acquire(self, timeout_seconds: float | None) -> HeldPermit | str:
+        """Return permits, or the limit that has none in time."""
+        deadline = None if timeout_seconds is None else clock() + timeout_seconds
+        while True:
+            # Whoever only waits has lost nothing with its session, and waits in the next one.
+            with suppress(PermitLostError):
+                return self._take(deadline)
+
+    def _take(self, deadline: float | None) -> HeldPermit | str:
+        service = self._service()
+        with ExitStack() as stack:
+            for name in self._names:
+                left = None if deadline is None else max(0.0, deadline - clock())
+                give_back = at_home(service.take, name, left, undo=_undo_take)
+                if give_back is None:
+                    return name
+                stack.callback(at_home, give_back)
+            return HeldPermit(self._names, lambda: service.valid, stack.pop_all())
+
+    def __enter__(self) -> HeldPermit:
+        # A timeout of 0 asks for permits that are free, and the answer takes a moment.
+        held = self._acquire(None if self._timeout is None else max(self._timeout, TRY_SECONDS))
+        if not isinstance(held, HeldPermit):
+            raise LimitTimeoutError(name=held, seconds=self._timeout or 0.0)
+        self._entered.append(held)
+        return held
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop().release()
+
+
+def _undo_take(give_back: Callable[[], None] | None) -> None:
+    if give_back is not None:
+        give_back()
+
+
+class _Waiter:
+    """A caller that waits for a permit; changed on the loop of the connection only."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+        self.granted = self.gone = False
+        self.fault: str | None = None
+
+
+class _Line:
+    """The callers of one limit in this process, in the order of their calls."""
+
+    def __init__(self, path: str, share: Callable[[Callable[[], None]], LimitShare]) -> None:
+        self.waiting: deque[_Waiter] = deque()
+        self.share = share(self.serve)
+        self._path = path
+
+    def enter(self, waiter: _Waiter) -> None:
+        if self.share.known_fault is not None:
+            self.share.changed(self._path)  # read it again: news of a repair may be under way
+        self.waiting.append(waiter)
+        self.serve()
+
+    def leave(self, waiter: _Waiter) -> None:
+        """Let a caller wait no more, and return its permit if it has got one by now."""
+        waiter.gone = True
+        if waiter.granted:
+            self.give_back()
+        elif waiter in self.waiting:
+            self.waiting.remove(waiter)
+            self.share.wait(len(self.waiting))
+
+    def give_back(self) -> None:
+        self.share.give_back()
+        self.serve()
+
+    def serve(self) -> None:
+        """Give permits to those who have waited longest."""
+        while self.waiting and self.share.has_free():
+            self.share.take()
+            waiter = self.waiting.popleft()
+            waiter.granted = True
+            waiter.event.set()
+        fault = self.share.known_fault
+        while self.waiting and fault is not None:
+            waiter = self.waiting.popleft()
+            waiter.fault = fault
+            waiter.event.set()
+        self.share.wait(len(self.waiting))
+
+
+class CoordinatorPermits:
+    """Permits of the limits in the coordinator, for one process."""
+
+    def __init__(self, connection: LeasedConnection, layout: Layout) -> None:
+        self._connection = connection
+        self._layout = layout
+        self._lines: dict[str, _Line] = {}
+
+    @property
+    def valid(self) -> bool:
+        return self._connection.valid
+
+    def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
+        """Return the function that returns a permit; None if there is none in time.
+
+        :raises LimitNotFoundError: the limit does not exist.
+        :raises LimitUnusableError: the limit cannot be read or written.
+        :raises PermitLostError: the session ended while it waited.
+        :raises CoordinatorUnreachableError: this process cannot be registered.
+        """
+        connection = self._connection
+        try:
+            path = connection.wait_registered(REGISTER_SECONDS)
+        except CoordinatorUnreachableError:
+            if connection.over:
+                raise PermitLostError(name=name) from None
+            raise
+        with self._waiting(connection.client.handler.event_object()) as waiter:
+            connection.call(partial(self._enter, name, path, waiter))
+            try:
+                waiter.event.wait(timeout_seconds)
+            except BaseException:  # the job was stopped, for example at its deadline
+                connection.call(partial(self._leave, name, waiter))
+                raise
+            if waiter.granted and not connection.over:
+                return partial(connection.call, partial(self._give_back, name))
+            connection.call(partial(self._leave, name, waiter))
+        if waiter.fault == MISSING:
+            raise LimitNotFoundError(name=name, hint="")
+        if waiter.fault is not None:
+            raise LimitUnusableError(name=name, reason=waiter.fault)
+        if connection.over:
+            raise PermitLostError(name=name)
+        return None
+
+    @contextmanager
+    def _waiting(self, event: Any) -> Iterator[_Waiter]:
+        """Wake the caller when the session ends."""
+        self._connection.waiters.add(event)
+        try:
+            yield _Waiter(event)
+        finally:
+            self._connection.waiters.discard(event)
+
+    # --- on the loop ----------------------------------------------------------------------
+
+    def _enter(self, name: str, path: str, waiter: _Waiter) -> None:
+        line = self._lines.get(name)
+        if line is None:
+            share = partial(self._share, name, path)
+            line = self._lines[name] = _Line(self._layout.fleet.limit(name), share)
+            self._connection.add(line.share)
+        line.enter(waiter)
+
+    def _share(self, name: str, path: str, on_change: Callable[[], None]) -> LimitShare:
+        return LimitShare(
+            self._layout,
+            name,
+            path.removeprefix(f"{self._layout.components}/"),
+            self._connection.lease,
+            clock=clock,
+            on_change=on_change,
+            chance=random.random,
+        )
+
+    def _leave(self, name: str, waiter: _Waiter) -> None:
+        if name in self._lines:
+            self._lines[name].leave(waiter)
+
+    def _give_back(self, name: str) -> None:
+        self._lines[name].give_back()

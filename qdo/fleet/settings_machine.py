@@ -1,0 +1,310 @@
+"""Live settings in the node `settings`: each process checks a proposal before it comes into force.
+
+A machine without I/O.
+
+1.  Whoever changes the live settings writes a proposal into the node `settings`, and *then* lists
+    the workers. A later proposal replaces it.
+2.  Every worker watches that node, reads it after every registration before it starts anything,
+    and reads it again after every reconnection. It checks a proposal with its own code and says in
+    its component node whether it accepts or refuses it.
+3.  When every listed worker has accepted the proposal, or is gone, its author puts it into force
+    with one write at the version read. A proposal that was replaced cannot come into force.
+4.  A worker uses a version in force only if its own code accepts it. Otherwise it goes on with the
+    settings that it has, and says so: this happens to a process that did not answer in time or
+    that started later.
+
+The node holds the text of the version in force, so a process never has a number without its text.
+Answers name a proposal by its id: a proposal that replaces another one has the same number.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from qdo.coordination.protocol.machine import (
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Response,
+)
+from qdo.coordination.znodes.layout import is_version_name
+from qdo.coordination.znodes.values import encode, load, shown, unix_time
+from qdo.errors import LiveSettingsSizeError
+
+MAX_TEXT_BYTES = 64 * 1024
+"""Of one version. The node holds two, and JSON may need three times as many bytes for each."""
+MAX_WHY_CHARACTERS = 500
+KEPT_VERSIONS = 100
+_MAX_WHO_CHARACTERS = 200
+_MAX_NUMBER = 10**9
+_ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsVersion:
+    """One version of the live settings, in force or proposed.
+
+    :ivar id: names it; a version that is proposed again gets another one.
+    :ivar number: counts the versions that were in force.
+    :ivar text: the settings as TOML.
+    :ivar who: user and host of its author.
+    :ivar at: when it was proposed, Unix time by the clock of its author.
+    :ivar why: reason for people.
+    """
+
+    id: str
+    number: int
+    text: str
+    who: str = ""
+    at: float = 0.0
+    why: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        """Return its JSON."""
+        value: dict[str, Any] = {"id": self.id, "number": self.number, "text": self.text}
+        return value | {"who": self.who, "at": self.at, "why": self.why}
+
+    def encode(self) -> bytes:
+        return encode(self.dump())
+
+    @classmethod
+    def parse(cls, value: Any) -> SettingsVersion:
+        """Return a version from its JSON.
+
+        :raises ValueError: it is not one.
+        """
+        if not isinstance(value, dict):
+            raise ValueError(f"a version must be an object, got {shown(value)}")
+        id, number, text, at = (value.get(key) for key in ("id", "number", "text", "at"))
+        if not isinstance(id, str) or _ID.fullmatch(id) is None:
+            raise ValueError(
+                f"the id of a version must be 8 to 32 hexadecimal digits, got {shown(id)}"
+            )
+        if type(number) is not int or not 0 < number < _MAX_NUMBER:
+            raise ValueError(
+                f"the number of a version must be from 1 to {_MAX_NUMBER}, got {shown(number)}"
+            )
+        if not isinstance(text, str) or len(text.encode()) > MAX_TEXT_BYTES:
+            raise ValueError(
+                f"the text of a version must have at most {MAX_TEXT_BYTES} bytes, got {shown(text)}"
+            )
+        who, why = (found if isinstance(found := value.get(key), str) else "" for key in _TEXTS)
+        time = unix_time(at) or 0.0
+        return cls(id, number, text, who[:_MAX_WHO_CHARACTERS], time, why[:MAX_WHY_CHARACTERS])
+
+
+_TEXTS = ("who", "why")
+
+
+def surplus_versions(names: Collection[str], now: float) -> list[str]:
+    """Return the names of version nodes beyond the newest `KEPT_VERSIONS`."""
+    versions = sorted(filter(is_version_name, names))
+    return versions[:-KEPT_VERSIONS]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsNode:
+    """What the node says.
+
+    :ivar current: the version in force; None: there are no live settings.
+    :ivar proposal: what every worker checks; None: nothing is proposed.
+    :ivar fault: why the node cannot be read, None if it can. Then the others are None.
+    """
+
+    current: SettingsVersion | None = None
+    proposal: SettingsVersion | None = None
+    fault: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the version in force, 0 without one."""
+        return 0 if self.current is None else self.current.number
+
+    @property
+    def text(self) -> str:
+        """The settings in force as TOML."""
+        return "" if self.current is None else self.current.text
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> SettingsNode:
+        """Parse a node. One bad version makes the whole node unreadable."""
+        value, fault = load(data)
+        if fault is not None:
+            return cls(fault=fault)
+        try:
+            current, proposal = (
+                None if value.get(key) is None else SettingsVersion.parse(value[key])
+                for key in ("current", "proposal")
+            )
+        except ValueError as error:
+            return cls(fault=str(error))
+        return cls(current, proposal)
+
+    def encode(self) -> bytes:
+        found = {"current": self.current, "proposal": self.proposal}
+        return encode({key: each.dump() for key, each in found.items() if each is not None})
+
+
+def check_size(text: str) -> None:
+    """Raise LiveSettingsSizeError for live settings that are too long."""
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found=len(text.encode()))
+
+
+_log = logging.getLogger(__name__)
+
+
+class SettingsUser(Protocol):
+    """A process with live settings."""
+
+    @property
+    def in_use(self) -> SettingsVersion | None:
+        """The version that this process uses, None for none."""
+
+    def check(self, version: SettingsVersion) -> str | None:
+        """Return why this process refuses a version, None if it accepts it."""
+
+    def use(self, version: SettingsVersion | None) -> None:
+        """Use a version that `check` has accepted; None: there are no live settings."""
+
+    def answer(self, report: SettingsReport) -> None:
+        """Tell other processes what this one uses, accepts and refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsReport:
+    """What a process says of live settings in its component node.
+
+    :ivar uses: number of the version in use, 0 for none.
+    :ivar accepts: id of the proposal, or of the version in force, that it accepts; "" for none.
+    :ivar refuses: id of the one that it refuses, "" for none.
+    :ivar why: why it refuses it.
+    """
+
+    uses: int = 0
+    accepts: str = ""
+    refuses: str = ""
+    why: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        """Return its JSON."""
+        value: dict[str, Any] = {"uses": self.uses}
+        if self.accepts:
+            value["accepts"] = self.accepts
+        if self.refuses:
+            value |= {"refuses": self.refuses, "why": self.why}
+        return value
+
+    @classmethod
+    def parse(cls, value: Any) -> SettingsReport | None:
+        """Return the report of a process; None if it has none."""
+        if not isinstance(value, dict) or type(value.get("uses")) is not int:
+            return None
+        texts = (value.get(key) for key in ("accepts", "refuses", "why"))
+        return cls(value["uses"], *(text if isinstance(text, str) else "" for text in texts))
+
+
+class SettingsWatch(Machine):
+    """Reads the live settings, and has this process check and use them.
+
+    :param path: path of the node `settings`.
+    """
+
+    def __init__(self, path: str, user: SettingsUser) -> None:
+        super().__init__()
+        self._path = path
+        self._user = user
+        self._report = SettingsReport()
+        self._accepted: SettingsVersion | None = None
+        self._refused_id = self._reported_fault = ""
+        self._waiting: list[Callable[[], object]] = []
+        self._was_read = False
+
+    def when_read(self, then: Callable[[], object]) -> None:
+        """Call a function once the node was read, at once if it was."""
+        if self._was_read:
+            then()
+        else:
+            self._waiting.append(then)
+
+    def connected(self) -> None:
+        self._read()
+
+    def changed(self, path: str) -> None:
+        if path == self._path:
+            self._read()
+
+    def _read(self) -> None:
+        self.ask(Get(self._path, watch=True), self._got)
+
+    def _got(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        node = SettingsNode()
+        if isinstance(answer, Refused):
+            node = SettingsNode(fault=answer.reason)
+        elif isinstance(answer, NodeRead):
+            node = SettingsNode.parse(answer.data)
+        if node.fault is None and isinstance(answer, NodeRead | NodeMissing):
+            self._reported_fault = ""
+            self._take(node)
+        elif node.fault is not None:
+            self._log_fault(node.fault)
+        self._was_read = True
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+
+    def _take(self, node: SettingsNode) -> None:
+        """Use the version in force if this process accepts it, and judge the proposal."""
+        judged, why = node.current, self._use(node.current)
+        if node.proposal is not None:
+            judged, why = node.proposal, self._user.check(node.proposal)
+        self._accepted = judged if why is None else None
+        id = "" if judged is None else judged.id
+        in_use = self._user.in_use
+        uses = 0 if in_use is None else in_use.number
+        accepted = SettingsReport(uses, accepts=id)
+        report = accepted if why is None else SettingsReport(uses, refuses=id, why=why)
+        if report != self._report:
+            self._report = report
+            self._user.answer(report)
+
+    def _use(self, current: SettingsVersion | None) -> str | None:
+        """Use the version in force; return why this process does not, None if it does."""
+        before = self._user.in_use
+        if before == current:
+            return None
+        # A proposal that was accepted comes into force as it was. Not only its id is compared:
+        # somebody may have edited the node by hand.
+        known = current is None or current == self._accepted
+        why = None if known or current is None else self._user.check(current)
+        if why is None:
+            self._user.use(current)
+        elif current is not None and self._refused_id != current.id:
+            self._refused_id = current.id
+            _log.error(
+                "live settings %d are in force, but this process refuses them: %s; it goes on with"
+                " %s. Correct them with `qdo settings edit`, or update this process",
+                current.number,
+                why,
+                f"version {before.number}" if before else "its own settings",
+            )
+        return why
+
+    def _log_fault(self, fault: str) -> None:
+        if fault != self._reported_fault:
+            self._reported_fault = fault
+            _log.error(
+                "cannot read %s: %s; this process goes on with the settings that it has. Correct"
+                " the node with `qdo settings rollback`",
+                self._path,
+                fault,
+            )

@@ -1,0 +1,471 @@
+"""Plan and keep one process's share of a limit. A machine without I/O.
+
+A process hands out permits of its share from memory; only shares go through the coordinator, in
+the one node ``limits/<name>``. Six rules keep the shares within the limit:
+
+1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
+   and wants less only after a while. A write that another one forestalled is repeated at once.
+2. Everybody in the node watches it. Below its share: a process lowers its own cap at once, and
+   writes the smaller share when enough permits have come back. Above it: it takes what is free,
+   and uses it only once that write was acknowledged.
+3. While a process would be dealt nothing, a process that holds something stops using it after a
+   while. Once all has come back it gives it up, and moves itself to the end of the order. Only a
+   holder does: otherwise others never get a turn.
+4. Whoever lacks permits takes out holders whose own node is gone. It lists workers and components
+   *after* it has read the limit: the holder's node was created before its entry was written.
+5. After a lost answer a process writes the node again at the version read, and goes by that
+   answer. What it reads proves nothing: an old write could still take effect after it.
+6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from functools import partial
+
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    Committed,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Rejected,
+    Response,
+    SetOp,
+)
+from qdo.coordination.znodes.layout import Layout, clients_of, holder_of
+from qdo.coordination.znodes.values import MAX_VALUE_BYTES
+from qdo.fleet.limit_node import MISSING, LimitNode, ShareHolder, ShareHolders
+from qdo.fleet.pools import Pool, StartPool, targets
+
+TURN_SECONDS = 0.1
+"""How long a process keeps a permit that others wait for, if it has used it."""
+UNUSED_SECONDS = 1.0
+"""About how long it keeps one that it cannot use, because it lacks a permit of another limit."""
+IDLE_SECONDS = 1.0
+"""How long a process wants what it does not use, if no other process lacks it."""
+LACK_SECONDS = 0.1
+"""The same if another process lacks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One pool as this process would write it.
+
+    :ivar holders: all processes, in order.
+    :ivar cap: its own cap afterwards.
+    :ivar written: its share according to the node as read.
+    """
+
+    holders: ShareHolders
+    cap: int
+    written: int
+
+
+class Planner:
+    """Plans the shares of one process.
+
+    :ivar act_at: when a plan may be another one though nothing has happened.
+    :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
+    :param worker: name of its worker node.
+    :param chance: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self, worker: str, clock: Callable[[], float], chance: Callable[[], float]
+    ) -> None:
+        self.act_at = float("inf")
+        self.changed = False
+        self._worker = worker
+        self._clock = clock
+        self._chance = chance
+        self._patience = chance()
+
+    def plan(self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str]) -> Plan:
+        """Return the holders of a pool as they should be, and lower the cap at once.
+
+        :param total: what all may hold together, None for any number.
+        :param gone: processes that have ended.
+        """
+        now = self._clock()
+        if (total is None) != pool.unlimited:
+            self.changed = True
+            pool.interrupt()
+            pool.unlimited = total is None
+        rest = tuple(each for each in holders if each.worker not in gone)
+        mine = next((each for each in rest if each.worker == self._worker), None)
+        written = 0 if mine is None else mine.held
+        if pool.held > written:  # somebody took it out
+            pool.acknowledge(written, min(pool.cap, written), now)
+        if total is None:
+            return Plan(tuple(each for each in rest if each is not mine), 0, 0)
+        wants = min(total, self._wants(pool, mine, rest, total))
+        if not wants and not written and not pool.occupied:
+            return Plan(tuple(each for each in rest if each is not mine), 0, 0)
+        own = ShareHolder(self._worker, written, wants)
+        rest = tuple(own if each is mine else each for each in rest)
+        if mine is None:
+            rest = (*rest, own)
+        elif self._turn_is_over(pool, rest, total):
+            # It goes to the end with the last permit that it gives up: writes are 50 ms apart.
+            pool.limit(0, now)
+            if pool.occupied:
+                less = replace(own, held=min(written, pool.occupied))
+                return Plan(tuple(less if each is own else each for each in rest), 0, written)
+            rest = (*(each for each in rest if each is not own), own)
+        target = targets(total, rest)[rest.index(own)]
+        if target < pool.cap:
+            pool.limit(target, now)
+        free = total - sum(each.held for each in rest)
+        held = max(target, pool.occupied)
+        if held > written:
+            held = min(held, written + max(0, free))
+        if not wants and not held:
+            return Plan(tuple(each for each in rest if each is not own), 0, written)
+        rest = tuple(replace(each, held=held) if each is own else each for each in rest)
+        return Plan(rest, target, written)
+
+    def _wants(self, pool: Pool, mine: ShareHolder | None, rest: ShareHolders, total: int) -> int:
+        """Return what the node should say this process wants; damped."""
+        now = self._clock()
+        peak = min(total, pool.wanted(now))
+        before = 0 if mine is None else mine.wants
+        if peak > before:
+            return peak if peak > pool.held or not before else before
+        dealt = targets(total, rest)
+        lack = any(dealt[index] < each.wants for index, each in enumerate(rest))
+        seconds = LACK_SECONDS if lack else IDLE_SECONDS
+        wants = before
+        if now >= pool.peak_since + seconds:
+            wants = peak
+            pool.measure_again(now)
+        if pool.demand(now) < wants:
+            self.act_at = min(self.act_at, pool.peak_since + seconds)
+        return wants
+
+    def _turn_is_over(self, pool: Pool, rest: ShareHolders, total: int) -> bool:
+        """Return whether this process should let others go first."""
+        dealt = targets(total, rest)
+        starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
+        index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
+        if not starved or not rest[index].held or not dealt[index]:
+            return False
+        stay = TURN_SECONDS
+        if not pool.used:
+            stay += pool.use_seconds() + UNUSED_SECONDS * (0.5 + self._patience)
+        over = pool.got_at + stay
+        if self._clock() < over:
+            self.act_at = min(self.act_at, over)
+            return False
+        return True
+
+
+WRITE_SECONDS = 0.05
+"""A process writes a limit no more often."""
+LEASE_SECONDS = 0.25
+"""How often callers that wait are served again while the lease is over."""
+REFUSED_SECONDS = 5.0
+"""After what time a node that may not be read or written is tried again."""
+
+
+class LimitShare(Machine):
+    """The share of one limit that one registration has.
+
+    :ivar fault: why no permit can be had at all, None if one can be waited for.
+    :ivar pools: both kinds of what is shared.
+    :param worker: name of the worker node, or "client/" and the name of a component's node.
+    :param lease: the lease of this registration.
+    :param on_change: called when more may be taken, or when `fault` has changed.
+    :param chance: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        limit: str,
+        worker: str,
+        lease: Lease,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+        chance: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self.limit = limit
+        self.fault: str | None = None
+        self.permits, self.starts = Pool(), StartPool()
+        self.pools: tuple[Pool, ...] = (self.permits, self.starts)
+        self._worker = worker
+        self._lease = lease
+        self._clock = clock
+        self._on_change = on_change
+        self._path, self._own = layout.fleet.limit(limit), holder_of(layout.root, worker)
+        self._folders = {"": layout.workers, "client/": clients_of(layout.root)}
+        self._node: LimitNode | None = None
+        self._version = 0
+        self._names: frozenset[str] | None = None
+        self._gone: frozenset[str] = frozenset()
+        self._up = self._busy = self._in_doubt = self._watched = self._lapsed = False
+        self._is_listed = False
+        self._told = self._conflicts = 0
+        self._earns = False
+        self._write_at, self._act_at, self._retry_at = 0.0, 0.0, float("inf")
+        self._chance = chance
+        self._planner = Planner(worker, clock, chance)
+
+    # --- used by the engine, in the greenlet of a turn -----------------------------------
+
+    def has_free(self) -> bool:
+        """Return whether a message may be started now."""
+        now = self._clock()
+        if now >= self._lease.until or self.fault is not None:
+            return False
+        return self.permits.has_free(now) and self.starts.has_free(now)
+
+    @property
+    def has_share(self) -> bool:
+        """Whether permits come back in this process."""
+        return self.fault is None and all(pool.unlimited or pool.cap for pool in self.pools)
+
+    @property
+    def why(self) -> str | None:
+        """Why nothing can be had of the limit at all, None if it can."""
+        stopped = self.fault is None and self._node is not None and self._node.max == 0
+        return "its max is 0" if stopped else self.fault
+
+    @property
+    def known_fault(self) -> str | None:
+        """The fault of the node as it is now; None if it has none, or was not read yet."""
+        return None if self._node is None else self.fault
+
+    def take(self) -> None:
+        """Take a permit and a start, after `has_free`."""
+        self.permits.take()
+        self.starts.take()
+
+    def give_back(self) -> bool:
+        """Return a permit; return whether the node must hear of it: then wake the loop."""
+        pool = self.permits
+        pool.give_back()
+        return pool.in_use >= pool.cap and pool.held > pool.cap
+
+    def wait(self, count: int) -> bool:
+        """Set how many callers wait; return whether the loop must be woken."""
+        permits, before = self.permits, self.permits.waiting
+        permits.waiting = self.starts.waiting = count
+        return count > before and (not before or permits.in_use + count > self._told)
+
+    # --- events ---------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        self._up, self._busy = True, False
+        self._forget()
+
+    def suspended(self) -> None:
+        self._up = self._busy = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._node, self._names, self._watched = None, None, False
+
+    def changed(self, path: str) -> None:
+        if path == self._path:
+            self._node, self._watched = None, False
+        else:
+            self._names = None
+            if self._lacks():
+                self._node = None
+
+    def tick(self) -> None:
+        now = self._clock()
+        if now >= self._retry_at:
+            self._node, self._retry_at = None, float("inf")
+        if now >= self._act_at:
+            self._act_at = float("inf")
+        self._earns = False
+        self._on_change()
+
+    def due(self) -> float:
+        if not self._up:
+            return float("inf")
+        return min(self._act_at, self._retry_at, self._next_start())
+
+    def awaits_token(self) -> bool:
+        """Return whether a caller lacks nothing but time, and the loop does not know it yet."""
+        return not self._earns and self._lacks_token(self._clock())
+
+    def _lacks_token(self, now: float) -> bool:
+        starts = self.starts
+        able = starts.waiting and self.fault is None and now < self._lease.until
+        return bool(able) and self.permits.has_free(now) and not starts.has_free(now)
+
+    def _next_start(self) -> float:
+        """Return when a waiting caller can start, if nothing but time is missing."""
+        now = self._clock()
+        if self._lacks_token(now):
+            self._earns = True
+            return self.starts.next_at(now)
+        return float("-inf") if self._earns else float("inf")
+
+    def flush(self) -> None:
+        if not self._up or self._busy or not self._is_active():
+            return
+        node = self._node
+        if node is None or (self._lacks() and self._names is None and self._has_strangers(node)):
+            self._busy = self._watched = True
+            self.ask(Get(self._path, watch=True), self._read)
+        elif node.fault is None:
+            self._advance(node)
+        self._look_at_lease()
+
+    def _look_at_lease(self) -> None:
+        """Serve those who wait as soon as the lease is valid again."""
+        now, lapsed = self._clock(), self._lapsed
+        self._lapsed = self._lacks() and now >= self._lease.until
+        if self._lapsed:
+            self._act_at = min(self._act_at, now + LEASE_SECONDS)
+        elif lapsed:
+            self._on_change()
+
+    def _is_active(self) -> bool:
+        # Whoever is listed reads each change, also without a use for the limit: what it wanted
+        # last would keep permits from others.
+        return self._is_listed or any(
+            pool.waiting or pool.held or pool.in_use for pool in self.pools
+        )
+
+    # --- answers --------------------------------------------------------------------------
+
+    def _read(self, answer: Response) -> None:
+        self._busy = False
+        if isinstance(answer, NoResponse):
+            return
+        if isinstance(answer, NodeRead):
+            node = LimitNode.parse(answer.data)
+            self._version = answer.version
+        elif isinstance(answer, NodeMissing):
+            node = LimitNode(fault=MISSING)
+        else:
+            node = self._refused(answer)
+        self._gone = frozenset()
+        self._is_listed = self._in_doubt or self._worker in node.workers
+        # An event that arrived before this answer may be about a later change.
+        self._node = node if self._watched else None
+        self.fault = node.fault
+        if node.fault is not None:
+            for pool in self.pools:
+                pool.acknowledge(0, 0, self._clock())
+                pool.unlimited = False
+        elif self._has_strangers(node):
+            self._list("")
+        self._on_change()
+
+    def _refused(self, answer: Response) -> LimitNode:
+        """Return a limit that cannot be used for a while."""
+        self._retry_at = self._clock() + REFUSED_SECONDS
+        reason = answer.reason if isinstance(answer, (Refused, Rejected)) else "no answer"
+        return LimitNode(fault=f"the coordinator refuses it: {reason}")
+
+    def _has_strangers(self, node: LimitNode) -> bool:
+        """Return whether a process is listed that may be gone."""
+        known = {self._worker} if self._names is None else self._names
+        return not known >= node.workers
+
+    def _list(self, prefix: str) -> None:
+        self._busy = True
+        self.ask(Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
+
+    def _listed(self, prefix: str, answer: Response) -> None:
+        """Note which holders of one kind are gone: none without a list of those that live."""
+        self._busy = False
+        if isinstance(answer, NoResponse) or self._node is None:
+            return
+        found = listed = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
+        if isinstance(answer, (ChildrenRead, NodeMissing)):
+            found = {prefix + name for name in getattr(answer, "names", ())}
+        if not prefix:
+            self._names = frozenset(found)
+        elif self._names is not None:  # else a worker has left since
+            self._names |= found
+        self._gone |= listed - found
+        if not prefix and any("/" in each for each in self._node.workers):
+            self._list("client/")
+
+    # --- what to write --------------------------------------------------------------------
+
+    def _advance(self, node: LimitNode) -> None:
+        now = self._clock()
+        may_write = self._in_doubt or now >= self._write_at
+        self.starts.set_rate((node.rate or 0.0) / node.burst, now)
+        burst = node.burst if node.rate is not None else None
+        planner = self._planner
+        planner.act_at, planner.changed = float("inf"), False
+        permits = planner.plan(self.permits, node.permits, node.max, self._gone)
+        starts = planner.plan(self.starts, node.starts, burst, self._gone)
+        self._act_at = planner.act_at
+        if planner.changed:
+            self._on_change()
+        after = replace(node, permits=permits.holders, starts=starts.holders)
+        self._told = next((each.wants for each in node.permits if each.worker == self._worker), 0)
+        if after == node and not self._in_doubt and not self._raise_caps(permits, starts):
+            return
+        if not may_write:
+            self._act_at = min(self._act_at, self._write_at)
+            return
+        if len(data := after.encode()) > MAX_VALUE_BYTES:
+            return
+        self._write_at = now + WRITE_SECONDS
+        self._busy = self._is_listed = True
+
+        def answered(answer: Response) -> None:
+            self._written(after, (permits, starts), answer)
+
+        self.ask(Commit((CheckOp(self._own), SetOp(self._path, data, self._version))), answered)
+
+    def _raise_caps(self, *plans: Plan) -> bool:
+        """Raise caps that were lowered since the last write; return whether one needs a write.
+
+        It does if the node says more than the last acknowledged write: that proves nothing.
+        """
+        unproven = False
+        for pool, plan in zip(self.pools, plans, strict=True):
+            cap = min(plan.cap, pool.held)
+            if pool.cap < cap:
+                pool.limit(cap, self._clock())
+                self._on_change()
+            unproven |= pool.cap < min(plan.cap, plan.written)
+        return unproven
+
+    def _lacks(self) -> bool:
+        return any(pool.waiting for pool in self.pools)
+
+    def _written(self, after: LimitNode, plans: tuple[Plan, Plan], answer: Response) -> None:
+        self._busy = False
+        now = self._clock()
+        if isinstance(answer, NoResponse):
+            self._in_doubt = True
+        elif isinstance(answer, Committed):
+            self._in_doubt, self._is_listed = False, self._worker in after.workers
+            self._conflicts = 0
+            for pool, plan in zip(self.pools, plans, strict=True):
+                own = (each.held for each in plan.holders if each.worker == self._worker)
+                pool.acknowledge(next(own, 0), plan.cap, now)
+            self._node = after if self._watched else None
+            self._version = answer.versions[1]
+            self._on_change()
+        else:
+            self._node = None  # another write came first
+            self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
+            self._conflicts += 1
+            if isinstance(answer, Rejected) and answer.refuses(answer.index):
+                self._node = self._refused(answer)
+                self.fault = self._node.fault
+                self._on_change()

@@ -1,0 +1,309 @@
+"""Cancels messages, so that they never run.
+
+A delayed message is deleted at the broker. A message that waits in its queue is recorded as
+cancelled in the queue's node. If a worker owns the queue, only that worker knows what it has
+started: it is asked, and records the others. Otherwise the node itself knows, and is changed at the
+version that was read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from qdo.brokers.base import Broker
+from qdo.coordination import queue_admin
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp, NodeRead
+from qdo.coordination.transactions import read
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import (
+    MAX_CANCELLED,
+    CancelOutcome,
+    OutOfOrderProgress,
+    QueueNode,
+    cancel_outcome,
+)
+from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.fleet.action_machine import CANCEL, DONE, REJECTED
+from qdo.fleet.actions import Asked, ask_workers, cancelling, wait_for_results
+from qdo.fleet.audit import AuditTrail
+from qdo.ops.peek import Found, check_names, done_of, find_messages, read_queue_node
+from qdo.system.clock import clock
+from qdo.text import join_some
+
+NOT_FOUND = "not-found"
+UNKNOWN = "unknown"
+WAITING, DELAYED = "waiting", "delayed"
+"""Further outcomes: no message has the name; the owner did not answer, so the message may be
+cancelled or not; and what a plan shows for messages that it would cancel."""
+SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
+Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
+"""The outcome of each message, by its position, and why it is unknown."""
+_PAUSE_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
+"""How often a command looks whether the worker that it waits for lives."""
+_TOO_MANY = (
+    f"queue {{!r}} may have at most {MAX_CANCELLED} cancelled messages that it has not passed; let"
+    " it pass some, or drop all messages with `qdo purge`"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What became of one message.
+
+    :ivar name: the id or position that the operator gave.
+    :ivar id: the message's id; None if it was not found.
+    :ivar outcome: a value of `CancelOutcome`, or one of the further outcomes of this module.
+    :ivar reason: why the owner did not answer, or what it said.
+    """
+
+    name: str
+    id: str | None
+    position: int | None
+    outcome: str
+    reason: str = ""
+
+
+def check_cancelling(broker: Broker) -> None:
+    """Check that messages of a broker can be cancelled.
+
+    :raises UnsupportedError: nobody but a worker that has received them knows their ids.
+    """
+    if not broker.capabilities.peek:
+        raise UnsupportedError(
+            broker="SQS",
+            what="cancel messages by id: a message has to be received first, which hides it from"
+            " the workers",
+            remedy="let the job raise qdo.Skip for them, or purge the queue at SQS",
+        )
+
+
+def cancel(
+    client: Client | None,
+    layout: Layout,
+    broker: Broker,
+    queue: str,
+    names: Sequence[str],
+    *,
+    timeout_seconds: float = 5.0,
+    reason: str = "",
+    really: bool = True,
+) -> list[Cancellation]:
+    """Cancel messages that wait or are delayed; return what became of each.
+
+    Two operators may do this at once, and it may be repeated.
+
+    :param names: ids or positions.
+    :param timeout_seconds: how long the owner of the queue may take to answer.
+    :param really: False: only find out what would happen, by what is recorded.
+    :raises UnsupportedError: see `check_cancelling`; or a worker is too old.
+    :raises UsageError: a name is neither an id nor a position; or there are too many.
+    :raises NotFoundError: the coordinator has no such queue.
+    :raises CorruptNodeError: the queue's node cannot be read.
+    """
+    check_cancelling(broker)
+    wanted = check_names(names)
+    if len(wanted) > MAX_CANCELLED:
+        raise UsageError(reason=f"at most {MAX_CANCELLED} ids can be given, got {len(wanted)}")
+    node = read_queue_node(client, layout, queue)
+    if client is None or node is None:
+        raise NotFoundError(what="queue", name=queue)
+    work = _Work(client, layout, broker, queue, reason)
+    found = find_messages(broker, queue, done_of(broker, node), wanted)
+    if not really:
+        return [_planned(broker, node, name, found.get(name)) for name in wanted]
+    moved = work.discard([each for each in found.values() if each.delayed is not None])
+    if moved:  # they became due meanwhile
+        again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
+        found = {**found, **again}
+    positions = sorted({each.position for each in found.values() if each.position is not None})
+    outcomes = work.cancel(positions, clock() + timeout_seconds) if positions else {}
+    return [_result(name, found.get(name), outcomes) for name in wanted]
+
+
+def _result(name: str, found: Found | None, outcomes: Outcomes) -> Cancellation:
+    if found is None:
+        return Cancellation(name, None, None, NOT_FOUND)
+    if found.position is None:
+        return Cancellation(name, found.id, None, CancelOutcome.CANCELLED.value)
+    return Cancellation(name, found.id, found.position, *outcomes[found.position])
+
+
+def _planned(broker: Broker, node: QueueNode, name: str, found: Found | None) -> Cancellation:
+    if found is None:
+        return Cancellation(name, None, None, NOT_FOUND)
+    if found.position is None:
+        return Cancellation(name, found.id, None, DELAYED)
+    outcome = _outcome(broker, node, found.position)
+    shown = WAITING if outcome is CancelOutcome.CANCELLED else outcome.value
+    return Cancellation(name, found.id, found.position, shown)
+
+
+def _outcome(broker: Broker, node: QueueNode, position: int) -> CancelOutcome:
+    return cancel_outcome(node.out_of_order, node.failures, done_of(broker, node), position)
+
+
+class _OwnedByAnother(Exception):
+    """A worker has claimed the queue meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The cancelling of messages of one queue."""
+
+    client: Client
+    layout: Layout
+    broker: Broker
+    queue: str
+    reason: str
+
+    def discard(self, delayed: Sequence[Found]) -> set[str]:
+        """Delete delayed messages; return the ids of those that are not delayed any more."""
+        numbers = {each.delayed.number: each.id for each in delayed if each.delayed is not None}
+        if not numbers:
+            return set()
+        gone = self.broker.delayed.discard(self.queue, numbers)
+        if gone:
+            ids = join_some([numbers[each] for each in sorted(gone)])
+            trail = AuditTrail(self.client, self.layout, CANCEL, self.reason)
+            fault = trail.note(self.queue, {"delayed": ids}, {"cancelled": len(gone)})
+            if fault is not None:
+                _log.warning(
+                    "queue %s: messages were cancelled without an entry in the action log, %s: %s",
+                    self.queue,
+                    ids,
+                    fault,
+                )
+        return {id for number, id in numbers.items() if number not in gone}
+
+    def cancel(self, positions: Sequence[int], deadline: float) -> Outcomes:
+        """Cancel messages that have a position; return outcome and reason of each.
+
+        The owner of the queue may change at any time. So this begins again until the owner has
+        answered, or the node was changed while it had none.
+        """
+        why = ""
+        while True:
+            owner = self._live_owner()
+            answers: Mapping[int, CancelOutcome] | None = None
+            if owner is None:
+                try:
+                    answers = self._record(positions)
+                except _OwnedByAnother:
+                    continue
+            else:
+                answers, fault = self._ask(owner, positions, deadline)
+                why = fault or why
+            if answers is not None:
+                return {each: _told(answers.get(each), why) for each in positions}
+            if clock() > deadline:
+                return self._untold(positions, why)
+            self.client.handler.sleep_func(_PAUSE_SECONDS)
+
+    def _untold(self, positions: Sequence[int], why: str) -> Outcomes:
+        """Return what the node shows of messages after the owner has not answered in time."""
+        node = self._node()
+        found = {each: _outcome(self.broker, node, each) for each in positions}
+        waiting = CancelOutcome.CANCELLED
+        return {
+            each: (UNKNOWN, why) if found[each] is waiting else _told(found[each], why)
+            for each in positions
+        }
+
+    def _node(self) -> QueueNode:
+        node = read_queue_node(self.client, self.layout, self.queue)
+        if node is None:
+            raise NotFoundError(what="queue", name=self.queue)
+        return node
+
+    def _live_owner(self) -> str | None:
+        """Return the owner whose session may live, None without one.
+
+        Its node is read after the queue's: an owner without a node is gone for good.
+        """
+        owner = self._node().owner
+        return owner if owner and self._lives(owner) else None
+
+    def _record(self, positions: Sequence[int]) -> dict[int, CancelOutcome]:
+        """Cancel messages of a queue that no worker owns."""
+        found: dict[int, CancelOutcome] = {}
+
+        def change(node: QueueNode) -> QueueNode:
+            if node.fault is not None:
+                raise CorruptNodeError(queue=self.queue, reason=node.fault)
+            if node.owner and self._lives(node.owner):
+                raise _OwnedByAnother
+            found.update({each: _outcome(self.broker, node, each) for each in positions})
+            new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
+            if not new:
+                return node
+            progress = (node.out_of_order or OutOfOrderProgress()).with_cancelled(new)
+            if len(progress.cancelled) > MAX_CANCELLED:
+                raise UsageError(reason=_TOO_MANY.format(self.queue))
+            return replace(node, out_of_order=progress)
+
+        with AuditTrail(self.client, self.layout, CANCEL, self.reason).change(self.queue) as entry:
+
+            def record(before: QueueNode, after: QueueNode) -> CreateOp:
+                new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
+                return entry({"messages": join_some(list(map(str, new)))}, {"cancelled": len(new)})
+
+            queue_admin.change_node(
+                self.client, self.layout, self.queue, change, sought=0, record=record
+            )
+        return found
+
+    def _lives(self, owner: str) -> bool:
+        return isinstance(read(self.client, self.layout.worker(owner)), NodeRead)
+
+    def _ask(
+        self, owner: str, positions: Sequence[int], deadline: float
+    ) -> tuple[dict[int, CancelOutcome] | None, str]:
+        """Ask the owner; return its answers, or why there are none."""
+        asked: list[Asked] = []
+        seconds = max(0.1, deadline - clock())
+        for args in cancelling(self.queue, positions):
+            asked += ask_workers(
+                self.client,
+                self.layout,
+                [owner],
+                CANCEL,
+                args,
+                within_seconds=seconds,
+                reason=self.reason,
+            )
+        while any(each.seconds is None for each in asked) and clock() < deadline:
+            lives = self._lives(owner)
+            wait_for_results(self.client, self.layout, asked, min(seconds, _LOOK_SECONDS))
+            if not lives:
+                break
+        answers: dict[int, CancelOutcome] = {}
+        for each in asked:
+            if each.outcome == REJECTED:
+                raise UnsupportedError(
+                    broker=f"the owner of the queue, {owner},",
+                    what=f"cancel messages ({each.result})",
+                    remedy="update qdo on all hosts",
+                )
+            if each.outcome != DONE or not each.output:
+                return None, f"{owner}: {each.result or each.outcome}"
+            found = json.loads(each.output)
+            answers |= {int(position): CancelOutcome(found[position]) for position in found}
+        return answers, ""
+
+
+def _told(outcome: CancelOutcome | None, why: str) -> tuple[str, str]:
+    """Return outcome and reason of one message.
+
+    :param why: why an earlier owner did not answer: it may have cancelled what is done now.
+    """
+    if outcome is None or (why and outcome is CancelOutcome.DONE):
+        return UNKNOWN, why
+    return outcome.value, ""

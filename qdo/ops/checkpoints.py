@@ -1,0 +1,358 @@
+"""Export the recorded positions of queues as JSON lines, and import them.
+
+The first line names the app, the kind of its broker, and the number of lines that follow. So a
+file that was cut short is not imported, and neither is that of another app.
+
+An import moves queues to the positions of a file: it plans first, then executes queue by queue.
+Each queue is moved in a transaction of its own, like a seek. Its node then has the id of the file.
+So an import that was interrupted can be repeated: it leaves alone the queues that it has moved,
+however far their workers are since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qdo.brokers.base import Broker
+from qdo.coordination import queue_imports
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp
+from qdo.coordination.queue_admin import is_deleted
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode, parse_last
+from qdo.encoding import decode_strictly
+from qdo.errors import (
+    AuditRefusedError,
+    CheckpointFileError,
+    CheckpointOriginError,
+    QdoError,
+    UnreachableError,
+)
+from qdo.fleet.audit import AuditTrail
+from qdo.ops.seek import QueuePosition, recorded
+from qdo.positions import format_last
+from qdo.queues import is_path_part
+
+SCHEMA = "qdo.checkpoints/1"
+MAX_LINE_BYTES = 65_536
+_MAX_POSITION = 1000
+_MAX_ID = 40
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """The first line of a file.
+
+    :ivar id: random name of the export. A queue node that was moved by an import has it.
+    :ivar broker: the kind of the app's broker, such as "sqlite".
+    :ivar time: when it was exported, ISO 8601 in UTC.
+    :ivar queues: number of checkpoints.
+    """
+
+    id: str
+    app: str
+    broker: str
+    time: str
+    queues: int
+
+    def encode(self) -> str:
+        return json.dumps(
+            {
+                "schema": SCHEMA,
+                "id": self.id,
+                "app": self.app,
+                "broker": self.broker,
+                "time": self.time,
+                "queues": self.queues,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The progress of one queue.
+
+    :ivar last: UUIDv1 time; 0 before the first message.
+    :ivar position: the broker's own position, None if it has none.
+    :ivar seek: how often operators had moved the queue.
+    :ivar failing: number of failing messages, which nothing but this line remembers.
+    """
+
+    queue: str
+    last: int
+    position: str | None = None
+    seek: int = 0
+    failing: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(
+            {
+                "queue": self.queue,
+                "last": str(self.last),
+                "last_time": format_last(self.last),
+                "position": self.position,
+                "seek": self.seek,
+                "failing": self.failing,
+            }
+        )
+
+
+def read_file(
+    lines: Iterable[bytes], source: str, app: str, broker: str
+) -> tuple[CheckpointFile, list[Checkpoint]]:
+    """Return the checkpoints of a file, all of them checked.
+
+    :param source: name of the file, for errors.
+    :param broker: the kind of the broker that the app has now.
+    :raises CheckpointFileError: a line is damaged, or lines are missing.
+    :raises CheckpointOriginError: it is the file of another app, or of another kind of broker.
+    """
+    parsed = _values(lines, source)
+    where, value = next(parsed, (f"line 1 of {source}", None))
+    head = _head(value, where)
+    if (head.app, head.broker) != (app, broker):
+        raise CheckpointOriginError(
+            source=source, app=head.app, broker=head.broker, own_app=app, own_broker=broker
+        )
+    found: dict[str, Checkpoint] = {}
+    for where, value in parsed:
+        each = _checkpoint(value, where)
+        if each.queue in found:
+            raise CheckpointFileError(where=where, reason=f"queue {each.queue!r} occurs twice")
+        found[each.queue] = each
+    if len(found) != head.queues:
+        reason = f"the first line announces {head.queues} queues, got {len(found)}"
+        raise CheckpointFileError(where=source, reason=reason)
+    return head, list(found.values())
+
+
+def _values(lines: Iterable[bytes], source: str) -> Iterator[tuple[str, Any]]:
+    """Yield the value of each line that is not empty, with the name of the line."""
+    for number, line in enumerate(lines, 1):
+        where = f"line {number} of {source}"
+        if len(line) > MAX_LINE_BYTES:
+            reason = f"it must have at most {MAX_LINE_BYTES} bytes"
+            raise CheckpointFileError(where=where, reason=reason)
+        if not line.strip():
+            continue
+        try:
+            value = decode_strictly(line.decode())
+        except (ValueError, RecursionError) as error:
+            reason = f"it must be JSON: {error}"
+            raise CheckpointFileError(where=where, reason=reason) from error
+        yield where, value
+
+
+def _head(value: Any, where: str) -> CheckpointFile:
+    found = value.get("schema") if isinstance(value, dict) else None
+    if found != SCHEMA:
+        reason = f"its schema must be {SCHEMA}, got {found!r:.60}"
+        raise CheckpointFileError(where=where, reason=reason)
+    texts = [_text(value, name, where) for name in ("id", "app", "broker", "time")]
+    if len(texts[0]) > _MAX_ID:
+        raise CheckpointFileError(where=where, reason=f"id must have at most {_MAX_ID} characters")
+    return CheckpointFile(texts[0], texts[1], texts[2], texts[3], _count(value, "queues", where))
+
+
+def _checkpoint(value: Any, where: str) -> Checkpoint:
+    if not isinstance(value, dict):
+        raise CheckpointFileError(where=where, reason="it must be a JSON object")
+    queue = _text(value, "queue", where)
+    if not is_path_part(queue):
+        raise CheckpointFileError(where=where, reason=f"{queue!r:.100} cannot be a queue name")
+    last, fault = parse_last(_text(value, "last", where))
+    if fault is not None:
+        raise CheckpointFileError(where=where, reason=fault)
+    position = value.get("position")
+    if position is not None and len(_text(value, "position", where)) > _MAX_POSITION:
+        reason = f"position must have at most {_MAX_POSITION} characters"
+        raise CheckpointFileError(where=where, reason=reason)
+    counts = _count(value, "seek", where), _count(value, "failing", where)
+    return Checkpoint(queue, last, position, *counts)
+
+
+def _text(value: dict[str, Any], name: str, where: str) -> str:
+    found = value.get(name)
+    if not isinstance(found, str) or not found:
+        raise CheckpointFileError(where=where, reason=f"{name} must be text, got {found!r:.60}")
+    return found
+
+
+def _count(value: dict[str, Any], name: str, where: str) -> int:
+    found = value.get(name)
+    if type(found) is not int or found < 0:
+        raise CheckpointFileError(where=where, reason=f"{name} must be a number, got {found!r:.60}")
+    return found
+
+
+MOVE, CREATE, SAME, IMPORTED, SKIPPED = "move", "create", "same", "imported", "skipped"
+"""What an import does with a queue: moves it; creates its node, because the coordinator has none;
+nothing, because it is there, or because this file has moved it before; nothing, because it has no
+such position."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportStep:
+    """The effect of an import on one queue.
+
+    :ivar before: the recorded position, None without a node, or if it cannot be read.
+    :ivar after: the position after which the queue resumes, None if it is skipped.
+    :ivar note: why it is skipped, or why it gets another position than that in the file.
+    :ivar error: why it could not be moved.
+    """
+
+    queue: str
+    outcome: str
+    before: QueuePosition | None
+    after: QueuePosition | None
+    note: str | None = None
+    error: str | None = None
+    done: bool = False
+
+
+def plan_import(
+    client: Client | None,
+    layout: Layout,
+    broker: Broker,
+    checkpoints: Sequence[Checkpoint],
+    id: str,
+) -> list[ImportStep]:
+    """Return the effect of an import, without changing anything.
+
+    :param client: None if the coordinator is a file that does not exist yet.
+    :param id: the id of the file.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    :raises UnreachableError: the broker does not answer.
+    """
+    listed = frozenset(broker.catalog.names())
+    paths = [layout.queue(each.queue) for each in checkpoints]
+    reads = read_nodes(client, paths) if client is not None else []
+    nodes = {
+        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
+    }
+    return [_step(broker, each, nodes.get(each.queue), listed, id) for each in checkpoints]
+
+
+def _step(
+    broker: Broker,
+    checkpoint: Checkpoint,
+    node: QueueNode | None,
+    listed: frozenset[str],
+    id: str,
+) -> ImportStep:
+    queue = checkpoint.queue
+    readable = node is not None and node.fault is None
+    before = QueuePosition(node.last, node.position) if node is not None and readable else None
+    if node is not None and queue_imports.is_imported(node, id):
+        return ImportStep(queue, IMPORTED, before, before, "this file has moved it before")
+    if queue not in listed:
+        return ImportStep(queue, SKIPPED, before, None, "the broker has no such queue")
+    try:
+        after, note = _placed(broker, checkpoint)
+    except UnreachableError:
+        raise
+    except QdoError as error:  # one shard that cannot be read hides no other
+        return ImportStep(queue, SKIPPED, before, None, str(error))
+    if after is None:
+        return ImportStep(queue, SKIPPED, before, None, note)
+    if node is None:
+        return ImportStep(queue, CREATE, before, after, note)
+    return ImportStep(queue, SAME if before == after else MOVE, before, after, note)
+
+
+def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | None, str | None]:
+    """Return the position that a queue gets, None for none, and a note about it."""
+    queue, last, position = checkpoint.queue, checkpoint.last, checkpoint.position
+    end = broker.capabilities.end_position_text
+    if position is not None and position == end:
+        if broker.catalog.is_reopened(queue):
+            return None, "it was finished, but a queue of the same name was created"
+        return QueuePosition(last, position), None
+    try:
+        done = broker.positions.resume_after(last, position)
+    except ValueError as error:
+        return None, str(error)
+    if broker.positions.to_text(done) is not None and not broker.catalog.has_position(queue, done):
+        return None, f"it has no message at {position}"
+    backlog = broker.catalog.backlog(queue, done)
+    head = broker.positions.to_time(backlog.head)
+    if position is None and last > head:
+        return QueuePosition(head), "the file has a position after its last message"
+    note = "messages after this position have expired" if backlog.lost else None
+    return QueuePosition(last, position), note
+
+
+def execute_step(
+    client: Client, layout: Layout, broker: Broker, step: ImportStep, id: str, reason: str = ""
+) -> ImportStep:
+    """Move one queue; its owner finishes its message in flight and resumes from there.
+
+    :returns: the step, done; or with the error of a node that this account may not write.
+    :raises CoordinatorUnreachableError: no answer in time; the queue may have been moved.
+    :raises AuditRefusedError: this account may not write to the action log.
+    """
+    if step.after is None or step.outcome == IMPORTED:
+        return step
+    last, position = step.after.last, step.after.position
+    finished = broker.capabilities.end_position_text
+    try:
+        with AuditTrail(client, layout, "checkpoints import", reason).change(step.queue) as entry:
+
+            def record(before: QueueNode, after: QueueNode) -> CreateOp:
+                return entry(recorded(before), {**recorded(after), "file": id})
+
+            if step.outcome == SAME:
+                queue_imports.mark(client, layout, step.queue, id, record)
+            else:
+                node = QueueNode(last, position=position)
+                queue_imports.place(client, layout, step.queue, node, id, finished, record)
+    except (UnreachableError, AuditRefusedError):
+        raise
+    except QdoError as error:
+        return replace(step, error=str(error))
+    return replace(step, done=True)
+
+
+READ_AT_ONCE = 1000
+"""Nodes in memory besides the checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The recorded positions of queues.
+
+    :ivar faults: by queue, why its position cannot be read.
+    """
+
+    checkpoints: list[Checkpoint]
+    faults: Mapping[str, str]
+
+
+def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
+    """Return the positions of the matching queues, by name. Reads only.
+
+    Queues that no longer exist at the broker are left out; finished shards are not.
+
+    :raises NodeRefusedError: this account may not list the queues.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    listed = read_children(client, [layout.queues]).get(layout.queues, [])
+    names = [name for name in listed if fnmatchcase(name, glob)]
+    found: list[Checkpoint] = []
+    faults: dict[str, str] = {}
+    for start in range(0, len(names), READ_AT_ONCE):
+        paths = [layout.queue(name) for name in names[start : start + READ_AT_ONCE]]
+        for read in read_nodes(client, paths):
+            name = read.path.rpartition("/")[2]
+            node = QueueNode.parse(read.data, read.refused)
+            if node.fault is not None:
+                faults[name] = node.fault
+            elif not is_deleted(node):
+                failing = len(node.failures)
+                found.append(Checkpoint(name, node.last, node.position, node.seek, failing))
+    return Export(found, faults)

@@ -1,0 +1,360 @@
+"""Show and find the messages of a queue that are not done, without receiving them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, TypeAlias
+
+from qdo.brokers.base import Broker, DelayedMessage, Row
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import (
+    MAX_LAST,
+    MAX_POSITION,
+    NEW,
+    FailureRecord,
+    OutOfOrderProgress,
+    QueueNode,
+)
+from qdo.encoding import DUE, ID, SENT, parsed, stored_time
+from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.positions import TIME_POSITIONS, format_position, position_of_time
+from qdo.queues import check_path_part
+
+SEARCHED = 10_000
+"""Waiting messages that are searched for an id that is not made of a position."""
+_BATCH = 500
+_NAME = re.compile(
+    r"[0-9]{1,100}(:[0-9]{1,10})?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+)
+_OF_POSITION = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-1([0-9a-f]{3})-8000-([0-9a-f]{12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message that was found.
+
+    :ivar position: None for a delayed message, which has none yet.
+    :ivar row: the message in its queue, None for a delayed one.
+    """
+
+    id: str
+    position: int | None = None
+    row: Row | None = None
+    delayed: DelayedMessage | None = None
+
+
+def read_queue_node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:
+    """Return the node of a queue, None without one.
+
+    :raises CorruptNodeError: it cannot be read.
+    """
+    if client is None:
+        return None
+    found = read_nodes(client, [layout.queue(check_path_part(queue))])
+    if not found:
+        return None
+    node = QueueNode.parse(found[0].data, found[0].refused)
+    if node.fault is not None:
+        raise CorruptNodeError(queue=queue, reason=node.fault)
+    return node
+
+
+def done_of(broker: Broker, node: QueueNode | None) -> int:
+    """Return the position up to which all messages of a queue are recorded as done."""
+    return 0 if node is None else broker.positions.resume_after(node.last, node.position)
+
+
+def check_names(names: Sequence[str]) -> list[str]:
+    """Return the distinct names of messages as ids are spelled.
+
+    :raises UsageError: one is neither an id nor a position.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            reason = f"a message must be named by its id or its position, got {name[:100]!r}"
+            raise UsageError(reason=reason)
+    return list(dict.fromkeys(name.lower() for name in names))
+
+
+def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -> dict[str, Found]:
+    """Return the messages of a queue with these names, by name.
+
+    A message that is moved into its queue meanwhile is found: delayed messages are read first.
+    The id of a message that was delayed or sent again is in a header. Only the first `SEARCHED`
+    waiting messages are searched for it.
+
+    :param names: from `check_names`.
+    :param done: messages up to here are done; they may be missing.
+    """
+    found = {
+        each.id: Found(each.id, delayed=each)
+        for each in broker.delayed.find(queue, len(names), names)
+    }
+    passed: dict[str, Found] = {}
+    for name in names:
+        row = None if name in found else _row_named(broker, queue, name)
+        if row is not None:
+            (found if row.position > done else passed)[name] = _found(broker, row)
+    left = {name for name in names if name not in found}
+    if left:
+        for row in waiting_rows(broker, queue, done, SEARCHED):
+            own = _found(broker, row)
+            named = left & {own.id, id_by_position(broker, row), str(row.position)}
+            found.update(dict.fromkeys(named, own))
+            left -= named
+            if not left:
+                break
+    return {**passed, **found}
+
+
+def waiting_rows(broker: Broker, queue: str, after: int, most: int) -> Iterator[Row]:
+    """Yield the messages of a queue after a position, in order."""
+    reader = broker.reader(queue, after)
+    try:
+        while most > 0 and (rows := reader.fetch(min(most, _BATCH))):
+            most -= len(rows)
+            yield from map(Row._make, rows)
+    finally:
+        reader.close()
+
+
+def row_at(broker: Broker, queue: str, position: int) -> Row | None:
+    """Return the message at a position of a broker whose positions are times."""
+    if not 0 < position <= MAX_LAST:
+        return None
+    found = next(waiting_rows(broker, queue, position - 1, 1), None)
+    return found if found is not None and found.position == position else None
+
+
+def id_of_row(broker: Broker, row: Row) -> str:
+    """Return the id of a message."""
+    known = (parsed(row.headers) or {}).get(ID)
+    return known if isinstance(known, str) and known else id_by_position(broker, row)
+
+
+def id_by_position(broker: Broker, row: Row) -> str:
+    """Return the id that a message gets from its position; log lines may contain it."""
+    return broker.positions.message_id(row.position, broker.id_node)
+
+
+def _found(broker: Broker, row: Row) -> Found:
+    return Found(id_of_row(broker, row), row.position, row)
+
+
+def _row_named(broker: Broker, queue: str, name: str) -> Row | None:
+    """Return the message whose position is the name, or part of it."""
+    if broker.positions is not TIME_POSITIONS:
+        return None
+    if name.isdecimal():
+        return row_at(broker, queue, min(int(name), MAX_POSITION))
+    match = _OF_POSITION.fullmatch(name)
+    if match is None or int(match[4], 16) != broker.id_node:
+        return None
+    return row_at(broker, queue, int(match[3] + match[2] + match[1], 16))
+
+
+Kind: TypeAlias = Literal["waiting", "delayed", "failing", "blocking"]
+KINDS: tuple[Kind, ...] = ("waiting", "delayed", "failing", "blocking")
+RECORDED: frozenset[Kind] = frozenset({"failing", "blocking"})
+"""What the coordinator records, whatever the broker."""
+MOST = 1000
+"""Messages that one call returns."""
+PASSED = 100_000
+"""Messages that are done or cancelled and read on the way, at most."""
+BODY_BYTES = 64 << 20
+"""A call ends at this total size of bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedMessage:
+    """A message that is not recorded as done.
+
+    :ivar id: None if only its position is known.
+    :ivar position: None for a delayed message.
+    :ivar sent: when it was sent, `due` when it was or will be due: ISO 8601, None if unknown.
+    :ivar failure: its failed attempts, None without one.
+    :ivar body: None unless asked for. `body_bytes`, `key` and `headers` are None, too, if the
+        message was not read.
+    """
+
+    kind: Kind
+    id: str | None
+    position: int | None
+    sent: str | None
+    due: str | None = None
+    failure: FailureRecord | None = None
+    key: str | None = None
+    headers: str | None = None
+    body_bytes: int | None = None
+    body: bytes | None = None
+
+
+def check_kinds(broker: Broker, kinds: Collection[Kind]) -> None:
+    """Check that a broker can show messages of these kinds.
+
+    :raises UnsupportedError: only a worker can see them.
+    """
+    if not broker.capabilities.peek and not RECORDED.issuperset(kinds):
+        raise UnsupportedError(
+            broker="SQS",
+            what="show messages without taking them from the workers: a message that is received"
+            " is hidden from them for its visibility timeout, and may be moved to a dead-letter"
+            " queue",
+            remedy="use --kind failing or --kind blocking, which the coordinator records, or"
+            " `qdo queues` for the number of messages",
+        )
+
+
+def peek(
+    client: Client | None,
+    layout: Layout,
+    broker: Broker,
+    queue: str,
+    kinds: Collection[Kind] = KINDS,
+    limit: int = 10,
+) -> Iterator[PeekedMessage]:
+    """Yield messages of a queue in the order in which they will run, the delayed ones last.
+
+    A message in flight counts as waiting: its owner records it when it is done.
+
+    :raises UnsupportedError: see `check_kinds`.
+    :raises NotFoundError: neither coordinator nor broker has the queue.
+    :raises CorruptNodeError: the progress of the queue cannot be read.
+    """
+    check_kinds(broker, kinds)
+    node = _node(client, layout, broker, queue)
+    found = _in_queue(broker, queue, node, kinds)
+    shown = 0
+    size = 0
+    for message in islice(found, limit):
+        shown += 1
+        size += message.body_bytes or 0
+        yield message
+        if size > BODY_BYTES:
+            return
+    if "delayed" in kinds and shown < limit:
+        for delayed in broker.delayed.find(queue, limit - shown):
+            yield _of_delayed(delayed)
+
+
+def peek_named(
+    client: Client | None, layout: Layout, broker: Broker, queue: str, name: str
+) -> PeekedMessage:
+    """Return one message that is not recorded as done, by its id or position.
+
+    :raises NotFoundError: there is none.
+    """
+    check_kinds(broker, KINDS)
+    (wanted,) = check_names([name])
+    node = _node(client, layout, broker, queue)
+    found = find_messages(broker, queue, done_of(broker, node), [wanted]).get(wanted)
+    if found is not None and found.delayed is not None:
+        return _of_delayed(found.delayed)
+    failures = {each.position: each for each in node.failures}
+    if found is None or found.row is None or _is_over(broker, node, found.row.position):
+        raise NotFoundError(what=f"message in queue {queue!r}", name=name)
+    return _of_row(broker, found.row, failures)
+
+
+def _node(client: Client | None, layout: Layout, broker: Broker, queue: str) -> QueueNode:
+    node = read_queue_node(client, layout, queue)
+    if node is None and queue not in broker.catalog.names():
+        raise NotFoundError(what="queue", name=queue)
+    return node or NEW
+
+
+def _is_over(broker: Broker, node: QueueNode, position: int) -> bool:
+    progress = node.out_of_order or OutOfOrderProgress()
+    over = progress.is_done(position) or position in progress.cancelled
+    return over or position <= done_of(broker, node)
+
+
+def _in_queue(
+    broker: Broker, queue: str, node: QueueNode, kinds: Collection[Kind]
+) -> Iterator[PeekedMessage]:
+    """Yield messages that have a position, of some kinds."""
+    failures = {each.position: each for each in node.failures}
+    if "waiting" not in kinds:
+        for position, failure in sorted(failures.items()):
+            if _kind(failure) in kinds:
+                yield _recorded(broker, queue, position, failure)
+        return
+    for row in _rows(broker, queue, node):
+        if _kind(failures.get(row.position)) in kinds:
+            yield _of_row(broker, row, failures)
+
+
+def _rows(broker: Broker, queue: str, node: QueueNode) -> Iterator[Row]:
+    """Yield the messages that are neither done nor cancelled, in order."""
+    progress = node.out_of_order or OutOfOrderProgress()
+    cancelled, after = frozenset(progress.cancelled), done_of(broker, node)
+    for first, newest in (*progress.done_ranges, (None, None)):
+        for row in waiting_rows(broker, queue, after, PASSED):
+            if first is not None and row.position >= first:
+                break
+            if row.position not in cancelled:
+                yield row
+        if newest is not None:
+            after = newest
+
+
+def _kind(failure: FailureRecord | None) -> Kind:
+    if failure is None:
+        return "waiting"
+    return "blocking" if failure.blocked else "failing"
+
+
+def _recorded(broker: Broker, queue: str, position: int, failure: FailureRecord) -> PeekedMessage:
+    """Return a failing message, also of a broker whose messages only workers see."""
+    row = row_at(broker, queue, position) if broker.positions is TIME_POSITIONS else None
+    if row is not None:
+        return _of_row(broker, row, {position: failure})
+    positions = broker.positions
+    times = positions is TIME_POSITIONS
+    id = None if times else positions.message_id(position, broker.id_node)
+    return PeekedMessage(_kind(failure), id, position, _sent(broker, position), failure=failure)
+
+
+def _sent(broker: Broker, position: int) -> str | None:
+    time = broker.positions.to_time(position)
+    return format_position(time) if time <= MAX_LAST else None
+
+
+def _of_row(broker: Broker, row: Row, failures: Mapping[int, FailureRecord]) -> PeekedMessage:
+    failure = failures.get(row.position)
+    headers = parsed(row.headers) or {}
+    return PeekedMessage(
+        kind=_kind(failure),
+        id=id_of_row(broker, row),
+        position=row.position,
+        sent=_iso(stored_time(headers, SENT)) or _sent(broker, row.position),
+        due=_iso(stored_time(headers, DUE)),
+        failure=failure,
+        key=row.key,
+        headers=row.headers,
+        body_bytes=len(row.body),
+        body=row.body,
+    )
+
+
+def _of_delayed(delayed: DelayedMessage) -> PeekedMessage:
+    return PeekedMessage(
+        kind="delayed",
+        id=delayed.id,
+        position=None,
+        sent=_iso(stored_time(parsed(delayed.headers) or {}, SENT)),
+        due=format_position(delayed.due),
+        key=delayed.key,
+        headers=delayed.headers,
+        body_bytes=len(delayed.body),
+        body=delayed.body,
+    )
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else format_position(position_of_time(seconds))

@@ -1,0 +1,289 @@
+"""Hand a queue to a worker that an operator names, and show what the leader would change.
+
+The operator only writes a wish, into the value of the folder of assignments. The leader watches it,
+plans with it, and writes the assignments under its fence. Then the queue changes hands as always:
+its owner finishes its message and releases it, and the named worker claims it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.assignments import present_shares
+from qdo.coordination.protocol.machine import CheckOp, CreateOp, NodeRead, Op, SetOp
+from qdo.coordination.protocol.planner import plan_filtered
+from qdo.coordination.transactions import Node, change, make_folder, read
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import (
+    MAX_MOVES,
+    WorkerNode,
+    parse_assignment,
+    parse_moves,
+    with_moves,
+)
+from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
+from qdo.fleet.actions import list_workers
+from qdo.fleet.audit import AuditTrail
+from qdo.queues import check_path_part
+from qdo.text import pluralize
+
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.01, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """A queue, and the worker that it shall have.
+
+    :ivar owner: its owner before, None if it was free.
+    :ivar assigned: the worker that an operator had moved it to before, None for none.
+    """
+
+    queue: str
+    owner: str | None
+    worker: str
+    assigned: str | None
+
+    @property
+    def changes(self) -> bool:
+        """Whether the leader does not know this wish yet."""
+        return self.assigned != self.worker
+
+
+def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueMove:
+    """Return a move, without changing anything.
+
+    :raises NotFoundError: there is no such queue, or no such worker is registered.
+    :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take it.
+    :raises NodeRefusedError: this account may not read one of the nodes.
+    """
+    node = _queue_node(client, layout, queue)
+    if node.deleted:
+        raise MoveRefusedError(queue=queue, worker=worker, reason="the queue is marked as deleted")
+    _check_worker(client, layout, queue, worker)
+    folder = read(client, layout.assignments)
+    moves = parse_moves(folder.data) if isinstance(folder, NodeRead) else {}
+    return QueueMove(queue, node.owner or None, worker, moves.get(queue))
+
+
+def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = "") -> None:
+    """Write the wish, with its entry in the action log; forget those for workers that are gone.
+
+    :raises NotFoundError: the worker is gone.
+    :raises MoveRefusedError: it is draining now, or the limit of moves is reached.
+    :raises AuditRefusedError: this account may not write to the action log.
+    """
+    make_folder(client, layout.assignments)
+    entry: CreateOp | None = None
+    with AuditTrail(client, layout, "move", reason).change(move.queue) as made:
+
+        def decide(folder: Node) -> list[Op] | None:
+            nonlocal entry
+            if not isinstance(folder, NodeRead):
+                raise NotFoundError(what="folder", name=layout.assignments)
+            _check_worker(client, layout, move.queue, move.worker)
+            known = parse_moves(folder.data)
+            if known.get(move.queue) == move.worker:
+                return None
+            present = set(list_workers(client, layout))
+            moves = {queue: name for queue, name in known.items() if name in present}
+            moves[move.queue] = move.worker
+            if len(moves) > MAX_MOVES:
+                reason = f"{MAX_MOVES} queues are moved already, until their workers stop"
+                raise MoveRefusedError(queue=move.queue, worker=move.worker, reason=reason)
+            entry = made({"owner": move.owner}, {"owner": move.worker})
+            written = SetOp(layout.assignments, with_moves(folder.data, moves), folder.version)
+            return [written, CheckOp(layout.worker(move.worker)), entry]
+
+        def is_mine(folder: NodeRead) -> bool:
+            return entry is not None and isinstance(read(client, entry.path), NodeRead)
+
+        change(client, layout.assignments, decide, root=layout.root, is_mine=is_mine)
+
+
+def wait_for_owner(
+    client: Client,
+    layout: Layout,
+    move: QueueMove,
+    timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait until the worker owns the queue.
+
+    :raises NotFoundError: the worker is gone: the leader assigns the queue to another one.
+    :raises MoveRefusedError: another operator has moved the queue elsewhere.
+    :raises MoveUnfinishedError: not in time; the queue still changes hands later.
+    """
+    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        owner = _queue_node(client, layout, move.queue).owner
+        if owner == move.worker:
+            return
+        folder = read(client, layout.assignments)
+        wish = parse_moves(folder.data).get(move.queue) if isinstance(folder, NodeRead) else None
+        if wish != move.worker:
+            reason = f"another operator has moved it to {wish}"
+            raise MoveRefusedError(queue=move.queue, worker=move.worker, reason=reason)
+        if not isinstance(read(client, layout.worker(move.worker)), NodeRead):
+            raise NotFoundError(what="worker", name=move.worker)
+        if clock() > deadline:
+            raise MoveUnfinishedError(
+                queue=move.queue,
+                worker=move.worker,
+                state=f"still belongs to {owner}" if owner else "has no owner",
+                seconds=timeout_seconds,
+            )
+        client.handler.sleep_func(pause)
+        pause = min(1.5 * pause, _LAST_PAUSE_SECONDS)
+
+
+def _queue_node(client: Client, layout: Layout, queue: str) -> QueueNode:
+    node = read(client, layout.queue(check_path_part(queue)))
+    if not isinstance(node, NodeRead):
+        raise NotFoundError(what="queue", name=queue)
+    return QueueNode.parse(node.data)
+
+
+def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> None:
+    if not is_worker_name(worker):
+        raise NotFoundError(what="worker", name=worker)
+    node = read(client, layout.worker(worker))
+    if not isinstance(node, NodeRead) or not node.ephemeral_owner:
+        raise NotFoundError(what="worker", name=worker)
+    found = WorkerNode.parse(node.data)
+    if found.draining:
+        raise MoveRefusedError(queue=queue, worker=worker, reason="the worker is draining")
+    if not found.filter.takes(queue):
+        reason = "the worker does not take it: no job, --queues or --exclude"
+        raise MoveRefusedError(queue=queue, worker=worker, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """The leader's input, as this account reads it.
+
+    :ivar queues: the queues that are not marked as deleted.
+    :ivar workers: the nodes of registered workers.
+    :ivar unable: by worker, why it gets no queues.
+    :ivar current: the present queues of each registered worker.
+    :ivar left: the queues in assignments of workers that are gone, with that worker.
+    :ivar moves: the worker of each queue that an operator moved.
+    """
+
+    queues: Sequence[str]
+    workers: Mapping[str, WorkerNode]
+    unable: Mapping[str, str]
+    current: Mapping[str, list[str]]
+    left: Mapping[str, str]
+    moves: Mapping[str, str]
+
+
+def read_plan_input(client: Client, layout: Layout) -> PlanInput:
+    """Read the nodes that the leader plans with.
+
+    :raises NodeRefusedError: this account may not list them.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    folders = [layout.workers, layout.assignments, layout.queues]
+    names = read_children(client, folders)
+    workers: dict[str, WorkerNode] = {}
+    unable: dict[str, str] = {}
+    listed = [name for name in names.get(layout.workers, []) if is_worker_name(name)]
+    for node in read_nodes(client, [layout.worker(name) for name in listed]):
+        name = node.path.rpartition("/")[2]
+        workers[name] = WorkerNode.parse(node.data)
+        if node.refused is not None:
+            unable[name] = f"its node cannot be read: {node.refused}"
+        elif not node.session:
+            unable[name] = "its node has no session"
+            del workers[name]
+        elif workers[name].draining:
+            unable[name] = "it is draining"
+    granted = [name for name in names.get(layout.assignments, []) if is_worker_name(name)]
+    assigned: dict[str, frozenset[str]] = {}
+    for node in read_nodes(client, [layout.assignment(name) for name in granted]):
+        share = parse_assignment(node.data) if node.refused is None else None
+        if share is not None:
+            assigned[node.path.rpartition("/")[2]] = share
+    folder = read_nodes(client, [layout.assignments])
+    return PlanInput(
+        queues=_live(client, layout, names.get(layout.queues, [])),
+        workers=workers,
+        unable=unable,
+        current=present_shares(assigned, workers),
+        left={
+            queue: name
+            for name, share in assigned.items()
+            if name not in workers
+            for queue in share
+        },
+        moves=parse_moves(folder[0].data) if folder else {},
+    )
+
+
+def _live(client: Client, layout: Layout, names: Sequence[str]) -> list[str]:
+    """Return the queues that are not marked as deleted."""
+    reads = read_nodes(client, [layout.queue(name) for name in names])
+    deleted = {
+        node.path.rpartition("/")[2]
+        for node in reads
+        if node.refused is None and QueueNode.parse(node.data).deleted
+    }
+    return [name for name in names if name not in deleted]
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    """A queue that the leader would assign to another worker.
+
+    :ivar before: the worker that it is assigned to, None for none.
+    :ivar after: the next one, None if no worker takes it.
+    """
+
+    queue: str
+    before: str | None
+    after: str | None
+    why: str
+
+
+def planned_changes(found: PlanInput) -> list[Reassignment]:
+    """Return the queues that a plan made now would assign differently, by name. Reads nothing."""
+    able = {name: node.filter for name, node in found.workers.items() if name not in found.unable}
+    if not able:
+        return []  # the leader leaves everything as it is
+    wanted, _ = plan_filtered(found.queues, able, found.current, found.moves)
+    # As in the plan, a queue of several workers counts for the first of them by name.
+    before = {
+        queue: name for name in sorted(found.current, reverse=True) for queue in found.current[name]
+    }
+    after = {queue: name for name, share in wanted.items() for queue in share}
+    return [
+        Reassignment(
+            queue,
+            before.get(queue) or found.left.get(queue),
+            after.get(queue),
+            _why(found, queue, before.get(queue), after.get(queue)),
+        )
+        for queue in sorted(found.queues)
+        if before.get(queue) != after.get(queue)
+    ]
+
+
+def _why(found: PlanInput, queue: str, before: str | None, after: str | None) -> str:
+    if after is None:
+        return "no worker takes it: no job, --queues or --exclude"
+    if before is None:
+        gone = found.left.get(queue)
+        return f"{gone} is gone" if gone is not None else "it is new"
+    if before in found.unable:
+        return f"{before} gets no queues: {found.unable[before]}"
+    if not found.workers[before].filter.takes(queue):
+        return f"{before} does not take it: its jobs, --queues or --exclude have changed"
+    if found.moves.get(queue) == after:
+        return "an operator moved it"
+    loads = [len(found.current.get(name, ())) for name in (before, after)]
+    return f"balance: {before} has {pluralize(loads[0], 'queue')}, {after} has {loads[1]}"

@@ -1,1 +1,0 @@
-"""Reads what the status of queues needs."""

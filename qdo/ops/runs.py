@@ -1,0 +1,102 @@
+"""The messages that run now, as workers answer when they are asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import DONE
+from qdo.fleet.actions import Asked, ask_workers, wait_for_results
+from qdo.fleet.audit_entries import Values
+from qdo.fleet.names import exactly
+
+
+@dataclass(slots=True)
+class RunsRead:
+    """What workers answered.
+
+    :ivar items: those of qdo.runs/1, the longest first.
+    :ivar total: how many messages run in all.
+    :ivar blocked: why the loop of a worker cannot answer; its parent process did, with the message
+        that blocks it.
+    :ivar silent: the workers that did not answer.
+    """
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    total: int = 0
+    blocked: dict[str, str] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
+
+
+def ask_owner(
+    client: Client, layout: Layout, owner: str, queue: str, most: int, seconds: float, by: str = ""
+) -> Asked:
+    """Ask the owner of a queue for its messages in flight, and wait for the answer.
+
+    :param most: of how many messages, the longest first.
+    :param by: who asks, for the action log; "" for the user of this process.
+    """
+    args: Values = {"queues": exactly(queue), "most": most}
+    asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
+    wait_for_results(client, layout, asked, seconds)
+    return asked[0]
+
+
+def read_runs(asked: Sequence[Asked]) -> RunsRead:
+    """Return the messages in the answers to the action "runs"."""
+    found = RunsRead()
+    for each in asked:
+        if each.outcome != DONE:
+            found.silent.append(each.worker)
+            continue
+        answer = _answer(each.output)
+        if "blocked" in answer:
+            found.blocked[each.worker] = str(answer["blocked"])
+        given = answer.get("runs")
+        runs = given if isinstance(given, list) else []
+        items = [_item(each.worker, run) for run in runs if _is_run(run)]
+        total = answer.get("total")
+        found.items += items
+        found.total += max(len(items), total if type(total) is int else 0)
+    found.items.sort(key=lambda item: -item["seconds"])
+    return found
+
+
+def _is_run(run: Any) -> bool:
+    """Return whether a worker wrote this, and not another program."""
+    return (
+        isinstance(run, dict)
+        and isinstance(run.get("seconds"), int | float)
+        and isinstance(run.get("stack"), list)
+    )
+
+
+def _answer(output: str) -> dict[str, Any]:
+    try:
+        found = json.loads(output)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _item(worker: str, run: dict[str, Any]) -> dict[str, Any]:
+    stack = [str(frame) for frame in run["stack"]]
+    return {
+        "worker": worker,
+        "queue": run.get("queue"),
+        "id": run.get("id"),
+        "attempt": run.get("attempt"),
+        "seconds": run["seconds"],
+        "where": _short(stack[-1]) if stack else None,
+        "stack": stack,
+    }
+
+
+def _short(frame: str) -> str:
+    """Return a frame without the folder of its file."""
+    return frame.rpartition("/")[2]

@@ -1,0 +1,189 @@
+"""What an app that is not a worker gets from the coordinator: documents, live settings, locks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from qdo.errors import CoordinatorUnreachableError, UnreachableError
+from qdo.jobs.middleware import Middleware
+from qdo.message import Batch, Message
+from qdo.sending.coordinator import ProcessConnection, open_client
+from qdo.settings.hosts import describe_process, writer_shown
+from qdo.text import describe
+
+if TYPE_CHECKING:
+    from qdo.coordination.side import SideConnection
+    from qdo.fleet.locks import CoordinatorLocks, LockService
+    from qdo.settings.live import LiveSettings, SettingsInForce
+    from qdo.settings.settings import Settings
+
+
+AFTER = "qdo-after"
+"""Header of messages that were sent with ``after=``."""
+AFTER_SECONDS = 5.0
+_IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
+
+_log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qdo.fleet.documents import CoordinatorDocuments, Documents, DocumentStore
+    from qdo.settings.settings import Settings
+
+
+class AppDocuments:
+    """The sets of documents of an app.
+
+    :ivar connection: the store of this process, opened by the first use of a set.
+    :param settings: returns the settings of the app.
+    """
+
+    def __init__(self, app: str, settings: Callable[[], Settings]) -> None:
+        self._sets: dict[str, Documents] = {}
+
+        def open_store() -> CoordinatorDocuments:
+            from qdo.fleet.documents import CoordinatorDocuments
+
+            client, layout = open_client(settings(), app)
+            seconds = settings().connect_seconds
+            return CoordinatorDocuments(client, layout, seconds, writer_shown(settings()))
+
+        self.connection: ProcessConnection[CoordinatorDocuments, DocumentStore] = ProcessConnection(
+            app, open_store
+        )
+
+    def __getitem__(self, name: str) -> Documents:
+        """Return a set, the same object for each call."""
+        # Imported late: most apps have none, and it imports the coordinator.
+        from qdo.fleet.documents import Documents
+
+        return self._sets.setdefault(name, Documents(name, self.connection.get))
+
+    def __iter__(self) -> Iterator[Documents]:
+        """Return the sets that the app has named."""
+        return iter(list(self._sets.values()))
+
+    def middleware(self) -> tuple[Middleware, Middleware]:
+        """Return the middleware by which jobs see documents as new as their messages ask for."""
+        return Middleware(self._before, "sync"), Middleware(self._before_async, "async")
+
+    def _before(self, call_next: Any, message: Message | Batch, context: Any) -> None:
+        self._wait_for(message)
+        call_next(message, context)
+
+    async def _before_async(self, call_next: Any, message: Message | Batch, context: Any) -> None:
+        if _after(message):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self._wait_for, message)
+        await call_next(message, context)
+
+    def _wait_for(self, message: Message | Batch) -> None:
+        """Wait for documents that are as new as a message asks for.
+
+        Late documents must not stop a queue: after `AFTER_SECONDS` the job gets what there is.
+        """
+        after = _after(message)
+        if not after:
+            return
+        for documents in self:
+            try:
+                documents.fresh(after, AFTER_SECONDS)
+            except UnreachableError as error:
+                _log.warning(
+                    "message %s of queue %s: its job runs with documents that are too old: %s",
+                    _first(message).id,
+                    _first(message).queue,
+                    describe(error),
+                )
+
+
+def _first(message: Message | Batch) -> Message:
+    return message[0] if isinstance(message, Batch) else message
+
+
+def _after(message: Message | Batch) -> int:
+    """Return the time of documents that a message asks for, 0 without one."""
+    messages = message if isinstance(message, Batch) else (message,)
+    asked = [text for each in messages if (text := each.headers.get(AFTER))]
+    return max((int(text) for text in asked if _IS_TIME(text)), default=0)
+
+
+class LiveConnection:
+    """The live settings over a connection of their own.
+
+    :ivar pid: the process that opened it.
+    """
+
+    def __init__(self, side: SideConnection, live: LiveSettings) -> None:
+        self.pid = os.getpid()
+        self._side = side
+        self._live = live
+
+    @property
+    def now(self) -> Settings:
+        """The settings in force."""
+        return self._live.in_force.now
+
+    @property
+    def over(self) -> bool:
+        """False: without nodes of its own it survives the end of its session."""
+        return False
+
+    def close(self) -> None:
+        """Close the connection, unless a parent process opened it."""
+        self._side.close()
+
+
+def live_connection(
+    app: str, settings: Callable[[], Settings], code_origin: str
+) -> ProcessConnection[LiveConnection, SettingsInForce]:
+    """Return the connection for the live settings of an app, opened by their first use."""
+    return ProcessConnection(app, lambda: _opened(app, settings(), code_origin))
+
+
+def _opened(app: str, settings: Settings, code_origin: str) -> LiveConnection:
+    """Open a connection, and wait for the live settings."""
+    # Imported late: most senders need no coordinator.
+    from qdo.coordination.side import SideConnection
+    from qdo.fleet.settings_machine import SettingsWatch
+    from qdo.settings.live import LiveSettings
+
+    client, layout = open_client(settings, app)
+    side = SideConnection(client)
+    live = LiveSettings(settings, code_origin)
+    watch = SettingsWatch(layout.fleet.settings, live)
+    side.add(watch)
+    if not side.wait(watch.when_read, settings.connect_seconds):
+        side.close()
+        reason = f"no answer within {settings.connect_seconds:g} s"
+        raise CoordinatorUnreachableError(url=settings.coordinator, reason=reason)
+    return LiveConnection(side, live)
+
+
+def lock_connection(
+    app: str, settings: Callable[[], Settings]
+) -> ProcessConnection[CoordinatorLocks, LockService]:
+    """Return the connection for the locks of an app, opened by the first lock."""
+    return ProcessConnection(app, lambda: open_locks(app, settings()))
+
+
+def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
+    """Return a new connection for locks and sections of an app.
+
+    :raises CoordinatorUnreachableError: the coordinator does not respond.
+    """
+    from qdo.coordination.side import LeasedConnection
+    from qdo.coordination.transactions import make_folder
+    from qdo.coordination.znodes.layout import clients_of
+    from qdo.fleet.locks import CoordinatorLocks
+
+    client, layout = open_client(settings, app)
+    make_folder(client, clients_of(layout.root))
+    connection = LeasedConnection(client, layout, describe_process(settings))
+    return CoordinatorLocks(connection, layout, writer_shown(settings))

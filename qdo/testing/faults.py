@@ -1,0 +1,230 @@
+"""Fault points of a worker, and the wrappers of an app and its broker that pass them.
+
+Fault points are the steps of a worker between which it may die or lose its lease.
+
+======================  ================================================================
+point                   the worker is about to do this, or has just done it
+======================  ================================================================
+after-claim             own a queue
+before-, after-fetch    read messages of a queue from the broker
+before-, after-job      run the job for a message; after it whether it returned or raised
+before-, after-send     store the messages that a job sends
+before-, after-job-failure  call the app's `job_failure`
+before-, after-dead-letter  store a dead letter
+before-, after-checkpoint   record the progress of a queue, and its failing message
+before-, after-release  release a queue
+======================  ================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from qdo.app import App
+from qdo.brokers.base import Outgoing, Reader
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.errors import UsageError
+from qdo.jobs.middleware import FailureHook, Hooks, Observer
+from qdo.message import Message
+from qdo.outcomes import Event
+from qdo.testing.memory_broker import Contents, MemoryBroker, MemoryDeadLetters, MemoryStore
+from qdo.text import did_you_mean
+from qdo.worker.engine.slot import Row
+from qdo.worker.executors.base import JobAborted
+
+Point: TypeAlias = Literal[
+    "after-claim",
+    "before-fetch",
+    "after-fetch",
+    "before-job",
+    "after-job",
+    "before-send",
+    "after-send",
+    "before-job-failure",
+    "after-job-failure",
+    "before-dead-letter",
+    "after-dead-letter",
+    "before-checkpoint",
+    "after-checkpoint",
+    "before-release",
+    "after-release",
+]
+
+POINTS: tuple[Point, ...] = get_args(Point)
+"""Every fault point."""
+
+
+class Crashed(JobAborted):
+    """Unwinds the stack of a dead process; qdo does not treat it as a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A fault point that was reached."""
+
+    point: Point
+    queue: str
+
+
+@dataclass(slots=True)
+class _Fault:
+    point: Point | None
+    queue: str | None
+    left: int
+    act: Callable[[], None]
+
+
+class Faults:
+    """The faults that will happen, and the points that were reached.
+
+    :ivar steps: every point reached, in order.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._armed: list[_Fault] = []
+
+    def arm(
+        self, act: Callable[[], None], point: Point | None, queue: str | None, nth: int
+    ) -> None:
+        """Call `act` once, when a point is reached the nth time from now on.
+
+        :param point: None for every point; so is `queue`.
+        :raises UsageError: there is no such point.
+        """
+        if point is not None and point not in POINTS:
+            hint = did_you_mean(point, POINTS)
+            raise UsageError(
+                reason=f"a fault point must be one of {', '.join(POINTS)}, got {point!r}{hint}"
+            )
+        if nth < 1:
+            raise UsageError(reason=f"nth must be at least 1, the first time, got {nth!r}")
+        self._armed.append(_Fault(point, queue, nth, act))
+
+    def pending(self) -> int:
+        """Return the number of faults that have not happened yet."""
+        return len(self._armed)
+
+    def reach(self, point: Point, queue: str) -> None:
+        """Execute the faults that are due at this point; may raise `Crashed`."""
+        self.steps.append(Step(point, queue))
+        due = []
+        for fault in self._armed:
+            if fault.point in (None, point) and fault.queue in (None, queue):
+                fault.left -= 1
+                if not fault.left:
+                    due.append(fault)
+        for fault in due:
+            self._armed.remove(fault)
+        for fault in due:
+            fault.act()
+
+
+Reach: TypeAlias = Callable[[Point, str], None]
+"""Passes a fault point of a queue."""
+
+
+class FaultPoints(Protocol):
+    """The process that an app runs in."""
+
+    def reach(self, point: Point, queue: str) -> None: ...
+
+    def ended(self, event: Event) -> None: ...
+
+
+class InstrumentedApp:
+    """The app as the engine sees it: with one more observer, and fault points around a hook."""
+
+    def __init__(self, app: App, process: FaultPoints) -> None:
+        self._app = app
+        self.hooks = InstrumentedHooks(app.hooks, process)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app, name)
+
+
+class InstrumentedHooks:
+    """The hooks of an `InstrumentedApp`."""
+
+    def __init__(self, hooks: Hooks, process: FaultPoints) -> None:
+        self._hooks = hooks
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hooks, name)
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return (self._process.ended, *self._hooks.observers)
+
+    @property
+    def job_failure(self) -> FailureHook:
+        hook, reach = self._hooks.job_failure, self._process.reach
+
+        def call(message: Message, context: Any, error: BaseException) -> None:
+            reach("before-job-failure", message.queue)
+            hook(message, context, error)
+            reach("after-job-failure", message.queue)
+
+        return call
+
+
+class FaultyBroker(MemoryBroker):
+    """The broker of one worker process."""
+
+    def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
+        super().__init__(store, app)
+        self.dead_letters = _PointedDeadLetters(store, store.contents[app], reach)
+        self._reach = reach
+
+    def reader(self, queue: str, after: int) -> Any:
+        return _PointedReader(super().reader(queue, after), queue, self._reach)
+
+
+class _PointedDeadLetters(MemoryDeadLetters):
+    def __init__(self, store: MemoryStore, contents: Contents, reach: Reach) -> None:
+        super().__init__(store, contents)
+        self._reach = reach
+
+    def store(self, record: DeadLetterRecord) -> None:
+        self._reach("before-dead-letter", record.queue)
+        super().store(record)
+        self._reach("after-dead-letter", record.queue)
+
+
+class _PointedReader:
+    def __init__(self, reader: Reader, queue: str, reach: Reach) -> None:
+        self._reader = reader
+        self._queue = queue
+        self._reach = reach
+
+    def fetch(self, limit: int) -> Iterable[Row]:
+        self._reach("before-fetch", self._queue)
+        rows = self._reader.fetch(limit)
+        self._reach("after-fetch", self._queue)
+        return rows
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class SendingBroker(MemoryBroker):
+    """The broker that `App.send` sends to."""
+
+    def __init__(self, store: MemoryStore, app: str, reach: Callable[[Point, str], None]) -> None:
+        super().__init__(store, app)
+        self._reach = reach
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        queues = [message.queue for message in messages]
+        for queue in queues[:1]:
+            self._reach("before-send", queue)
+        ids = super().send_many(messages)
+        for queue in queues[:1]:
+            self._reach("after-send", queue)
+        return ids
+
+    def close(self) -> None:
+        """Stay open: after `App.close`, the app still sends to the kit while the kit is open."""

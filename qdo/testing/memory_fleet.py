@@ -1,0 +1,357 @@
+"""Limits, locks, pauses, documents and outboxes of a testing kit, in the memory of one process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from qdo.app import App
+from qdo.brokers.base import Broker
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    DeleteOp,
+    NodeMissing,
+    NodeRead,
+    SetOp,
+)
+from qdo.errors import LockTimeoutError, UsageError
+from qdo.fleet.documents import Decide, OnChange, Parse
+from qdo.fleet.folder_view import FolderView
+from qdo.fleet.hold_machine import Hold
+from qdo.fleet.holds import new_hold
+from qdo.fleet.limit_node import MOST, default_burst, is_count, rate_of
+from qdo.fleet.locks import HeldLock, Section
+from qdo.fleet.names import checked_name
+from qdo.fleet.permits import PermitService
+from qdo.fleet.pools import Pool, StartPool
+from qdo.jobs.job import Job
+from qdo.text import describe
+
+
+class KitLimit:
+    """What the kit allows of one limit: everything, until a test sets it.
+
+    :ivar max: permits at once, None for any number.
+    :ivar borrowed: permits that `App.limit` has.
+    :ivar starts: the tokens of its rate.
+    """
+
+    def __init__(self) -> None:
+        self.max: int | None = None
+        self.borrowed = 0
+        self.starts = StartPool()
+        self.starts.unlimited = True
+
+    def change(self, max: int | None, rate: float | None, burst: int, now: float) -> None:
+        """Allow so much from now on; the whole burst may start at once."""
+        self.max, starts = max, self.starts
+        starts.unlimited = rate is None
+        starts.limit(0, now)
+        starts.set_rate((rate or 0.0) / burst, now)
+        starts.limit(burst, now)
+        starts.refund(burst)
+
+    def has_free(self, in_use: int, now: float) -> bool:
+        """Return whether a message may be started now, beside those in use."""
+        permitted = self.max is None or in_use + self.borrowed < self.max
+        return permitted and self.starts.has_free(now)
+
+
+class KitShare:
+    """One limit as the engine of one process uses it.
+
+    It is to the engine what `qdo.fleet.shares.LimitShare` is in a fleet. A process that
+    has lost its lease returns its permits to nobody, so each process counts its own.
+    """
+
+    fault: str | None = None
+    has_share = True
+
+    def __init__(self, limit: KitLimit, clock: Callable[[], float]) -> None:
+        self.starts = limit.starts
+        self.pools: tuple[Pool, ...] = (limit.starts,)
+        self._limit = limit
+        self._clock = clock
+        self._in_use = 0
+
+    @property
+    def why(self) -> str | None:
+        """Why nothing can be had of it at all, None if it can."""
+        return "its max is 0" if self._limit.max == 0 else None
+
+    def has_free(self) -> bool:
+        """Return whether a message may be started now."""
+        return self._limit.has_free(self._in_use, self._clock())
+
+    def take(self) -> None:
+        """Take a permit and a start, after `has_free`."""
+        self._in_use += 1
+        self.starts.take()
+
+    def give_back(self) -> bool:
+        """Return a permit; False: nobody else must hear of it."""
+        self._in_use -= 1
+        return False
+
+    def wait(self, count: int) -> bool:
+        """Set how many callers wait; False: nobody else must hear of it."""
+        self.starts.waiting = count
+        return False
+
+    def awaits_token(self) -> bool:
+        """Return False: the kit asks for `due` by itself."""
+        return False
+
+    def due(self) -> float:
+        """Return when a waiting caller can start, if nothing but time is missing."""
+        now = self._clock()
+        if not self.starts.waiting or self.starts.has_free(now):
+            return float("inf")
+        return self.starts.next_at(now)
+
+
+class KitLimits:
+    """The limits of an app under test, as `qdo limits` sets those of a fleet.
+
+    :param app: the app under test.
+    :param clock: seconds on the clock of the kit.
+    """
+
+    def __init__(self, app: App, clock: Callable[[], float]) -> None:
+        self._app = app
+        self._clock = clock
+        self._limits: dict[str, KitLimit] = {}
+
+    def set(
+        self,
+        name: str,
+        *,
+        max: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+    ) -> None:
+        """Set a limit, like `qdo limits set`; without `max` and `rate` it allows everything.
+
+        :param rate: starts such as "50/s", "5/m" or "100/h", on the clock of the kit.
+        :param burst: starts above the rate; the default is those of one second.
+        :raises UsageError: a value is invalid, or a job with several messages of a queue in
+            flight needs the limit: the kit cannot let these wait.
+        :raises SharedNameError: the name cannot be that of a limit.
+        """
+        if max is not None and not is_count(max, 0):
+            raise UsageError(reason=f"max must be an integer from 0 to {MOST}, got {max!r}")
+        if burst is not None and (rate is None or not is_count(burst, 1)):
+            reason = f"burst must be an integer from 1 to {MOST}, with a rate, got {burst!r}"
+            raise UsageError(reason=reason)
+        try:
+            starts = None if rate is None else rate_of(rate)
+        except ValueError as error:
+            raise UsageError(reason=f"rate {error}") from None
+        for job in self._app.jobs:
+            if name in job.limits and job.order != "queue":
+                raise UsageError(
+                    reason=f"limit {name!r} must be one of jobs with order='queue', got that of "
+                    f"the job for {job.queues!r} with order={job.order!r}; test it without a limit"
+                )
+        most = burst or (1 if starts is None else default_burst(starts))
+        limit = self._limit(checked_name("limit", name))
+        limit.change(max, starts, most, self._clock())
+
+    def shares(self, jobs: Iterable[Job]) -> dict[str, KitShare]:
+        """Return the shares of a new process, for its engine."""
+        names = {name for job in jobs for name in job.limits}
+        return {name: KitShare(self._limit(name), self._clock) for name in sorted(names)}
+
+    def borrow(self, name: str) -> Callable[[], None] | None:
+        """Take a permit for `App.limit`; return the function that returns it, None for none."""
+        limit = self._limit(name)
+        if not limit.has_free(0, self._clock()):
+            return None
+        limit.starts.take()
+        limit.borrowed += 1
+
+        def give_back() -> None:
+            limit.borrowed -= 1
+
+        return give_back
+
+    def _limit(self, name: str) -> KitLimit:
+        return self._limits.setdefault(name, KitLimit())
+
+
+class KitPermits:
+    """The permits that `App.limit` gets in a kit. Nobody waits: no other process returns one."""
+
+    valid = True
+
+    def __init__(self, limits: KitLimits) -> None:
+        self._limits = limits
+
+    def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
+        """Return the function that returns a permit; None if there is none now."""
+        return self._limits.borrow(name)
+
+
+class MemoryLocks:
+    """Locks within one process: nobody waits, since nobody could release.
+
+    No job runs during a section unless the test itself runs it, so sections hold nothing.
+    """
+
+    def __init__(self, permits: PermitService) -> None:
+        self.permits = permits
+        self._lock = threading.Lock()
+        self._holders: dict[str, list[bool]] = {}
+        self._fence = 0
+
+    def register(self, over: Any, timeout_seconds: float) -> None:
+        """Do nothing: nobody lists the processes of a test."""
+
+    def acquire(
+        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+    ) -> tuple[HeldLock, Callable[[], None]]:
+        """Return a lock; raise LockTimeoutError if it is held."""
+        with self._lock:
+            holders = self._holders.setdefault(name, [])
+            if holders and not (shared and all(holders)):
+                raise LockTimeoutError(name=name, seconds=timeout_seconds or 0, holder="")
+            holders.append(shared)
+            self._fence += 1
+            held = [True]
+
+        def release() -> None:
+            held.clear()
+            holders.remove(shared)
+
+        return HeldLock(name, self._fence, lambda: bool(held)), release
+
+    def hold(
+        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+    ) -> tuple[Section, Callable[[], None]]:
+        """Return a section that is in force at once."""
+        queues = new_hold(globs, why).queues
+        held = [True]
+        self._fence += 1
+        return Section(" ".join(queues), self._fence, lambda: bool(held)), held.clear
+
+
+class KitHolds:
+    """The paused queues of a kit, like those of a fleet after `qdo pause`.
+
+    :ivar holds: the pauses in force.
+    :param on_change: called after each change.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.holds: list[Hold] = []
+        self._on_change = on_change
+
+    def pause(self, *queues: str) -> None:
+        """Start no message of queues that match one of these globs, until `resume`.
+
+        :raises UsageError: a glob is not valid.
+        """
+        self.holds.append(new_hold(queues))
+        self._on_change()
+
+    def resume(self, *queues: str) -> None:
+        """End the pause with exactly these globs, or all pauses without any.
+
+        :raises UsageError: there is no such pause.
+        """
+        left = [each for each in self.holds if queues and set(each.queues) != set(queues)]
+        if queues and len(left) == len(self.holds):
+            known = ", ".join(repr(" ".join(each.queues)) for each in self.holds) or "none"
+            raise UsageError(
+                reason=f"queues must be those of a pause, got {' '.join(queues)!r}; paused: {known}"
+            )
+        self.holds[:] = left
+        self._on_change()
+
+
+class MemoryDocuments:
+    """The store of documents of a TestKit."""
+
+    writer = "TestKit"
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, dict[str, NodeRead]] = {}
+        self._views: dict[str, FolderView] = {}
+        self._zxid = 0
+
+    def path(self, name: str, key: str) -> str:
+        return f"{name}/{key}"
+
+    def view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
+        view = self._views.get(name)
+        if view is None:
+            view = FolderView(name, parse, lambda key: on_change(self._views[name], key))
+            self._views[name] = view
+            for key, node in self._nodes.get(name, {}).items():
+                view.take(key, node)
+            view.ltime = self._zxid = self._zxid + 1
+        return view
+
+    def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
+        return True
+
+    def perform(
+        self,
+        name: str,
+        key: str,
+        decide: Decide,
+        is_mine: Callable[[NodeRead], bool],
+        guess: NodeRead | None,
+    ) -> int:
+        nodes = self._nodes.setdefault(name, {})
+        ops = decide(nodes.get(key, NodeMissing()))
+        self._zxid += 1
+        for op in ops or ():
+            if isinstance(op, DeleteOp):
+                del nodes[key]
+            elif not isinstance(op, CheckOp):
+                version = op.version + 1 if isinstance(op, SetOp) else 0
+                nodes[key] = NodeRead(op.data, version, self._zxid)
+        if (view := self._views.get(name)) is not None:
+            view.take(key, nodes.get(key, NodeMissing()))
+            view.ltime = self._zxid
+        return self._zxid
+
+
+_log = logging.getLogger(__name__)
+
+
+class KitRelay:
+    """Sends the messages of an app's outboxes to the broker of a kit.
+
+    An app may be tested without the database of its outbox: errors are only logged, like those of
+    a worker.
+    """
+
+    def __init__(self, app: App, broker: Broker) -> None:
+        self._app = app
+        self._broker = broker
+        self._failed: set[str] = set()
+
+    def relay(self) -> bool:
+        """Send all rows that are due; return whether there were any."""
+        moved = 0
+        for outbox in self._app.outboxes:
+            table = str(outbox.table.name)
+            try:
+                while count := outbox.relay(self._broker):
+                    moved += count
+                self._failed.discard(table)
+            except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
+                if table not in self._failed:
+                    self._failed.add(table)
+                    _log.warning("cannot relay the messages in %s: %s", table, describe(error))
+        return moved > 0
+
+    def next_due(self) -> float | None:
+        """Return the Unix time at which the next delayed row is due, None without one."""
+        working = [each for each in self._app.outboxes if str(each.table.name) not in self._failed]
+        dues = [each.next_due() for each in working]
+        return min((due for due in dues if due is not None), default=None)

@@ -1,0 +1,445 @@
+"""Background duties: greenlets with a name, and the small ones themselves."""
+
+from __future__ import annotations
+
+import abc
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import gevent
+from gevent.event import Event
+
+from qdo.brokers.base import OPEN_POLL, Broker
+from qdo.coordination.client import Client
+from qdo.coordination.leader_queues import Chore
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.worker_roll import LostWorker
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import NodeRefusedError, UnreachableError
+from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
+from qdo.fleet.chores.empty_locks import EmptyLocksChore
+from qdo.fleet.chores.lost_actions import LostActionsChore
+from qdo.fleet.chores.records import ChoreRecord, write_records
+from qdo.fleet.chores.surplus import SurplusChore
+from qdo.fleet.components import LevelChore
+from qdo.fleet.settings_machine import surplus_versions
+from qdo.history.recorder import MAX_KEPT, RecordedAction, Recorder
+from qdo.history.writer import HistoryWriter
+from qdo.settings.hosts import host_shown
+from qdo.settings.settings import Settings
+from qdo.system.clock import clock
+from qdo.text import describe, pluralize
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.slot import Slot, SlotState
+
+_log = logging.getLogger(__name__)
+
+
+class Duty(abc.ABC):
+    """A background task of a worker.
+
+    :cvar name: for `Duties.end` and the logs.
+    :cvar ends_at_drain: False if the duty must also run while the worker drains.
+    :ivar quiet: False while the duty has work to finish before a `burst` ends.
+    """
+
+    name: ClassVar[str]
+    ends_at_drain: ClassVar[bool] = True
+    quiet: bool = True
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Work until `Duties` stops the greenlet. A duty that is finished may return."""
+
+
+class Duties:
+    """The background greenlets of a worker.
+
+    :ivar failed: name of the first duty that died, None if all are well.
+    :param on_failure: called when a duty died; must not block.
+    """
+
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        self.failed: str | None = None
+        self._on_failure = on_failure
+        self._running: list[tuple[Duty, Any]] = []
+
+    def start(self, duty: Duty) -> None:
+        """Run a duty in a greenlet of its own."""
+        self._running.append((duty, gevent.spawn(self._guarded, duty.name, duty.run)))
+
+    def spawn(self, function: Callable[[], None]) -> Any:
+        """Run one of many unnamed greenlets of the duty "turns"."""
+        return gevent.spawn(self._guarded, "turns", function)
+
+    @property
+    def quiet(self) -> bool:
+        """True when no duty has work to finish."""
+        return all(duty.quiet for duty, _ in self._running)
+
+    def begin_drain(self) -> None:
+        """Stop the duties that end at a drain, wherever they wait."""
+        ending = [greenlet for duty, greenlet in self._running if duty.ends_at_drain]
+        self._running = [each for each in self._running if not each[0].ends_at_drain]
+        gevent.killall(ending)
+
+    def end_all(self) -> None:
+        """Stop every duty."""
+        ending, self._running = [greenlet for _, greenlet in self._running], []
+        gevent.killall(ending)
+
+    def _guarded(self, name: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except gevent.GreenletExit:
+            raise
+        except BaseException:  # noqa: BLE001 - whatever it was, the worker must not run on
+            self.fail(name)
+
+    def fail(self, name: str) -> None:
+        """Record that a duty died of the error being handled."""
+        _log.critical("the duty %r died; this worker stops", name, exc_info=True)
+        if self.failed is None:
+            self.failed = name
+        self._on_failure()
+
+
+Change = Callable[[Client, Layout, str], QueueNode]
+
+
+class LeaderApi(Protocol):
+    """The part of a member that the leader's duties use."""
+
+    def is_leader(self) -> bool: ...
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None: ...
+    def queue_names(self) -> Sequence[str] | None: ...
+    def lost_workers(self) -> Sequence[LostWorker]: ...
+    def exclude_deleted(self, names: frozenset[str]) -> None: ...
+    def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
+    def change_queue(self, change: Change, name: str) -> QueueNode: ...
+    def do_chore(self, chore: Chore) -> int: ...
+
+
+class DoorbellApi(Protocol):
+    """The doorbells of a member."""
+
+    def watch(self, queues: Sequence[str]) -> None: ...
+
+    def unwatch(self, queues: Sequence[str]) -> None: ...
+
+
+class MemberApi(Protocol):
+    """A registration as the worker uses it: `coordination.member.Member`, or a fake of it."""
+
+    name: str
+    failure: BaseException | None
+
+    @property
+    def lease(self) -> Lease: ...
+
+    def start(self, timeout_seconds: float) -> None: ...
+    def progress(self, claim: Claim) -> None: ...
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
+    def finished(self, claim: Claim) -> None: ...
+    def drain(self) -> None: ...
+    def settled(self) -> bool: ...
+    def wait_released(self, timeout_seconds: float) -> bool: ...
+    def unreleased(self) -> list[str]: ...
+    def refresh_component(self, component: Mapping[str, Any]) -> None: ...
+    def is_leader(self) -> bool: ...
+    @property
+    def leader(self) -> LeaderApi: ...
+    @property
+    def doorbells(self) -> DoorbellApi: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(slots=True)
+class CurrentMember:
+    """The registration in force, shared by the duties of a worker.
+
+    :ivar member: None while the worker is not registered.
+    """
+
+    member: MemberApi | None = None
+
+    def contact(self) -> float:
+        """Return when the coordinator last answered; the present time without a registration."""
+        return clock() if self.member is None else self.member.lease.contact
+
+    def settled(self) -> bool:
+        """Return whether the worker is registered, and has claimed all of its queues."""
+        return self.member is not None and self.member.settled()
+
+
+class CheckpointProgress(Duty):
+    """Checkpoints the progress of long turns every `seconds`."""
+
+    name = "progress"
+    ends_at_drain = False
+
+    def __init__(self, dispatcher: Dispatcher, seconds: float) -> None:
+        self._dispatcher = dispatcher
+        self._seconds = seconds
+
+    def run(self) -> None:
+        while True:
+            gevent.sleep(self._seconds)
+            self._dispatcher.note_progress()
+
+
+class QueueTimers(Duty):
+    """Ticks the dispatcher whenever a queue is due.
+
+    :param changed: set by the dispatcher when the next due time may have become earlier.
+    """
+
+    name = "timers"
+    ends_at_drain = False
+
+    def __init__(self, dispatcher: Dispatcher, changed: Event) -> None:
+        self._dispatcher = dispatcher
+        self._changed = changed
+
+    def run(self) -> None:
+        while True:
+            self._dispatcher.tick()
+            due = self._dispatcher.due()
+            self._changed.wait(None if due == float("inf") else max(0.0, due - clock()))
+            self._changed.clear()
+
+
+class TimeLimit(Duty):
+    """Ends the worker once it has run for `seconds`.
+
+    :param finish: called with the reason when the time is over.
+    """
+
+    name = "limit"
+
+    def __init__(self, seconds: float, finish: Callable[[str], None]) -> None:
+        self._seconds = seconds
+        self._finish = finish
+
+    def run(self) -> None:
+        gevent.sleep(self._seconds)
+        self._finish(f"max_seconds reached: this worker has run for {self._seconds:g} s")
+
+
+class LeftMessages(Duty):
+    """Releases messages once, instead of waiting for their visibility timeout.
+
+    :param left: queue and receipt handle of each message.
+    """
+
+    name = "left"
+    ends_at_drain = False
+
+    def __init__(self, broker: Broker, left: Sequence[tuple[str, str]]) -> None:
+        self._broker = broker
+        self._left = left
+
+    def run(self) -> None:
+        count = sum(not receipt.startswith(OPEN_POLL) for _, receipt in self._left)
+        try:
+            self._broker.release(self._left)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning(
+                "cannot release %s that a dead worker held; the broker delivers again after the"
+                " visibility timeout: %s",
+                pluralize(count, "message"),
+                describe(error),
+            )
+        else:
+            if count:
+                _log.info("released %s that a dead worker held", pluralize(count, "message"))
+
+
+class HistoryDuty(Duty):
+    """Runs the thread that writes the history, until the last message of the worker has ended.
+
+    :param app: name of the app.
+    :raises SettingsError: a library is missing.
+    """
+
+    name = "history"
+    ends_at_drain = False
+
+    def __init__(self, settings: Settings, app: str, recorder: Recorder) -> None:
+        self._writer = HistoryWriter(settings.history, app, recorder, host=host_shown(settings))
+
+    def run(self) -> None:
+        self._writer.start()
+        try:
+            while True:
+                gevent.sleep(3600.0)
+        finally:
+            self._writer.close()
+
+
+def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
+    """Let an entry of the action log be stored; return whether there was room for it."""
+    if len(recorder.actions) >= MAX_KEPT:
+        return False
+    before, after = (
+        None if values is None else json.dumps(dict(values))
+        for values in (entry.before, entry.after)
+    )
+    recorder.actions.append(
+        RecordedAction(
+            entry.id,
+            entry.at,
+            entry.by,
+            entry.account,
+            entry.command,
+            entry.target,
+            before,
+            after,
+            entry.reason,
+        )
+    )
+    return True
+
+
+LOOK_SECONDS = 1.0
+"""How often the listener looks for new idle queues. The doorbell's count shows a notification
+in between."""
+AT_ONCE = 1000
+"""At most this many watches are requested in one step, so that checkpoints need not wait."""
+SOON_SECONDS = 0.1
+"""Pause between two such steps."""
+
+
+class DoorbellListener(Duty):
+    """The doorbells of one worker process.
+
+    :param slots: its queues by name, as the dispatcher keeps them.
+    :param current: the member that `run` uses.
+    """
+
+    name = "doorbell"
+
+    def __init__(self, slots: Mapping[str, Slot], current: CurrentMember | None = None) -> None:
+        self._slots = slots
+        self._current = current if current is not None else CurrentMember()
+        self._member: DoorbellApi | None = None
+        self._watched: set[str] = set()
+        """Queues with a watch in force; a notification ends it."""
+        self._known: set[str] = set()
+        """Queues that the member was asked to watch at any time."""
+
+    def run(self) -> None:
+        while True:
+            member = self._current.member
+            gevent.sleep(self.step(member.doorbells if member else None))
+
+    def step(self, member: DoorbellApi | None) -> float:
+        """Watch queues that became idle; return the seconds until the next step."""
+        if member is not self._member:
+            self._member = member
+            self._watched.clear()
+            self._known.clear()
+        if member is None:
+            return LOOK_SECONDS
+        gone = self._known.difference(self._slots)
+        if gone:
+            member.unwatch(sorted(gone))
+            self._known -= gone
+            self._watched -= gone
+        idle = [
+            queue
+            for queue, slot in self._slots.items()
+            if slot.state is SlotState.IDLE
+            and slot.subscription is not None
+            and queue not in self._watched
+        ]
+        some = idle[:AT_ONCE]
+        if some:
+            member.watch(some)
+            self._watched.update(some)
+            self._known.update(some)
+        return LOOK_SECONDS if len(some) == len(idle) else SOON_SECONDS
+
+    def rang(self, queue: str) -> None:
+        """Poll the broker for messages of a queue; returns at once."""
+        self._watched.discard(queue)
+        slot = self._slots.get(queue)
+        if slot is not None and slot.subscription is not None:
+            slot.subscription.poll_now()
+
+
+PERIOD_SECONDS = 60.0
+
+
+class Chores(Duty):
+    """Does the chores one after the other while this worker leads, once in each period.
+
+    A chore that fails is repeated in the next period. Two workers that do the same chore, because
+    one does not know yet that it was deposed, do no harm: the fence rejects its transactions.
+
+    :param further: chores that are done first, by name.
+    """
+
+    name = "chores"
+
+    def __init__(
+        self,
+        current: CurrentMember,
+        further: Iterable[tuple[str, Chore]] = (),
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        self._current = current
+        self._period_seconds = period_seconds
+        self._chores: Sequence[tuple[str, Chore]] = (
+            *further,
+            ("lost-actions", LostActionsChore()),
+            ("action-outputs", SurplusChore(lambda each: each.fleet.actionoutput, old_outputs)),
+            ("action-log", SurplusChore(lambda layout: layout.fleet.actionlog, surplus)),
+            ("format-level", LevelChore()),
+            ("live-settings", SurplusChore(lambda each: each.fleet.settings, surplus_versions)),
+            ("empty-locks", EmptyLocksChore()),
+        )
+
+    def run(self) -> None:
+        while True:
+            # Not at the same moment in all workers: an election may just be under way.
+            gevent.sleep(self._period_seconds * random.uniform(0.9, 1.1))  # nosec B311
+            self.step()
+
+    def step(self) -> None:
+        """Do each chore once, if this worker leads, and write down what became of it."""
+        member = self._current.member
+        if member is None:
+            return
+        records = []
+        for name, chore in self._chores:
+            if member is not self._current.member or not member.is_leader():
+                return
+            records.append(self._do(member, name, chore))
+        write = partial(write_records, leader=member.name, records=records)
+        try:
+            member.leader.do_chore(write)
+        except (UnreachableError, NodeRefusedError) as error:
+            _log.warning("cannot write when chores were done: %s; `qdo chores` lags behind", error)
+
+    def _do(self, member: MemberApi, name: str, chore: Chore) -> ChoreRecord:
+        began, count, fault = clock(), 0, None
+        try:
+            count = member.leader.do_chore(chore)
+        except (UnreachableError, NodeRefusedError) as error:
+            fault = cut(str(error))
+            _log.warning(
+                "chore %s failed: %s; retrying in %.0f s", name, error, self._period_seconds
+            )
+        if count:
+            _log.info("chore %s: deleted %s", name, pluralize(count, "node"))
+        seconds = round(clock() - began, 3)
+        return ChoreRecord(name, round(time.time(), 3), seconds, count, fault=fault)

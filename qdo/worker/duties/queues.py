@@ -1,0 +1,554 @@
+"""The duty "discovery": the leader creates and maintains the nodes of the broker's queues.
+
+The rebalancer assigns only queues that have a node. Of brokers whose queues come and go, the
+leader also maintains the existing nodes: see `queue_inventory`.
+
+`QueueInventory` is the leader's knowledge of queues that come and go. It decides, without I/O.
+
+=========  ============================================================  =======================
+queue      meaning                                                       next
+=========  ============================================================  =======================
+waiting    listed, without a node: a parent is not finished              in use
+in use     it has a node                                                 retired, finished
+retired    it vanished from the broker: its node is marked as deleted    in use (listed again)
+finished   completely processed: its node is a tombstone, marked as      in use (an operator
+           deleted, and it is never started again                        resets or seeks it)
+=========  ============================================================  =======================
+
+A queue starts after all its parents are over, in whatever order the leader discovers them. A
+parent is over in one of three cases:
+
+- its node is marked as finished, and the queue was not recreated since;
+- it has no node and the broker does not list it: it was finished long ago;
+- it vanished unfinished and was retired: its remaining messages cannot be read any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+from gevent.event import Event
+
+from qdo.brokers.base import Broker
+from qdo.coordination import queue_admin
+from qdo.coordination.queue_admin import is_deleted
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
+from qdo.errors import CorruptNodeError, NodeRefusedError, QdoError
+from qdo.queues import command_text, name_error
+from qdo.text import describe, join_some, pluralize
+from qdo.worker.duties.duty import Change, CurrentMember, Duty, LeaderApi
+
+
+class QueueInventory:
+    """The queues of one broker and their nodes, in one term of the leader.
+
+    :ivar complete: every node that existed at the beginning of the term has been read.
+    :ivar deleted: queues whose nodes are marked as deleted, by the leader or an operator.
+    :ivar finished: queues whose nodes are at the end position.
+    :ivar reopened: finished queues that were listed again later and receive messages: they were
+        recreated under the same name.
+    :ivar nodes: names of all queue nodes, as last listed.
+    :param end_position_text: see `Capabilities.end_position_text`.
+    :param missing_lists_before_retire: see `Capabilities.missing_lists_before_retire`.
+    """
+
+    def __init__(
+        self, end_position_text: str | None, missing_lists_before_retire: int | None
+    ) -> None:
+        self.complete = False
+        self.deleted: set[str] = set()
+        self.finished: set[str] = set()
+        self.reopened: AbstractSet[str] = frozenset()
+        self.nodes: AbstractSet[str] = frozenset()
+        self._end_position_text = end_position_text
+        self._misses_before_retire = missing_lists_before_retire
+        self._listed: AbstractSet[str] = frozenset()
+        self._retired: set[str] = set()
+        self._misses: dict[str, int] = {}
+        self._parents: dict[str, tuple[str, ...]] = {}
+        self._waiting: dict[str, tuple[str, ...]] = {}
+
+    # --- observations -----------------------------------------------------------------
+
+    def read(self, names: Iterable[str], nodes: Mapping[str, QueueNode]) -> None:
+        """Record the nodes of these names; `nodes` holds those that exist."""
+        for name in names:
+            node = nodes.get(name, NEW)
+            _put(self.deleted, name, node.deleted)
+            _put(self._retired, name, is_deleted(node))
+            over = self._end_position_text is not None and node.position == self._end_position_text
+            _put(self.finished, name, over)
+
+    def listed(self, names: Collection[str], parents: Mapping[str, tuple[str, ...]]) -> None:
+        """Record a list of the broker. The nodes must have been looked at before the request.
+
+        :param parents: of the listed queues that have any.
+        """
+        self._listed = frozenset(names)
+        self._parents = dict(parents)
+        for name, awaited in list(self._waiting.items()):
+            if name not in self._listed or self._parents.get(name) != awaited:
+                del self._waiting[name]  # vanished or recreated
+        if self._misses_before_retire is not None:
+            missing = (self.nodes - self._listed) - self.deleted
+            self._misses = {name: self._misses.get(name, 0) + 1 for name in missing}
+
+    # --- decisions --------------------------------------------------------------------
+
+    def vanished(self) -> list[str]:
+        """Return the queues to retire."""
+        limit = self._misses_before_retire
+        if limit is None:
+            return []
+        return sorted(name for name, count in self._misses.items() if count >= limit)
+
+    def settled(self, name: str) -> None:
+        """Record that the node of a queue was changed, or cannot be changed for now."""
+        self._misses.pop(name, None)
+        if name not in self.deleted:
+            self.finished.discard(name)  # until its node is read again
+
+    def returned(self) -> list[str]:
+        """Return the retired queues that the broker lists again."""
+        return sorted((self._retired & self._listed) - self.finished)
+
+    def over(self, parent: str) -> bool:
+        """Return whether a queue no longer keeps its children waiting."""
+        if parent in self.nodes:
+            vanished = parent in self._retired and parent not in self._listed
+            return (parent in self.finished and parent not in self.reopened) or vanished
+        return parent not in self._listed
+
+    def wait(self, name: str, parents: Sequence[str]) -> bool:
+        """Let a queue wait for its parents; return whether it was not waiting before."""
+        new = name not in self._waiting
+        self._waiting[name] = tuple(parents)
+        return new
+
+    @property
+    def waiting(self) -> AbstractSet[str]:
+        """The queues that wait for their parents."""
+        return self._waiting.keys()
+
+    def awaited(self) -> list[str]:
+        """Return the parents to read again: unfinished, and queues wait for them."""
+        wanted = {parent for parents in self._waiting.values() for parent in parents}
+        return sorted((wanted & self.nodes) - self.finished)
+
+    def take_ready(self) -> list[str]:
+        """Return the queues whose parents are all over now; they no longer wait."""
+        ready = [name for name, parents in self._waiting.items() if all(map(self.over, parents))]
+        for name in ready:
+            del self._waiting[name]
+        return sorted(ready)
+
+    def to_mark_finished(self) -> list[str]:
+        """Return the finished queues to be marked so: all their children have nodes."""
+        over = self.finished - self.deleted
+        if not over:
+            return []
+        needed = {
+            parent
+            for name, parents in self._parents.items()
+            if name not in self.nodes
+            for parent in parents
+        }
+        return sorted(over - needed)
+
+
+def _put(names: set[str], name: str, among: bool) -> None:
+    if among:
+        names.add(name)
+    else:
+        names.discard(name)
+
+
+_log = logging.getLogger(__name__)
+
+PARENTS_SECONDS = 1.0
+"""How often the leader reads the progress of parents for which queues wait."""
+REREAD_PER_LIST = 5000
+"""Nodes read again with each list: an operator may have changed one."""
+READ_AT_ONCE = 1000
+"""Nodes parsed in one go, which takes some 10 ms; then other greenlets may run."""
+CHANGED_AT_ONCE = 100
+"""Queues retired, restored or marked finished in one step, to keep each step short."""
+NAMES_SHOWN = 20
+_NEVER = float("inf")
+
+
+class QueueReconciler:
+    """Maintains the queue nodes of a broker for one term of the leader.
+
+    It runs in the greenlet of discovery: waiting for broker or coordinator delays no other duty.
+    A failure is raised, and the next step repeats the work.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._end_text = broker.capabilities.end_position_text
+        self._missing_lists = broker.capabilities.missing_lists_before_retire
+        self._inventory = QueueInventory(self._end_text, self._missing_lists)
+        self._names: Sequence[str] | None = None
+        self._parents: dict[str, tuple[str, ...]] = {}
+        self._round: list[str] = []
+        """Nodes still to be read again."""
+        self._excluded: frozenset[str] = frozenset()
+        self._logged_waiting: set[str] = set()
+        self._logged_corrupt: set[str] = set()
+        self._parents_at = 0.0
+        self._listed = 0
+
+    @property
+    def nodes(self) -> AbstractSet[str]:
+        """The names of all queue nodes, as last seen."""
+        return self._inventory.nodes
+
+    @property
+    def count(self) -> int:
+        """The number of queue nodes, without those marked as deleted."""
+        return len(self._inventory.nodes - self._inventory.deleted)
+
+    def look(self, queues: LeaderApi) -> bool:
+        """Update the names of all queue nodes; the first time, read the nodes as well.
+
+        :returns: False while the names are unknown.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        names = queues.queue_names()
+        if names is None:
+            return False
+        if names is not self._names:
+            self._names = names
+            self._inventory.nodes = frozenset(names)
+        if not self._inventory.complete:
+            self._read(queues, list(names))
+            self._inventory.complete = True
+            self._exclude_deleted(queues)
+        return True
+
+    def listed(self, names: Sequence[str]) -> bool:
+        """Record a list of the broker; return False if the parents of its queues are unknown."""
+        if self._listed and not names and self._missing_lists is not None:
+            _log.warning(
+                "the broker no longer lists any queue, after %s; retiring them after %s in a row",
+                pluralize(self._listed, "queue"),
+                pluralize(self._missing_lists, "such response"),
+            )
+        self._listed = len(names)
+        if self._end_text is not None:
+            # The names of waiting queues may belong to recreated queues by now.
+            known = self._parents.keys() - self._inventory.waiting
+            try:
+                self._parents = {
+                    name: self._parents[name]
+                    if name in known
+                    else tuple(self._broker.catalog.parents(name))
+                    for name in names
+                }
+            except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+                _log.warning(
+                    "cannot read the parents of queues, retrying with the next list: %s",
+                    describe(error),
+                )
+                return False
+        self._find_reopened(names)
+        with_parents = {name: each for name, each in self._parents.items() if each}
+        self._inventory.listed(names, with_parents)
+        return True
+
+    def _find_reopened(self, names: Sequence[str]) -> None:
+        """Find finished queues that were recreated under the same name, and log new ones."""
+        inventory = self._inventory
+        # The finished ones were read before the broker was asked for the list.
+        reopened = {
+            name
+            for name in names
+            if name in inventory.finished and self._broker.catalog.is_reopened(name)
+        }
+        for name in sorted(reopened - inventory.reopened):
+            _log.error(
+                "queue %s was finished, but a queue of the same name now receives messages; it is"
+                " not processed. To start it from the beginning: `%s`",
+                name,
+                command_text("seek", name, "earliest", options="--yes"),
+            )
+        inventory.reopened = reopened
+
+    def reread_some(self, queues: LeaderApi) -> None:
+        """Read some of the nodes again that others may have changed, in turn."""
+        if not self._round:
+            self._round = list(self._inventory.deleted)
+            if self._end_text is not None:
+                self._round = list(self._inventory.nodes)
+        some, self._round = self._round[:REREAD_PER_LIST], self._round[REREAD_PER_LIST:]
+        self._read(queues, some)
+
+    def act(self, queues: LeaderApi, fresh: Sequence[str], now: float) -> float:
+        """Update the nodes of all queues, and create those of `fresh` ones.
+
+        :returns: the seconds until the next step.
+        """
+        self._start(queues, fresh, now)
+        inventory = self._inventory
+        more = self._change(
+            queues,
+            inventory.vanished(),
+            queue_admin.retire,
+            "retired %s that the broker no longer has, keeping the nodes and marking them as"
+            " deleted: %s",
+        )
+        more |= self._change(queues, inventory.returned(), queue_admin.restore, "restored %s: %s")
+        mark = partial(queue_admin.mark_finished, finished=self._end_text or "")
+        more |= self._change(
+            queues, inventory.to_mark_finished(), mark, "marked %s as finished: %s"
+        )
+        if more:
+            return 0.0  # excluding each part by itself would make the rebalancer plan each time
+        self._exclude_deleted(queues)
+        busy = inventory.waiting or inventory.finished - inventory.deleted
+        return PARENTS_SECONDS if busy else _NEVER
+
+    def _start(self, queues: LeaderApi, fresh: Sequence[str], now: float) -> None:
+        """Create the nodes of new queues, and of queues whose parents are over."""
+        inventory = self._inventory
+        if self._end_text is not None:
+            # The parents of the others are unknown until the next list.
+            fresh = [name for name in fresh if name in self._parents]
+        new = [name for name in fresh if not self._must_wait(name)]
+        if inventory.waiting and now >= self._parents_at:
+            self._parents_at = now + PARENTS_SECONDS
+            self._read(queues, inventory.awaited())
+        ready = inventory.take_ready()
+        _log_names("starting %s whose parents are finished: %s", ready)
+        if new:
+            queues.create_queues(new)
+        if ready:
+            # They are children of queues of this app, unless the app had no queue before.
+            queues.create_queues(ready, self._broker.catalog.child_start if inventory.nodes else 0)
+        waiting = set(inventory.waiting)
+        _log_names(
+            "holding %s back until their parents are finished: %s", waiting - self._logged_waiting
+        )
+        self._logged_waiting = waiting
+
+    def _must_wait(self, name: str) -> bool:
+        parents = self._parents.get(name, ())
+        if parents and self._inventory.wait(name, parents):
+            self._parents_at = 0.0
+        return bool(parents)
+
+    def _change(self, queues: LeaderApi, names: list[str], change: Change, template: str) -> bool:
+        """Change some nodes; return whether any are left to change."""
+        some = names[:CHANGED_AT_ONCE]
+        done = []
+        for name in some:
+            try:
+                queues.change_queue(change, name)
+            except (CorruptNodeError, NodeRefusedError) as error:
+                if name not in self._logged_corrupt:
+                    self._logged_corrupt.add(name)
+                    _log.error(
+                        "queue %s: its node cannot be changed; it is not retired, restored or"
+                        " finished: %s",
+                        name,
+                        describe(error),
+                    )
+            else:
+                done.append(name)
+        self._read(queues, done)
+        for name in some:
+            self._inventory.settled(name)
+        _log_names(template, done)
+        return len(names) > len(some)
+
+    def _read(self, queues: LeaderApi, names: Sequence[str]) -> None:
+        for start in range(0, len(names), READ_AT_ONCE):
+            some = names[start : start + READ_AT_ONCE]
+            self._inventory.read(some, queues.read_queues(some))
+
+    def _exclude_deleted(self, queues: LeaderApi) -> None:
+        """Exclude the deleted queues from assignment.
+
+        Repeated each time: a rebalancer that lost and regained leadership has forgotten them.
+        """
+        if self._inventory.deleted != self._excluded:
+            self._excluded = frozenset(self._inventory.deleted)
+        queues.exclude_deleted(self._excluded)
+
+
+def _log_names(template: str, names: Iterable[str]) -> None:
+    listed = sorted(names)
+    if listed:
+        more = "" if len(listed) <= NAMES_SHOWN else ", ..."
+        _log.info(template, pluralize(len(listed), "queue"), ", ".join(listed[:NAMES_SHOWN]) + more)
+
+
+LEADER_LOOK_SECONDS = 0.1
+"""How often the other workers check whether they lead: a look at their own memory."""
+SOON_SECONDS = 0.05
+"""Queues whose names arrive within this time are created together."""
+RETRY_SECONDS = 1.0
+"""Pause after a failure of the coordinator."""
+RECONCILE_SECONDS = 5.0
+"""Maximum time between two rounds for queues that come and go: the term may have changed
+unseen."""
+
+
+def has_dynamic_queues(broker: Broker) -> bool:
+    """Return whether queues of this broker vanish or end. Then their nodes must be read."""
+    can = broker.capabilities
+    return can.missing_lists_before_retire is not None or can.end_position_text is not None
+
+
+class Discovery(Duty):
+    """Creates nodes for the broker's queues while its member leads.
+
+    :param current: the member that `run` uses.
+    """
+
+    name = "discovery"
+
+    def __init__(
+        self, broker: Broker, clock: Callable[[], float], current: CurrentMember | None = None
+    ) -> None:
+        self._broker = broker
+        self._refused: list[str] = []
+        self._clock = clock
+        self._current = current if current is not None else CurrentMember()
+        self._wanted = Event()
+        self._leader: LeaderApi | None = None
+        self._reconciler: QueueReconciler | None = None
+        self._known: set[str] = set()
+        """Names listed or handed over in this term."""
+        self._fresh: set[str] = set()
+        """Names received since the last step."""
+        self._rejected: set[str] = set()
+        self._list_at = 0.0
+
+    def run(self) -> None:
+        while True:
+            member = self._current.member
+            pause = self.step(member.leader if member else None)
+            self._wanted.wait(pause)
+            self._wanted.clear()
+
+    def names_received(self, names: Iterable[str]) -> bool:
+        """Record queues that received messages; return whether one of them is new here."""
+        fresh = set(names) - self._known
+        self._fresh |= fresh
+        if fresh:
+            self._wanted.set()
+        return bool(fresh)
+
+    def step(self, member: LeaderApi | None) -> float:
+        """Create the nodes of new queues; return the seconds until the next step.
+
+        Nothing is remembered from an earlier leader or an earlier term. Creating a node that
+        exists is harmless, but a queue without a node is never processed.
+        """
+        if member is None or not member.is_leader():
+            self._leader = self._reconciler = None
+            self._fresh.clear()
+            return LEADER_LOOK_SECONDS
+        now = self._clock()
+        if member is not self._leader:
+            self._leader = member
+            self._known.clear()
+            self._list_at = now
+            self._reconciler = (
+                QueueReconciler(self._broker) if has_dynamic_queues(self._broker) else None
+            )
+        queues = member
+        if self._reconciler is None:
+            return self._create(queues, now)
+        try:
+            return self._reconcile(self._reconciler, queues, now)
+        except QdoError as error:
+            _log.warning(
+                "cannot update the queue nodes, retrying in %g s: %s",
+                RETRY_SECONDS,
+                describe(error),
+            )
+            return RETRY_SECONDS
+
+    def _create(self, queues: LeaderApi, now: float) -> float:
+        nodes = queues.queue_names()
+        if nodes is None and self._broker.max_queues is not None:
+            return SOON_SECONDS
+        fresh, self._fresh = self._fresh - self._known, set()
+        if now >= self._list_at:
+            self._list_at = now + self._broker.catalog.list_seconds
+            self._known = set(self._list() or ())
+            # Most of a hundred thousand names have nodes already.
+            fresh |= self._known.difference(nodes or ())
+        self._known |= fresh
+        usable = self._fitting(self._usable(fresh), len(nodes or ()))
+        if usable:
+            queues.create_queues(usable)
+        return max(SOON_SECONDS, self._list_at - now)
+
+    def _reconcile(self, reconciler: QueueReconciler, queues: LeaderApi, now: float) -> float:
+        if not reconciler.look(queues):
+            return SOON_SECONDS
+        if now >= self._list_at:
+            self._list_at = now + self._broker.catalog.list_seconds
+            names = self._list()
+            if names is not None and reconciler.listed(names):
+                self._known = set(names)
+                self._fresh.update(names)
+                reconciler.reread_some(queues)
+        self._known |= self._fresh
+        self._fresh = fresh = self._fresh - reconciler.nodes
+        fitting = self._fitting(self._usable(fresh), reconciler.count)
+        pause = reconciler.act(queues, fitting, now)
+        self._fresh = self._fresh - fresh
+        return max(SOON_SECONDS, min(pause, self._list_at - now, RECONCILE_SECONDS))
+
+    def _list(self) -> list[str] | None:
+        try:
+            # One string object per name: other parts keep the names too.
+            return list(map(sys.intern, self._broker.catalog.names()))
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning(
+                "cannot list the broker's queues, retrying in %g s: %s",
+                self._broker.catalog.list_seconds,
+                describe(error),
+            )
+            return None
+
+    def _fitting(self, names: list[str], count: int) -> list[str]:
+        """Return the new queues that get a node; those that have one keep it.
+
+        :param count: number of queues that have one.
+        """
+        if self._broker.max_queues is None:
+            return names
+        room = max(0, self._broker.max_queues - count)
+        refused = names[room:]
+        if refused and refused != self._refused:
+            self._refused = refused
+            _log.error(
+                "%s not processed, because the app has %s already (setting max_queues): %s;"
+                " raise max_queues, or delete queues with `qdo delete`",
+                "1 new queue is" if len(refused) == 1 else f"{len(refused)} new queues are",
+                pluralize(count, "queue"),
+                join_some(refused, NAMES_SHOWN),
+            )
+        return names[:room]
+
+    def _usable(self, names: Iterable[str]) -> list[str]:
+        return [name for name in sorted(names) if self._is_usable(name)]
+
+    def _is_usable(self, name: str) -> bool:
+        problem = name_error(name)
+        if problem is not None and name not in self._rejected:
+            self._rejected.add(name)
+            _log.error(
+                "queue %r is not processed: its name cannot be used for a znode: %s", name, problem
+            )
+        return problem is None

@@ -1,0 +1,264 @@
+"""The jobs of an app as the engine runs them, and whether the broker and the coordinator suit them.
+
+The broker must be able to process queues in the way that their jobs require. A worker that finds an
+incompatible queue at its start does not run. A queue that appears later must not stop a running
+fleet, nor a process that replaces a dead one: it is not processed, and the log names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.app import App
+from qdo.brokers.base import Broker
+from qdo.coordination.protocol.claims import Claim
+from qdo.errors import UnreachableError, UsageError
+from qdo.jobs.job import Job
+from qdo.jobs.options import Order
+from qdo.jobs.policy import Policy
+from qdo.message import Batch, Message
+from qdo.outcomes import FailedAt
+from qdo.text import describe, join_some
+from qdo.worker.engine.limits import Gate, Limits
+from qdo.worker.engine.observers import Observers
+from qdo.worker.engine.slot import ClaimSink, Slot
+from qdo.worker.executors.base import Executor, JobCall, NotStarted
+from qdo.worker.metrics.meters import JobMeter
+
+_log = logging.getLogger(__name__)
+
+_STRICTNESS = {"none": 0, "key": 1, "queue": 2}
+NAMES_SHOWN = 5
+
+
+def check_jobs(
+    app: App,
+    broker: Broker,
+    takes: Callable[[str], bool],
+    policy: Callable[[str], Policy],
+    refuse: bool = True,
+) -> None:
+    """Raise an error if jobs require more than the broker offers; log the broker's warnings.
+
+    A broker whose queues differ in their order must list them all. This also reveals missing
+    permissions or a wrong address at the start.
+
+    :param takes: returns whether this worker takes a queue.
+    :param policy: returns the failure policy of a queue.
+    :param refuse: raise an error for queues whose jobs require more.
+    :raises UsageError: with the remedy, naming the first such job and its queues.
+    :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.
+    """
+    _check_time(app.jobs, broker)
+    if not orders_differ(broker) and not broker.capabilities.checks_config:
+        return
+    unfit: dict[Job, list[str]] = {}
+    taken = sorted(filter(takes, broker.catalog.names()))
+    for queue in taken if refuse and orders_differ(broker) else ():
+        job = app.job_for(queue)
+        if job is not None and is_weaker(broker, queue, job):
+            unfit.setdefault(job, []).append(queue)
+    for job, queues in unfit.items():
+        raise UsageError(reason=_reason(broker, job, queues))
+    for sentence in broker.catalog.config_warnings({queue: policy(queue) for queue in taken}):
+        _log.warning("%s", sentence)
+
+
+def _check_time(jobs: Iterable[Job], broker: Broker) -> None:
+    hold = broker.capabilities.hold_seconds
+    for job in jobs:
+        if hold is not None and job.timeout_seconds is not None and job.timeout_seconds > hold:
+            raise UsageError(
+                reason=f"job {job.name}: timeout_seconds must be at most {hold:g}, got "
+                f"{job.timeout_seconds:g}: this broker cannot hide a message for longer, and "
+                "another worker would receive it while the job runs"
+            )
+
+
+def orders_differ(broker: Broker) -> bool:
+    """Return whether the broker's queues may differ in their order."""
+    return broker.capabilities.mixed_order
+
+
+def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
+    """Return whether the broker's order of a queue is weaker than its job requires.
+
+    :raises: as `QueueCatalog.order`.
+    """
+    return _STRICTNESS[broker.catalog.order(queue)] < _STRICTNESS[job.order]
+
+
+def _reason(broker: Broker, job: Job, queues: list[str]) -> str:
+    order = broker.catalog.order(queues[0])
+    shown = ("queue " if len(queues) == 1 else "queues ") + join_some(queues, NAMES_SHOWN)
+    what = "no order" if order == "none" else f"only order={order!r}"
+    return (
+        f"the broker keeps {what} in {shown}, but job {job.name} has order={job.order!r}: "
+        f'write @app.job(order="{order}") for such queues, or exclude them with --exclude'
+    )
+
+
+class Compatibility:
+    """Checks each queue before it is processed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._differ = orders_differ(broker)
+        self._named: set[str] = set()
+
+    def fits(self, queue: str, job: Job) -> bool:
+        """Return whether a job may process a queue; log each queue once that it may not.
+
+        :raises UnreachableError: the broker cannot report the queue's order.
+        """
+        if not self._differ or job.order == "none" or not self._is_weaker(queue, job):
+            return True
+        if queue not in self._named:
+            self._named.add(queue)
+            reason = _reason(self._broker, job, [queue])
+            _log.error("queue %s is not processed; its messages wait: %s", queue, reason)
+        return False
+
+    def _is_weaker(self, queue: str, job: Job) -> bool:
+        try:
+            return is_weaker(self._broker, queue, job)
+        except Exception as error:
+            raise UnreachableError(
+                what=f"the broker's order of queue {queue}", reason=describe(error)
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BoundJob:
+    """A job as the pipeline runs it."""
+
+    name: str
+    call: JobCall
+    every_message: bool
+    """Record progress after every message, before the next one of the queue."""
+    order: Order
+    lanes: int
+    """How many messages of a queue may be in flight at once, with an order of key or none."""
+    batch: int = 0
+    """Maximum messages of one call; 0 if the job takes single messages."""
+    batch_wait_seconds: float = 0.0
+    timeout_seconds: float | None = None
+    decodes: bool = False
+    """Its process decodes large bodies."""
+    gate: Gate | None = None
+    """What it needs before a message is started, None for nothing."""
+    meter: JobMeter | None = None
+    """Counts its turns for the metrics; None without them, and for batches, whose call counts."""
+
+
+def _never_started(message: Message, context: Any) -> None:
+    raise NotStarted
+
+
+NO_JOB = BoundJob("", _never_started, every_message=False, order="queue", lanes=1)
+"""Stands for the job of a queue whose messages must wait."""
+
+
+class JobTable:
+    """Finds the job of a queue, bound to its executor."""
+
+    def __init__(
+        self,
+        app: App,
+        executor: Executor,
+        observers: Observers,
+        compatibility: Compatibility,
+        limits: Limits,
+    ) -> None:
+        self._app = app
+        self._executor = executor
+        self._observers = observers
+        self._compatibility = compatibility
+        self._limits = limits
+        self._bound: dict[Job, BoundJob] = {}
+        self._jobless: set[str] = set()
+
+    def find(self, queue: str) -> BoundJob:
+        """Return the job of a queue; `NO_JOB` if its messages must wait.
+
+        :raises UnreachableError: the broker cannot report whether the queue suits its job.
+        """
+        job = self._app.job_for(queue)
+        if job is None:
+            if queue not in self._jobless:
+                self._jobless.add(queue)
+                _log.error("queue %s: the app has no job for it; its messages wait", queue)
+            return NO_JOB
+        if not self._compatibility.fits(queue, job):
+            return NO_JOB
+        bound = self._bound.get(job)
+        if bound is None:
+            call = self._executor.bind(self._app.hooks.composed(job))
+            meters = self._observers.meters if job.batch is None else None
+            bound = self._bound[job] = BoundJob(
+                job.name,
+                self._observers.bind(call)
+                if job.batch is None
+                else self._observers.bind_batch(call, job.queues),
+                job.checkpoint == "message",
+                job.order,
+                job.lanes,
+                job.batch or 0,
+                job.batch_wait_seconds,
+                job.timeout_seconds,
+                self._executor.decodes(job),
+                self._limits.gate(job),
+                None if meters is None else meters.of(job.queues),
+            )
+        return bound
+
+
+def in_batches(call: JobCall) -> JobCall:
+    """Return a call that passes a single message to a job as a batch."""
+
+    def call_with_one(message: Message, context: Any) -> None:
+        try:
+            call(Batch((message,)), context)  # type: ignore[arg-type]
+        except FailedAt as error:
+            if error.index == 0 and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
+
+    return call_with_one
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A queue's turn, or the run of one of its lanes.
+
+    :ivar slot: the queue's slot, or the lane's.
+    :ivar member: the registration that made the claim.
+    :ivar claim: the queue's claim, or the lane's view of it. ``slot.claim`` is another one, or
+        None, once the queue was lost.
+    :ivar job: the queue's job; `NO_JOB` if the app has none for it.
+    """
+
+    slot: Slot
+    member: ClaimSink
+    claim: Claim
+    job: BoundJob
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the queue is still owned under this claim."""
+        return self.slot.claim is self.claim
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether a message that failed before comes next or later."""
+        claim = self.claim
+        return claim.failure is not None and claim.failure.position > claim.done
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a message that comes next or later waits for an operator."""
+        failure = self.claim.failure
+        return failure is not None and failure.position > self.claim.done and failure.held

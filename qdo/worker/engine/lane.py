@@ -1,0 +1,490 @@
+"""The parts of lanes: one lane with a claim and a slot of its own, and the progress of their queue.
+
+`WatermarkTracker` tracks the progress of a queue whose messages finish out of order. A message is
+*pending* from the time it is read until it is done. Everything up to the *low watermark* is done:
+the watermark is recorded as ``last``. Messages done above it are kept as runs: a run ``(first,
+newest)`` means that every message of the queue from the position `first` to the position `newest`
+is done. Messages are only ever appended behind all others. Nothing can appear within a run, and
+there is at most one run more than there are pending messages.
+
+Kafka's Parallel Consumer and Pulsar's individual acknowledgements keep the same books, with bits
+in place of runs: https://pulsar.apache.org/docs/concepts-messaging/#acknowledgment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol, TypeAlias
+
+from qdo.brokers.base import Subscription
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.values import encode
+from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.slot import ClaimSink, Counters, Row, Slot, TurnResult
+
+
+class LaneOwner(Protocol):
+    """The lanes of the whole queue, as one lane and the permits see them; see `lanes.Lanes`."""
+
+    counters: Counters
+
+    @property
+    def wants_permit(self) -> bool: ...
+
+    def notify(self) -> None: ...
+
+    def settle(self, lane: Lane) -> None: ...
+
+    def drop_expired(self, lane: Lane) -> None: ...
+
+    def publish(self) -> None: ...
+
+
+class LanePermits:
+    """Limits the lanes of all queues of a worker process.
+
+    At most `count` of them run at once.
+
+    :ivar held_bytes: approximate size of the messages that the lanes have read.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.held_bytes = 0
+        self._free = count
+        self._waiting: dict[LaneOwner, None] = {}
+
+    def acquire(self, lanes: LaneOwner) -> bool:
+        """Take a permit. If none is free, return False and notify `lanes` when one is."""
+        if not self._free:
+            self._waiting[lanes] = None
+            return False
+        self._free -= 1
+        return True
+
+    def release(self) -> None:
+        """Return the permit of a lane that stopped running, and notify the next queue."""
+        self._free += 1
+        self.notify_next()
+
+    def notify_next(self) -> None:
+        """Notify the queue that has waited longest for a permit, if one is free."""
+        while self._free and self._waiting:
+            lanes = next(iter(self._waiting))
+            del self._waiting[lanes]
+            if lanes.wants_permit:
+                lanes.notify()
+                return
+
+
+class LaneClaim(Claim):
+    """The queue's claim as one lane sees it, with its own `done` and `failure`."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Claim, done: int) -> None:
+        self._whole = whole
+        super().__init__(whole.queue, whole.fence, done, whole.lease)
+
+    @property
+    def open(self) -> bool:
+        """Whether messages may be started: only the whole claim is ever closed."""
+        return self._whole.open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        pass
+
+
+class LaneSlot(Slot):
+    """The queue's slot as one lane sees it, with its own message, backoff and dead letter."""
+
+    in_lane = True
+
+    __slots__ = ("_lane_claim", "_whole", "_whole_claim")
+
+    def __init__(self, whole: Slot, whole_claim: Claim, lane_claim: LaneClaim) -> None:
+        self._whole = whole
+        self._whole_claim = whole_claim
+        self._lane_claim = lane_claim
+        super().__init__(whole.queue, whole.durations)
+
+    @property
+    def claim(self) -> Claim | None:
+        """The lane's claim while the queue's is in force."""
+        return self._lane_claim if self._whole.claim is self._whole_claim else None
+
+    @claim.setter
+    def claim(self, value: Claim | None) -> None:
+        pass
+
+    @property
+    def member(self) -> ClaimSink | None:
+        """The registration that made the queue's claim."""
+        return self._whole.member
+
+    @member.setter
+    def member(self, value: ClaimSink | None) -> None:
+        pass
+
+
+class Lane:
+    """The messages of one key that are read and not done: an iterator over them.
+
+    Before it returns the next message it drops those that are done. A returned message stays the
+    first one until ``claim.done`` has reached it.
+
+    :ivar started: number of messages that were returned to be started.
+    :ivar failures: of messages that failed under other owners, in message order. Each one becomes
+        the claim's failure when its message comes next.
+    """
+
+    __slots__ = ("_owner", "claim", "failures", "key", "rows", "slot", "started")
+
+    def __init__(self, owner: LaneOwner, key: object, slot: LaneSlot, claim: LaneClaim) -> None:
+        self._owner = owner
+        self.key = key
+        self.slot = slot
+        self.claim = claim
+        self.rows: deque[Row] = deque()
+        self.started = 0
+        self.failures: deque[FailureRecord] = deque()
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        self._owner.settle(self)
+        self._owner.drop_expired(self)
+        if not self.rows or self._first_has_failure():
+            raise StopIteration
+        self._owner.counters.attempts += 1
+        self.started += 1
+        return self.rows[0]
+
+    def _first_has_failure(self) -> bool:
+        """Whether the first message failed elsewhere and its failure is not in the claim yet.
+
+        The message may be read while the lane runs; the next run handles the failure.
+        """
+        return bool(self.failures) and self.failures[0].position == self.rows[0][0]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a message waits for an operator."""
+        return self.claim.failure is not None and self.claim.failure.held
+
+    def is_failing(self, position: int) -> bool:
+        """Return whether an attempt of a message has failed, here or elsewhere."""
+        known, pending = self.claim.failure, self.slot.pending_dead_letter
+        return (
+            (known is not None and known.position == position)
+            or (pending is not None and pending.position == position)
+            or any(each.position == position for each in self.failures)
+        )
+
+    def take_failure(self) -> None:
+        """Set the claim's failure to that of the next message, if it failed elsewhere."""
+        claim, failures = self.claim, self.failures
+        if not failures or not self.rows or failures[0].position > self.rows[0][0]:
+            return
+        if claim.failure is None or claim.failure.position <= claim.done:
+            claim.failure = failures.popleft()
+            self.slot.waited = False
+
+    def settle(self) -> None:
+        """Drop messages that are done, and update the queue's claim."""
+        self._owner.settle(self)
+        self._owner.publish()
+
+
+class LaneRunner(Protocol):
+    """Runs the messages of lanes; see `lane_turns.LaneTurns`."""
+
+    def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
+        """Run messages of a lane until a time; return how that ended."""
+
+    def broker_failed(self, slot: Slot, what: str, error: Exception) -> TurnResult:
+        """Let a slot wait for its broker, which failed."""
+
+    def note_expired(self, slot: Slot, position: int) -> None:
+        """Count a message that the broker took back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """How a queue is divided into lanes.
+
+    :ivar limit: maximum lanes that run at once.
+    :ivar single: there is one lane only, because the queue is processed in order: nothing is
+        read while it is blocked.
+    :ivar key_of: returns the lane of a row.
+    :ivar hold_seconds: maximum time for which the broker hides a message; None if it never does.
+    """
+
+    limit: int
+    single: bool
+    key_of: Callable[[Row], object]
+    hold_seconds: float | None
+
+
+Run: TypeAlias = tuple[int, int]
+
+
+class _Pending:
+    """A pending message, and the run of done ones directly behind it (`first` 0: no run)."""
+
+    __slots__ = ("after", "before", "first", "newest")
+
+    def __init__(self, before: _Pending | None) -> None:
+        self.before = before
+        self.after: _Pending | None = None
+        self.first = 0
+        self.newest = 0
+
+
+class WatermarkTracker:
+    """The messages of one queue from the watermark to the newest one read.
+
+    Adding and finishing a message take constant time, whatever the order. Memory grows with the
+    number of pending messages, not with the number of done ones.
+
+    :param last: the watermark to begin with.
+    :param runs: recorded runs of done messages above it, in ascending order.
+    """
+
+    def __init__(self, last: int, runs: Iterable[Run] = ()) -> None:
+        self._known = [run for run in runs if run[1] > last]
+        self._known.reverse()
+        self._head = _Pending(None)
+        self._head.newest = last
+        self._tail = self._head
+        self._pending: dict[int, _Pending] = {}
+
+    @property
+    def last(self) -> int:
+        """The watermark: everything up to this position is done."""
+        return self._head.newest
+
+    def __len__(self) -> int:
+        """Return the number of pending messages."""
+        return len(self._pending)
+
+    def __contains__(self, position: int) -> bool:
+        """Return whether a message is pending."""
+        return position in self._pending
+
+    def add(self, position: int) -> bool:
+        """Add the next message that was read; return False if it is already done."""
+        while self._known and self._known[-1][1] < position:
+            self._known.pop()
+        if self._known and self._known[-1][0] <= position:
+            tail = self._tail
+            tail.first = tail.first or position
+            tail.newest = position
+            return False
+        node = _Pending(self._tail)
+        self._tail.after = self._tail = self._pending[position] = node
+        return True
+
+    def done(self, position: int) -> None:
+        """Mark a pending message as done; raise KeyError for one that is not pending."""
+        node = self._pending.pop(position)
+        before, after = node.before, node.after
+        if before is None:
+            raise KeyError(position)
+        before.first = before.first or position
+        before.newest = node.newest or position
+        before.after = after
+        if after is None:
+            self._tail = before
+        else:
+            after.before = before
+
+    def runs(self, most: int) -> tuple[Run, ...]:
+        """Return the lowest runs above the watermark, at most `most`.
+
+        Recorded runs of which no message was read yet come last.
+        """
+        found: list[Run] = []
+        node = self._head.after
+        while node is not None and len(found) < most:
+            if node.first:
+                found.append((node.first, node.newest))
+            node = node.after
+        for first, newest in reversed(self._known):
+            if len(found) == most:
+                break
+            if found and first <= found[-1][1]:
+                found[-1] = (found[-1][0], newest)
+            elif newest > self.last:
+                found.append((max(first, self.last + 1), newest))
+        return tuple(found)
+
+
+RUNS = 500
+"""Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue
+node. Messages done beyond them are repeated after a handover."""
+FAILURE_RECORDS_BYTES = 64 << 10
+"""Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
+grow with the keys that fail. Messages beyond it count attempts from 1 after a handover."""
+
+
+class LaneProgress:
+    """Progress of one claim.
+
+    :param lanes: the lanes as they are now, for instance the view of a dict.
+    :param subscription: notified of every message that is done.
+    :param hold_seconds: maximum time for which the broker hides a message; None if it never does.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        lanes: Collection[Lane],
+        subscription: Subscription | None,
+        hold_seconds: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._claim = claim
+        self._lanes = lanes
+        self._subscription = subscription
+        self._positions = claim.positions
+        self._clock = clock
+        above = claim.out_of_order or OutOfOrderProgress()
+        failures = (
+            above.other_failures
+            if claim.failure is None
+            else (claim.failure, *above.other_failures)
+        )
+        self._cancelled = set(above.cancelled)
+        self._read = claim.done
+        # Unstable positions were not recorded in order to be skipped.
+        self._window = WatermarkTracker(
+            claim.done, above.done_ranges if self._positions.stable else ()
+        )
+        self._not_received = {
+            self._positions.identity(each.position): each
+            for each in failures
+            if each.position > claim.done
+        }
+        self._hidden_until = inf if hold_seconds is None else clock() + hold_seconds
+        self._changed = False
+
+    def __len__(self) -> int:
+        """Return the number of messages that are read and not done."""
+        return len(self._window)
+
+    def add(self, position: int) -> bool:
+        """Add the next message that was read; return False if it is done, or cancelled."""
+        self._read = position
+        if self._window.add(position):
+            if position not in self._cancelled:
+                return True
+            self.done(position)
+        # An operator decided about it while the attempt ran that was its last: it is over.
+        self._not_received.pop(self._positions.identity(position), None)
+        self._changed = True
+        return False
+
+    def cancel(self, position: int) -> CancelOutcome:
+        """Let no lane start a message; return whether that was still possible."""
+        if position in self._cancelled:
+            return CancelOutcome.ALREADY
+        if self._positions.identity(position) in self._not_received:
+            return CancelOutcome.FAILING
+        if position <= self._read:
+            if position not in self._window:
+                return CancelOutcome.DONE
+            lane = self._lane_of(position)
+            if lane is None or lane.claim.done >= position:
+                return CancelOutcome.DONE
+            if lane.is_failing(position):
+                return CancelOutcome.FAILING
+            if lane.slot.greenlet is not None and lane.rows[0][0] == position:
+                return CancelOutcome.STARTED
+        self._cancelled.add(position)
+        self._changed = True
+        return CancelOutcome.CANCELLED
+
+    def _lane_of(self, position: int) -> Lane | None:
+        return next(
+            (lane for lane in self._lanes if any(row[0] == position for row in lane.rows)), None
+        )
+
+    def drop_cancelled(self, lane: Lane, settle: Callable[[Lane], None]) -> None:
+        """Drop the first messages of a lane if they are cancelled."""
+        while self._cancelled and lane.rows and lane.rows[0][0] in self._cancelled:
+            lane.claim.done = lane.rows[0][0]
+            settle(lane)
+
+    def take_failure(self, position: int) -> FailureRecord | None:
+        """Return the recorded failure of a message that is received again, and forget it."""
+        if not self._not_received:
+            return None
+        failure = self._not_received.pop(self._positions.identity(position), None)
+        return None if failure is None else replace(failure, position=position)
+
+    def done(self, position: int) -> None:
+        """Record that a message is done, and acknowledge it at a polled broker."""
+        self._window.done(position)
+        if self._subscription is not None:
+            self._subscription.done(position)
+        self._changed = True
+
+    def lane_ended(self) -> None:
+        """Record that a lane ran: its failure may have changed."""
+        self._changed = True
+
+    def is_finished(self) -> bool:
+        """Update the claim; return whether nothing is pending."""
+        self.publish()
+        if self._not_received and not self._window and self._clock() >= self._hidden_until:
+            self._not_received.clear()  # no message can be hidden this long: they are gone
+            self._changed = True
+            self.publish()
+        return not self._window and not self._not_received
+
+    def publish(self) -> None:
+        """Update the claim's `done`, `failure` and `out_of_order`."""
+        claim = self._claim
+        if self._subscription is not None:
+            claim.unconfirmed = self._subscription.unconfirmed()
+        if not self._changed:
+            return
+        self._changed = False
+        claim.done = self._window.last
+        failures = _most_important(self._failures())
+        # An operator sees the first one, and decides about it.
+        claim.failure = failures[0] if failures else None
+        runs = self._window.runs(RUNS) if self._positions.stable else ()
+        self._cancelled = {each for each in self._cancelled if each > claim.done}
+        cancelled = tuple(sorted(self._cancelled))
+        claim.out_of_order = OutOfOrderProgress(runs, tuple(failures[1:]), cancelled) or None
+
+    def _failures(self) -> Iterator[FailureRecord]:
+        for failure in self._not_received.values():
+            # The watermark may have passed its position since it was recorded.
+            yield replace(
+                failure, position=self._positions.not_before(failure.position, self._window.last)
+            )
+        for lane in self._lanes:
+            yield from lane.failures
+            current = lane.claim.failure
+            if current is not None and current.position > lane.claim.done:
+                yield current
+
+
+def _most_important(failures: Iterable[FailureRecord]) -> list[FailureRecord]:
+    """Return the failures to record, blocked ones first: as many as fit into a node."""
+    chosen: list[FailureRecord] = []
+    size = 0
+    for failure in sorted(failures, key=lambda each: (not each.blocked, each.position)):
+        size += len(encode(failure.dump()))
+        if chosen and size > FAILURE_RECORDS_BYTES:
+            break
+        chosen.append(failure)
+    return chosen

@@ -1,0 +1,444 @@
+"""A queue whose messages do not all wait for each other: ``order="key"`` and ``order="none"``.
+
+A *lane* is a queue within the queue: the messages of one key, in their order. With
+``order="none"`` every message is a lane of its own. A lane ends its messages by the same rules
+as a queue (`pipeline`, `outcomes`). A backoff, a block or a dead letter that cannot be
+stored holds up its own lane only.
+
+=========  =========================================================  =======================
+a lane is  meaning                                                    next
+=========  =========================================================  =======================
+ready      its first message may be started                           running
+running    a greenlet of its own runs its messages                    ready, parked, blocked,
+                                                                      (gone, when it is empty)
+parked     until a time: the backoff of a message or of the broker    ready
+blocked    its first message waits for an operator                    (a new claim)
+=========  =========================================================  =======================
+
+The turn of such a queue lasts as long as a lane runs: it reads ahead, starts lanes while
+permits are free, and waits for one to end. Its memory is bounded: at most `WINDOW` pending
+messages and `HELD_BYTES` of bodies. If one key has so many messages that they fill the
+window, the queue waits until that key makes progress; fewer messages hold up no other key.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.jobs.options import Order
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.jobs import Turn, in_batches
+from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneRunner, LaneSlot, LaneSpec
+from qdo.worker.engine.limits import Grant
+from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.row_runner import RowRunner
+from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult
+from qdo.worker.engine.subscriptions import advance_to_end, refresher
+from qdo.worker.executors.base import JobAborted, MessageExpired
+
+WINDOW = 10_000
+"""Maximum pending messages of one queue: read, and not done."""
+HELD_BYTES = 32 << 20
+"""Their maximum size: a few large messages must not fill the memory."""
+HELD_BYTES_IN_ALL = 128 << 20
+"""The same for all queues of a process; a queue without pending messages may always read."""
+LOOK_SECONDS = 0.05
+"""How often a turn checks whether the lease is valid again, or other queues hold less."""
+_ROW_BYTES = 400
+"""Memory of a row beside its body, with its entries in window and lane."""
+
+
+class Lanes:
+    """The lanes of one claim of one queue.
+
+    :ivar claim: the queue's claim; `publish` updates it before it is recorded.
+    :ivar progress: which messages are done, pending or cancelled.
+    :ivar admitted_at: when its own rate lets the next lane start.
+    :ivar grant: permits for the next lane to start; see `limits`.
+    :ivar awaits_permit: it waits for permits.
+    :param turn: the turn that created the lanes; its slot, claim and job are theirs.
+    """
+
+    def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneRunner) -> None:
+        slot, claim = turn.slot, turn.claim
+        self.claim = claim
+        self.counters = engine.counters
+        self._engine = engine
+        self._clock = engine.clock
+        self._permits = engine.permits
+        self._turn = turn
+        self._slot = slot
+        self._spec = spec
+        self._runner = runner
+        self._subscription = slot.subscription
+        self._lanes: dict[object, Lane] = {}
+        self.progress = LaneProgress(
+            claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
+        )
+        # Reading is ahead of processing: it has a slot and a claim of its own.
+        self._source = Slot(slot.queue, slot.durations)
+        self._source.subscription = slot.subscription
+        self._source.member = slot.member
+        self._source.claim = self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
+        self._ready: deque[Lane] = deque()
+        self._running: dict[Lane, Any] = {}
+        self._parked: list[tuple[float, int, Lane]] = []
+        self._order = count()
+        self._bytes = 0
+        self._tip = False
+        self._turning = False
+        self._stopping = False
+        self._gate = turn.job.gate
+        self.admitted_at, self.queue = 0.0, slot.queue
+        self.grant: Grant | None = None
+        self.awaits_permit = False
+        self._error: BaseException | None = None
+        self._news = Event()
+        claim.refresh = self.publish
+
+    # --- the turn ---------------------------------------------------------------------
+
+    def turn(self) -> TurnResult:
+        """Run lanes until all are idle, or the claim or the lease ends."""
+        self._tip = False
+        self._turning = True
+        try:
+            while True:
+                self._news.clear()
+                result = self._advance()
+                self._permits.notify_next()
+                if not self._running and result is not None:
+                    break
+                self._news.wait(self._pause(result))
+        finally:
+            self._turning = False
+            if self._gate is not None:
+                self._gate.limits.leave(self)
+            # Thousands of queues are idle at a time: they keep no reader.
+            self._engine.fetcher.clear(self._source)
+        if self._error is not None:
+            raise self._error
+        return result
+
+    def _advance(self) -> TurnResult | None:
+        """Start lanes; return how the turn ends once none runs, None while it continues."""
+        claim, now = self.claim, self._clock()
+        if self._slot.claim is not claim or claim.over:
+            return TurnResult.ENDED
+        if claim.held:
+            return TurnResult.STILL
+        if self._stopping or (self._spec.single and self._is_blocked()):
+            return TurnResult.HELD
+        if now >= claim.lease.until:
+            return TurnResult.PAUSED
+        while self._parked and self._parked[0][0] <= now:
+            self._ready.append(heapq.heappop(self._parked)[2])
+        while self._start_ready() and self._wants_more():
+            self._read()
+        if self._running or (self._ready and self.admitted_at <= now):
+            return None
+        due = [self._source.not_before] if self._source.not_before > now else []
+        due += [self.admitted_at] if self._ready else []
+        due += [self._parked[0][0]] if self._parked else []
+        if not self._tip and self._permits.held_bytes >= HELD_BYTES_IN_ALL:
+            due.append(now + LOOK_SECONDS)
+        if due:
+            self._slot.not_before = min(due)
+            return TurnResult.WAIT
+        return TurnResult.TIP
+
+    def _is_blocked(self) -> bool:
+        return any(lane.is_blocked for lane in self._lanes.values())
+
+    def _start_ready(self) -> bool:
+        """Start ready lanes while permits are free; return whether more could be started."""
+        while len(self._running) < self._spec.limit:
+            if not self._ready:
+                return True
+            if not self._permits.acquire(self):
+                return False
+            if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
+                self._permits.release()
+                return False
+            lane = self._ready.popleft()
+            lane.slot.grant, self.grant = self.grant, None
+            self._running[lane] = gevent.spawn(self._run, lane)
+        return False
+
+    def _wants_more(self) -> bool:
+        if self._tip or self._source.not_before > self._clock():
+            return False
+        if not self.progress:
+            return True
+        full = len(self.progress) >= WINDOW or self._bytes >= HELD_BYTES
+        return not full and self._permits.held_bytes < HELD_BYTES_IN_ALL
+
+    def _pause(self, result: TurnResult | None) -> float | None:
+        """Return how long the turn may wait for a lane to end; None for no limit."""
+        if result is not None:
+            return LOOK_SECONDS if result is TurnResult.PAUSED else None
+        now = self._clock()
+        waits = (self._source.not_before, self.admitted_at if self._ready else 0.0)
+        due = [self.claim.lease.until, *(at for at in waits if at > now)]
+        if self._parked and len(self._running) < self._spec.limit:
+            due.append(self._parked[0][0])
+        return max(0.0, min(due) - now)
+
+    def wake(self) -> None:
+        """Check again: there may be new messages."""
+        self._tip = False
+        self._news.set()
+
+    def notify(self) -> None:
+        """Check again: a permit is free, or the claim changed."""
+        self._news.set()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether new messages may be started while all earlier ones wait."""
+        return not self._spec.single and self._source.not_before <= self._clock()
+
+    @property
+    def wants_permit(self) -> bool:
+        """Whether a lane waits for nothing but a permit."""
+        return self._turning and bool(self._ready) and len(self._running) < self._spec.limit
+
+    def stop(self) -> None:
+        """Start nothing more, even if the claim is open."""
+        self._stopping = True
+        self._news.set()
+
+    def in_flight(self) -> list[Slot]:
+        """Return the slots of lanes with a message in flight."""
+        return [lane.slot for lane in self._running if lane.slot.message is not None]
+
+    def is_finished(self) -> bool:
+        """Update the claim; return whether nothing is pending."""
+        return self.progress.is_finished()
+
+    def publish(self) -> None:
+        """Update the claim before it is recorded."""
+        self.progress.publish()
+
+    def discard(self) -> None:
+        """Stop counting the memory of messages that are not needed anymore."""
+        self._count_bytes(-self._bytes)
+
+    # --- reading ----------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read the next batch of the queue into lanes."""
+        try:
+            rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            self._runner.broker_failed(self._source, UNREADABLE, error)
+            return
+        taken = 0
+        for row in rows:
+            taken += 1
+            self._cursor.done = row[0]
+            if self.progress.add(row[0]):
+                self._add(row)
+        self._engine.fetcher.learn(self._source, taken, 0)
+        self._tip = not taken
+
+    def _add(self, row: Row) -> None:
+        key = self._spec.key_of(row)
+        lane = self._lanes.get(key)
+        if lane is None:
+            claim = LaneClaim(self.claim, row[0] - 1)
+            lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            self._lanes[key] = lane
+            self._ready.append(lane)
+        failure = self.progress.take_failure(row[0])
+        if failure is not None:
+            lane.failures.append(failure)
+        lane.rows.append(row)
+        self._count_bytes(len(row[1]) + _ROW_BYTES)
+
+    def _count_bytes(self, change: int) -> None:
+        self._bytes += change
+        self._permits.held_bytes += change
+
+    # --- a lane -----------------------------------------------------------------------
+
+    def _run(self, lane: Lane) -> None:
+        """Run a lane until it is idle or other lanes wait: the body of its greenlet."""
+        slot = lane.slot
+        slot.in_flight_index = self._engine.in_flight.take(self._slot.label)
+        slot.greenlet = gevent.getcurrent()
+        slot.started_at = self._clock()
+        result = TurnResult.ENDED
+        try:
+            result = self._run_on(lane)
+        except MessageExpired:
+            # The job had already ended: the lane continues without the expired message.
+            result = TurnResult.MORE
+        except JobAborted:
+            self._stopping = True
+        except BaseException as error:  # noqa: BLE001 - raised where the turn ends
+            self._error, self._stopping = error, True
+        finally:
+            in_doubt = self._clock() >= self.claim.lease.until
+            self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
+            slot.greenlet = slot.message = None
+            del self._running[lane]
+            self._permits.release()
+            if slot.grant is not None and self._gate is not None:
+                self._gate.limits.leave(slot)
+            self._place(lane, result)
+            self._news.set()
+
+    def _run_on(self, lane: Lane) -> TurnResult:
+        claim = self.claim
+        while True:
+            now = self._clock()
+            if not claim.open or now >= claim.lease.until or self._stopping:
+                return TurnResult.MORE
+            until = min(claim.lease.until, now + self._engine.settings.now.turn_seconds)
+            self.drop_expired(lane)
+            lane.take_failure()
+            result = self._runner.run_lane(self._turn, lane, until)
+            self.settle(lane)
+            if result is not TurnResult.MORE or not lane.rows or self._ready:
+                return result
+            if self._gate is not None and lane.slot.grant is None:
+                return result  # no permit is left for its next message
+            # Even a single busy lane must let heartbeats and checkpoints run.
+            gevent.sleep(0)
+
+    def settle(self, lane: Lane) -> None:
+        """Drop the messages of a lane that are done."""
+        rows, done = lane.rows, lane.claim.done
+        while rows and rows[0][0] <= done:
+            position, body, _, _ = rows.popleft()
+            self.progress.done(position)
+            self._count_bytes(-len(body) - _ROW_BYTES)
+
+    def drop_expired(self, lane: Lane) -> None:
+        """Drop messages that were cancelled, or that the broker took back: those come again."""
+        subscription, slot = self._subscription, lane.slot
+        self.progress.drop_cancelled(lane, self.settle)
+        if subscription is None:
+            return
+        while lane.rows and not subscription.is_held(lane.rows[0][0]):
+            position = lane.rows[0][0]
+            self._runner.note_expired(self._slot, position)
+            pending = slot.pending_dead_letter
+            if pending is not None and pending.position == position:
+                # It would be stored twice.
+                slot.pending_dead_letter = slot.dead_letter_message = None
+            lane.claim.done = position
+            self.settle(lane)
+            self.progress.drop_cancelled(lane, self.settle)
+
+    def _place(self, lane: Lane, result: TurnResult) -> None:
+        """Delete, park or requeue a lane after it ran."""
+        self.progress.lane_ended()
+        if not lane.rows:
+            del self._lanes[lane.key]
+        elif result is TurnResult.WAIT:
+            heapq.heappush(self._parked, (lane.slot.not_before, next(self._order), lane))
+        elif result is not TurnResult.HELD:
+            self._ready.append(lane)
+        elif not lane.is_blocked:
+            self._stopping = True  # the job asked to stop
+
+
+_LANE_OF: Mapping[Order, Callable[[Row], object]] = {
+    "queue": lambda row: None,
+    "key": itemgetter(2),
+    "none": itemgetter(0),
+}
+"""The value that the messages of a lane have in common."""
+
+
+class LaneTurns:
+    """Runs turns of queues with lanes: the `lane.LaneRunner` of all of them.
+
+    :ivar on_turn: called with 1 when a turn begins to wait for lanes, with -1 at its end.
+    """
+
+    def __init__(self, engine: Engine, outcomes: Outcomes, rows: RowRunner) -> None:
+        self.on_turn: Callable[[int], None] = lambda change: None
+        self._engine = engine
+        self._rows = rows
+        self.broker_failed = outcomes.broker_failed
+        self.note_expired = outcomes.note_expired
+
+    def run(self, turn: Turn) -> TurnResult:
+        """Run the lanes of a queue until all are idle; return how the turn ended."""
+        slot, claim = turn.slot, turn.claim
+        lanes = slot.lanes
+        if lanes is None or lanes.claim is not claim:
+            lanes = slot.lanes = self._make_lanes(turn)
+        self.on_turn(1)
+        try:
+            result = lanes.turn()
+        finally:
+            self.on_turn(-1)
+        finished = result is TurnResult.TIP and lanes.is_finished()
+        if turn.in_force:
+            if finished:  # thousands of queues are idle at a time
+                subscription = slot.subscription
+                slot.lanes = None
+                claim.refresh = None if subscription is None else refresher(claim, subscription)
+                advance_to_end(slot, claim)
+            turn.member.progress(claim)
+        return result
+
+    def _make_lanes(self, turn: Turn) -> Lanes:
+        job, engine = turn.job, self._engine
+        # Messages done above the watermark may come from a job with another order. A job that
+        # takes batches gets each message up to there in a batch of its own.
+        if job.batch:
+            call = engine.observers.bind(in_batches(job.call))
+            turn = replace(turn, job=replace(job, call=call, batch=0))
+        spec = LaneSpec(
+            limit=job.lanes,
+            single=job.order == "queue",
+            key_of=_LANE_OF[job.order],
+            hold_seconds=engine.broker.capabilities.hold_seconds,
+        )
+        return Lanes(engine, turn, spec, self)
+
+    def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
+        """Run messages of a lane until a time; return how that ended."""
+        slot, before, began = lane.slot, lane.started, self._engine.clock()
+        slot.unreturned = slot.unstarted = 0
+        try:
+            return self._run_lane(turn, lane, until)
+        finally:
+            ended, taken = self._engine.clock(), lane.started - before
+            if not slot.unreturned:
+                slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
+            if (meter := turn.job.meter) is not None:
+                meter.turn(slot, taken, began, until)
+
+    def _run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
+        job = turn.job
+        lane_turn = Turn(lane.slot, turn.member, lane.claim, job)
+        result = self._rows.finish_pending(lane_turn)
+        if result is not None:
+            return result
+        rows = lane if job.gate is None else job.gate.rows(lane.slot, lane, turn.claim.fence)
+        if not job.every_message and not lane_turn.has_failure:
+            return self._rows.run_rows(lane_turn, rows, until, 1)
+        row = next(rows, None)
+        if row is None:  # the broker took back the lane's messages
+            return TurnResult.MORE
+        result = self._rows.run_one(lane_turn, row, until)
+        if job.every_message and result is TurnResult.MORE and lane_turn.in_force:
+            lane.settle()
+            turn.member.record(turn.claim)
+        return result

@@ -1,0 +1,525 @@
+"""Permits and rates of jobs: which queue may start its next message, and which waits.
+
+A job with limits gets a `Gate` when it is bound; other jobs cost nothing. Permits are taken before
+a message is started, of all limits or of none. A queue without a permit waits without a place
+among the running queues. Waiting queues are served in the order in which they began to wait. A
+queue that waits for a limit that this process has no share of holds up no other limit.
+
+Each row of a job with limits is started with permits. Asking for permits before each message would
+cost more than a short job. While nothing can change between two messages, the rows of a turn come
+in one streak, straight from the fetched rows: one grant is handed from message to message. Whatever
+may change what this process may start interrupts the streak first: a queue that begins to wait, a
+cap that is lowered, a look at a rate.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, count, islice
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qdo.coordination.member import Member
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.limit_node import MISSING
+from qdo.fleet.shares import LimitShare
+from qdo.jobs.job import Job
+from qdo.worker.engine.slot import Row, Rows, Slot, TurnResult
+
+if TYPE_CHECKING:
+    from qdo.fleet.pools import Pool, StartPool
+
+
+MOST_SINGLES = 63
+"""Messages that are asked for one by one after streaks that were interrupted, at most."""
+
+
+class PermitShare(Protocol):
+    """A share of a limit; see `qdo.fleet.shares.LimitShare`."""
+
+    fault: str | None
+    starts: StartPool
+    pools: tuple[Pool, ...]
+
+    @property
+    def has_share(self) -> bool: ...
+
+    @property
+    def why(self) -> str | None: ...
+
+    def has_free(self) -> bool: ...
+
+    def take(self) -> None: ...
+
+    def give_back(self) -> bool: ...
+
+    def wait(self, count: int) -> bool: ...
+
+    def awaits_token(self) -> bool: ...
+
+
+class RowGate(Protocol):
+    """Starts messages of a job with limits; see `limits.Gate`."""
+
+    limits: Any
+    allows_streak: bool
+
+    def due(self, queue: str, fence: int) -> float: ...
+
+    def note_start(self, queue: str, fence: int) -> None: ...
+
+
+class GatedRows:
+    """Rows of which each is returned with permits; ends early where there are none."""
+
+    __slots__ = ("_fence", "_gate", "_rows", "_slot")
+
+    def __init__(self, gate: RowGate, slot: Slot, rows: Any, fence: int) -> None:
+        self._gate = gate
+        self._slot = slot
+        self._rows = rows
+        self._fence = fence
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        if not self._renew():
+            raise StopIteration
+        row: Row = next(self._rows)
+        self._slot.grant.started = True
+        self._gate.note_start(self._slot.queue, self._fence)
+        return row
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._rows)
+
+    def _renew(self) -> bool:
+        """Return whether a message may start, with permits in the grant of the slot."""
+        slot, gate = self._slot, self._gate
+        grant = slot.grant
+        if grant is None:
+            return False
+        if grant.started and (
+            gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
+        ):
+            grant.release()
+            slot.grant = None
+            return False
+        return True
+
+
+class StreakRows(GatedRows):
+    """The fetched rows of a queue, in streaks where that is possible."""
+
+    __slots__ = ("_most", "_shares")
+
+    def __init__(self, gate: RowGate, slot: Slot, rows: Rows, fence: int) -> None:
+        super().__init__(gate, slot, rows, fence)
+        self._shares: tuple[PermitShare, ...] = ()
+        self._most = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        return chain.from_iterable(self._parts())
+
+    def _parts(self) -> Iterator[Rows]:
+        """Return the rows in parts; the first row of each may start as it is returned."""
+        slot, gate = self._slot, self._gate
+        streaks: Streaks = gate.limits.streaks
+        while True:
+            streaks.end(self)
+            if not length_hint(self._rows) or not self._renew():
+                return
+            grant = slot.grant
+            grant.started = True
+            gate.note_start(slot.queue, self._fence)
+            if streaks.may_begin and gate.allows_streak and grant.allows(length_hint(self._rows)):
+                streaks.begin(self)
+                grant.streak = self
+                self._shares, self._most = grant.shares, length_hint(self._rows)
+                yield self._rows
+            else:
+                yield islice(self._rows, 1)
+
+    def settle(self) -> None:
+        """Count what was started since the streak began; its first start was counted before."""
+        count = self._most - length_hint(self._rows) - 1
+        now = self._gate.limits.clock()
+        for share in self._shares:
+            share.starts.take_more(count, now)
+        self._shares = ()
+
+    def interrupt(self) -> None:
+        """End the streak between two messages: the loop that runs them finds no further row."""
+        self.settle()
+        rest = iter(list(self._rows))
+        if self._slot.rows is self._rows:
+            self._slot.rows = rest
+        self._rows = rest
+
+
+class Streaks:
+    """The streaks of a process."""
+
+    def __init__(self) -> None:
+        self._running: list[StreakRows] = []
+        self._pause = self._singles = 0
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next message may begin one, or is asked for alone.
+
+        An interruption costs time for each row that was fetched.
+        """
+        if self._singles:
+            self._singles -= 1
+            return False
+        return True
+
+    def begin(self, rows: StreakRows) -> None:
+        """Begin a streak."""
+        self._running.append(rows)
+
+    def end(self, rows: StreakRows) -> None:
+        """End a streak at its end, if it is one."""
+        if rows in self._running:
+            self._running.remove(rows)
+            rows.settle()
+            self._pause = 0
+
+    def interrupt(self) -> None:
+        """End all streaks between two messages."""
+        if self._running:
+            running, self._running = self._running, []
+            self._pause = self._singles = min(2 * self._pause + 1, MOST_SINGLES)
+            for rows in running:
+                rows.interrupt()
+
+
+_log = logging.getLogger(__name__)
+
+
+class PermitWaiter(Protocol):
+    """A queue, or the lanes of one, that can wait for permits."""
+
+    queue: str
+    awaits_permit: bool
+    grant: Grant | None
+
+
+class GatedLanes(PermitWaiter, Protocol):
+    """The lanes of a queue."""
+
+    admitted_at: float
+
+
+class Grant:
+    """A permit and a start of each limit of a job.
+
+    :ivar shares: where its permits come from.
+    :ivar started: a message was started with it.
+    :ivar streak: the last streak of messages that it began.
+    """
+
+    __slots__ = ("_gate", "shares", "started", "streak")
+
+    def __init__(self, gate: Gate, shares: tuple[PermitShare, ...]) -> None:
+        self._gate = gate
+        self.shares = shares
+        self.started = False
+        self.streak: StreakRows | None = None
+
+    def allows(self, messages: int) -> bool:
+        """Return whether that many may start without asking again, the one in flight included."""
+        return not self._gate.limits.waiting and all(
+            share.starts.covers(messages - 1, self._gate.limits.clock()) for share in self.shares
+        )
+
+    def renew(self) -> bool:
+        """Take the permits again for the next message, unless another queue waits for them."""
+        self._return()
+        limits = self._gate.limits
+        if limits.waiting or not all(share.has_free() for share in self.shares):
+            self.shares = ()
+            limits.serve()
+            return False
+        for share in self.shares:
+            share.take()
+        self.started = False
+        return True
+
+    def release(self) -> None:
+        """Return the permits, and the starts that were not used; idempotent."""
+        if self.shares:
+            self._return()
+            self.shares = ()
+            self._gate.limits.serve()
+
+    def _return(self) -> None:
+        if self.streak is not None:
+            self._gate.limits.streaks.end(self.streak)
+            self.streak = None
+        for share in self.shares:
+            if not self.started:
+                share.starts.refund()
+            if share.give_back():
+                self._gate.limits.wake()
+
+
+class Gate:
+    """What a job must have before it starts a message.
+
+    :ivar limits: all limits of the process.
+    :ivar names: the job's limits, in the order in which their permits are taken.
+    :ivar waiting: who waits, with the number of its arrival.
+    :ivar allows_streak: one queue may start messages as fast as it can.
+    :param queue_seconds: least time between two starts of one queue; 0 for none.
+    """
+
+    def __init__(self, limits: Limits, names: tuple[str, ...], queue_seconds: float) -> None:
+        self.limits = limits
+        self.names = names
+        self.waiting: dict[PermitWaiter, int] = {}
+        self.allows_streak = not queue_seconds
+        self._queue_seconds = queue_seconds
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def due(self, queue: str, fence: int) -> float:
+        """Return when the queue may start a message according to its own rate.
+
+        Its former owner may have started one a moment before the claim.
+        """
+        if not self._queue_seconds:
+            return 0.0
+        since, at = self._last.get(queue, (None, 0.0))
+        if since != fence:
+            self._last[queue] = fence, (at := self.limits.clock())
+        return at + self._queue_seconds
+
+    def note_start(self, queue: str, fence: int) -> None:
+        """Record the start of a message."""
+        if self._queue_seconds:
+            self._last[queue] = fence, self.limits.clock()
+
+    def forget(self, queue: str) -> None:
+        """Drop what is known of a queue that is not owned any more."""
+        self._last.pop(queue, None)
+
+    def admits(self, waiter: PermitWaiter) -> bool:
+        """Take permits for a waiter, into its `grant`; False: it waits for them from now on."""
+        if waiter.grant is None and not self.limits.waiting:
+            waiter.grant = self.limits.take(self)
+        if waiter.grant is None and not self.names:
+            waiter.grant = Grant(self, ())
+        elif waiter.grant is None:
+            self.limits.enqueue(self, waiter)
+            self.limits.serve()
+        return waiter.grant is not None
+
+    def enter(self, slot: Slot, fence: int) -> TurnResult | None:
+        """Take permits for a queue; return how its turn ends if there are none."""
+        due = self.due(slot.queue, fence)
+        if due > self.limits.clock():
+            slot.not_before = due
+            return TurnResult.WAIT
+        return None if self.admits(slot) else TurnResult.LIMITED
+
+    def enter_lane(self, lanes: GatedLanes, fence: int) -> bool:
+        """Take permits for one lane of a queue; False: it waits for them, or for its own rate."""
+        lanes.admitted_at = self.due(lanes.queue, fence)
+        if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
+            return False
+        # Before the lane starts its message, the next lane asks.
+        self.note_start(lanes.queue, fence)
+        return True
+
+    def start(self, slot: Slot, fence: int) -> None:
+        """Use the permits of a queue that has entered for one call."""
+        if slot.grant is not None:
+            slot.grant.started = True
+        self.note_start(slot.queue, fence)
+
+    def rows(self, slot: Slot, rows: Any, fence: int) -> GatedRows:
+        """Return the rows of a lane that has entered, as far as there are permits."""
+        return GatedRows(self, slot, rows, fence)
+
+    def fetched(self, slot: Slot, rows: Rows, fence: int) -> StreakRows:
+        """Return the fetched rows of a queue that has entered, as far as there are permits."""
+        return StreakRows(self, slot, rows, fence)
+
+
+class Limits:
+    """The limits of a worker process, over all of its registrations.
+
+    :ivar waiting: how many queues wait for permits.
+    :ivar resume: called with a waiter that got its permits.
+    :ivar clock: seconds of rates.
+    :ivar streaks: messages that are started without asking for each.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.waiting = 0
+        self.clock = clock
+        self.streaks = Streaks()
+        self.resume: Callable[[Any], None] = lambda waiter: None
+        self.wake: Callable[[], None] = lambda: None
+        self._gates: list[Gate] = []
+        self._shares: Mapping[str, PermitShare] = {}
+        self._faults: dict[str, str] = {}
+        self._arrivals = count()
+
+    def gate(self, job: Job) -> Gate | None:
+        """Return the gate of a job; None if it has neither limits nor a rate."""
+        if not job.limits and not job.queue_seconds:
+            return None
+        gate = Gate(self, tuple(sorted(job.limits)), job.queue_seconds)
+        self._gates.append(gate)
+        return gate
+
+    def join(
+        self, jobs: Iterable[Job], layout: Layout, worker: str, member: Member
+    ) -> list[LimitShare]:
+        """Return the shares of a new registration; those of earlier ones end with their lease."""
+        names = {name for job in jobs for name in job.limits}
+        self.wake = partial(member.call, lambda: None)
+        shares = {
+            name: LimitShare(
+                layout,
+                name,
+                worker,
+                member.lease,
+                clock=self.clock,
+                on_change=self.changed,
+                chance=random.random,
+            )
+            for name in sorted(names)
+        }
+        self.use(shares)
+        return list(shares.values())
+
+    def use(self, shares: Mapping[str, PermitShare]) -> None:
+        """Take permits from these shares from now on."""
+        self.streaks.interrupt()
+        self._shares = shares
+        for share in shares.values():
+            for pool in share.pools:
+                pool.interrupt = self.streaks.interrupt
+        self._count()
+
+    def take(self, gate: Gate) -> Grant | None:
+        """Take permits of all limits of a gate, or none."""
+        found = tuple(share for name in gate.names if (share := self._shares.get(name)))
+        if len(found) < len(gate.names) or not all(share.has_free() for share in found):
+            return None
+        for share in found:
+            share.take()
+        return Grant(gate, found)
+
+    def enqueue(self, gate: Gate, waiter: PermitWaiter) -> None:
+        """Let a queue wait at the end of the line; one that waits already keeps its place."""
+        if waiter not in gate.waiting:
+            gate.waiting[waiter] = next(self._arrivals)
+            waiter.awaits_permit = True
+            self._count()
+
+    def leave(self, waiter: PermitWaiter) -> None:
+        """Let a queue wait no more, and return the permits that it has."""
+        if waiter.awaits_permit:
+            waiter.awaits_permit = False
+            for gate in self._gates:
+                gate.waiting.pop(waiter, None)
+            self._count()
+        grant, waiter.grant = waiter.grant, None
+        if grant is not None:
+            grant.release()
+
+    def forget(self, queue: str) -> None:
+        """Drop what is known of a queue that is not owned any more."""
+        for gate in self._gates:
+            gate.forget(queue)
+
+    def changed(self) -> None:
+        """Look at what has changed in a share."""
+        self.streaks.interrupt()
+        for name, share in self._shares.items():
+            if share.fault == self._faults.get(name):
+                continue
+            if share.fault is None:
+                _log.info("limit %s: it can be used again", name)
+                del self._faults[name]
+            else:
+                self._faults[name] = share.fault
+                _log.warning("%s; the queues of its jobs wait", _reason(name, share.fault))
+        self.serve()
+
+    def serve(self) -> None:
+        """Give permits to those who have waited longest."""
+        if not self.waiting:
+            return
+        taken: set[str] = set()
+        open_ = [gate for gate in self._gates if gate.waiting]
+        served = False
+        while open_:
+            gate = min(open_, key=lambda each: next(iter(each.waiting.values())))
+            grant = None if taken & {*gate.names} else self.take(gate)
+            if grant is None:
+                open_.remove(gate)
+                taken |= self._coming(gate)
+                continue
+            served = True
+            waiter = next(iter(gate.waiting))
+            del gate.waiting[waiter]
+            waiter.awaits_permit = False
+            waiter.grant = grant
+            self.resume(waiter)
+            if not gate.waiting:
+                open_.remove(gate)
+        if served:
+            self._count()
+        if self.waiting and any(share.awaits_token() for share in self._shares.values()):
+            self.wake()
+
+    def _coming(self, gate: Gate) -> set[str]:
+        """Return the limits that those behind a waiting queue must not take before it.
+
+        Nothing if it waits for a limit of which this process has nothing: that may take long.
+        """
+        shares = [self._shares.get(name) for name in gate.names]
+        has_all = all(share is not None and share.has_share for share in shares)
+        return {*gate.names} if has_all else set()
+
+    def _count(self) -> None:
+        """Tell the shares how many queues wait."""
+        counts = dict.fromkeys(self._shares, 0)
+        self.waiting = 0
+        for gate in self._gates:
+            self.waiting += len(gate.waiting)
+            for name in gate.names if gate.waiting else ():
+                if name in counts:
+                    counts[name] += len(gate.waiting)
+        news = [self._shares[name].wait(number) for name, number in counts.items()]
+        if self.waiting:
+            self.streaks.interrupt()
+        if any(news):
+            self.wake()
+
+    def faults(self) -> dict[str, str]:
+        """Return the queues that wait for a limit that cannot be used, and why."""
+        why = {name: share.why for name, share in self._shares.items() if share.why}
+        return {
+            queue: _reason(name, why[name])
+            for queue, names in self.waits().items()
+            for name in why.keys() & names
+        }
+
+    def waits(self) -> dict[str, tuple[str, ...]]:
+        """Return the queues that wait for permits, with the names of the limits."""
+        return {waiter.queue: gate.names for gate in self._gates for waiter in gate.waiting}
+
+
+def _reason(name: str, why: str) -> str:
+    remedy = f"; run `qdo limits set {name}` with --max or --rate" if why == MISSING else ""
+    return f"limit {name}: {why}{remedy}"

@@ -1,0 +1,452 @@
+"""Run jobs in child processes, for code that computes, leaks, crashes or is not trusted.
+
+Each job has processes of its own: one per message in flight, at most `executor_processes`, started
+on demand and reused. A process is killed with SIGKILL when its message's time is over, when it
+uses more than `memory_mib`, and when the worker aborts. Its code cannot prevent that. The attempt
+is over only when everything that it has started has ended, too (`keeper`). Another process is
+started for the next message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gevent
+from gevent import socket as cooperative_sockets
+from gevent import subprocess as cooperative_processes
+from gevent.lock import BoundedSemaphore
+
+from qdo.backoff import Backoff
+from qdo.errors import BodyDecodeError, JobCrashedError
+from qdo.message import Message
+from qdo.settings.hosts import process_title
+from qdo.settings.settings import Settings
+from qdo.settings.values import PASSWORD_VARIABLE
+from qdo.system.processes import SIGN, descendants, memory_bytes, module_argv
+from qdo.text import describe, one_line, pluralize
+from qdo.worker.executors import process_frames as remote
+from qdo.worker.executors import process_frames as wire
+from qdo.worker.executors.base import Executor, JobAborted, JobCall, NotStarted, OnStart, timed_out
+from qdo.worker.executors.process_frames import END, VARIABLE
+
+if TYPE_CHECKING:
+    from qdo.jobs.job import Job
+
+
+ARGV = module_argv("qdo.worker.executors.process_main")
+START_SECONDS = 60.0
+"""How long a process may take to import the app and enter its context."""
+LEAVE_SECONDS = 5.0
+"""How long a process may take to leave the context when the worker ends it."""
+REAP_SECONDS = 1.0
+"""How long a process that closed its channel may take to exit by itself."""
+LOOK_SECONDS = 0.05
+"""How often the memory of a process with a limit is checked while it runs a job."""
+LOOK_SHARE = 0.02
+"""Share of the time that these checks may take: a job may start hundreds of processes."""
+_sockets: Any = cooperative_sockets
+_processes: Any = cooperative_processes
+_MIB = 1 << 20
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment for a job, without the password of the coordinator.
+
+    Its code, and the programs that it starts, would get the rights of the worker. Only senders
+    with a doorbell connect to the coordinator.
+    """
+    kept = dict(os.environ)
+    if not settings.doorbell:
+        kept.pop(PASSWORD_VARIABLE, None)
+    return kept
+
+
+class ProcessExited(Exception):
+    """The process closed its channel, or sent an invalid answer: it cannot be used again."""
+
+
+class MessageUnread(ProcessExited):
+    """The process died before it had read all of its message: the job did not run for it."""
+
+
+class TooLarge(Exception):
+    """The process uses more memory than its job's limit."""
+
+
+class JobProcess:
+    """A process that runs one job, for one message at a time, and its keeper.
+
+    :ivar served: messages sent to it.
+    :ivar pid: its process id, that of the keeper until it is ready.
+    :raises OSError: it cannot be started.
+    """
+
+    def __init__(self, settings: Settings, target: str, queues: str) -> None:
+        self.served = 0
+        self._channel, theirs = _sockets.socketpair()
+        sign = SIGN.share()
+        parameters = {
+            "settings": dataclasses.asdict(settings),
+            "target": target or None,
+            "queues": queues,
+            "channel": theirs.fileno(),
+            "sign": sign,
+            "parent": os.getpid(),
+        }
+        try:
+            self._process = _processes.Popen(
+                [*ARGV, process_title(f"job {queues}", settings, target)],
+                stdin=_processes.DEVNULL,
+                env={**_environment(settings), VARIABLE: json.dumps(parameters)},
+                pass_fds=(theirs.fileno(), sign),
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid: int = self._process.pid
+
+    def await_ready(self) -> None:
+        """Wait until the process has imported the app and entered its context.
+
+        :raises ProcessExited: it could not, or took too long.
+        """
+        self._channel.settimeout(START_SECONDS)
+        try:
+            head = self._read()
+        except TimeoutError:
+            raise ProcessExited(f"it was not ready within {START_SECONDS:g} s") from None
+        finally:
+            self._channel.settimeout(None)
+        if not head.get("ready"):
+            raise ProcessExited(
+                str(head.get("failed", "its first frame did not report that it is ready"))[:1000]
+            )
+        if isinstance(head.get("pid"), int):
+            self.pid = head["pid"]
+
+    def give(self, message: Message) -> None:
+        """Send a message to the process.
+
+        :raises OSError: it is dead; the job did not run.
+        """
+        self.served += 1
+        self._channel.sendall(wire.pack_message(message, self.served))
+
+    def answer(self, memory_mib: int | None) -> dict[str, Any]:
+        """Wait for the answer to the message.
+
+        :raises MessageUnread: the process died before the job began.
+        :raises ProcessExited: the process died, or its answer is invalid.
+        :raises TooLarge: its memory has grown over the limit.
+        """
+        self._channel.settimeout(None if memory_mib is None else LOOK_SECONDS)
+        head = self._read(memory_mib)
+        if head.get("serial") != self.served:
+            raise self._invalid("it answers another message")
+        return head
+
+    def _read(self, memory_mib: int | None = None) -> dict[str, Any]:
+        def receive(size: int) -> bytes:
+            while True:
+                try:
+                    return bytes(self._channel.recv(size))
+                except TimeoutError:
+                    if memory_mib is None:
+                        raise
+                    self._check_memory(memory_mib)
+
+        try:
+            frame = wire.read(receive, wire.ANSWER_LIMIT)
+        except ConnectionError as error:
+            # Linux resets a socket pair when one end is closed and has bytes that were not read.
+            # Otherwise, the other end only reads the end of the stream.
+            raise MessageUnread("it had not read its message") from error
+        except wire.WireError as error:
+            raise self._invalid(str(error)) from error
+        if frame is None:
+            raise ProcessExited("its channel was closed")
+        return frame[0]
+
+    def _invalid(self, what: str) -> ProcessExited:
+        """Kill the process: its job wrote to the channel, and no answer can be trusted."""
+        self._end()
+        return ProcessExited(f"it sent an invalid answer: {what}")
+
+    def _check_memory(self, memory_mib: int) -> None:
+        began = time.perf_counter()
+        if self.is_over(memory_mib):
+            raise TooLarge
+        took = time.perf_counter() - began
+        self._channel.settimeout(max(LOOK_SECONDS, took / LOOK_SHARE))
+
+    def is_over(self, memory_mib: int) -> bool:
+        """Return whether it and all that it has started use more memory than a limit."""
+        limit = memory_mib * _MIB
+        return memory_bytes(descendants(self._process.pid), limit) > limit
+
+    # --- its end ------------------------------------------------------------------------
+
+    def reap(self) -> str:
+        """Wait for a dying process, or kill it; describe how it ended."""
+        try:
+            with gevent.Timeout(REAP_SECONDS, False):
+                self._process.wait()
+        except JobAborted:
+            self.kill()
+            raise
+        # A process that closed its channel may still be running.
+        alive = self._process.poll() is None
+        code = self.kill()
+        if alive:
+            return "it closed its channel to the worker and was killed"
+        if code >= 0:
+            return f"it exited with code {code}"
+        return f"it died of {signal.Signals(-code).name}"
+
+    def _end(self) -> None:
+        self._process.send_signal(END)
+        self._process.send_signal(signal.SIGCONT)  # a stopped keeper could not kill anything
+
+    def kill(self) -> int:
+        """Kill the process and all that it has started; return its exit code.
+
+        They have ended when this returns.
+        """
+        aborted: JobAborted | None = None
+        self._end()
+        while True:
+            try:
+                code = int(self._process.wait())
+                break
+            except JobAborted as error:
+                aborted = error
+        self._channel.close()
+        if aborted is not None:
+            raise aborted
+        return code
+
+    def leave(self) -> None:
+        """Ask the process to end, and kill it if it does not."""
+        self._channel.close()
+        with gevent.Timeout(LEAVE_SECONDS, False):
+            self._process.wait()
+        self.kill()
+
+
+START_BACKOFF = Backoff(0.1, 5.0, jitter=0.0)
+"""Delays between attempts to start a process."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProcessExecutor(Executor):
+    """The processes of every job.
+
+    :param target: the app as MODULE:APP, "" for the job named in the settings.
+    :param may_start: checked before a message is sent to a process: the queue's claim or the
+        lease may have ended during the wait for one.
+    """
+
+    def __init__(
+        self, settings: Settings, target: str, may_start: Callable[[Message], bool]
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._may_start = may_start
+        self._pools: list[_Pool] = []
+
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
+        """Return a call that sends the message to a process and waits for its answer."""
+        pool = _Pool(
+            job,
+            lambda: JobProcess(self._settings, self._target, job.queues),
+            self._settings.executor_processes,
+            self._may_start,
+            on_start,
+        )
+        self._pools.append(pool)
+
+        def call(message: Message, context: Any) -> None:
+            pool.run(message)
+
+        return call
+
+    def under_way(self) -> int:
+        """Return how many messages are in flight in processes."""
+        return sum(pool.under_way for pool in self._pools)
+
+    def close(self) -> None:
+        """End every process; idle ones leave the job context first."""
+        gevent.joinall([gevent.spawn(pool.close) for pool in self._pools])
+
+
+class _Pool:
+    """The processes of one job."""
+
+    def __init__(
+        self,
+        job: Job,
+        start: Callable[[], JobProcess],
+        limit: int,
+        may_start: Callable[[Message], bool],
+        on_start: OnStart | None,
+    ) -> None:
+        self.under_way = 0
+        self._on_start = on_start
+        self._job = job
+        self._start = start
+        self._may_start = may_start
+        self._permits = BoundedSemaphore(limit)
+        self._idle: list[JobProcess] = []
+        self._leaving: set[Any] = set()
+
+    def run(self, message: Message) -> None:
+        """Run the job for a message; raise the error of an attempt that failed."""
+        with self._permits:
+            self.under_way += 1
+            try:
+                error = self._attempt(message)
+            finally:
+                self.under_way -= 1
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the idle processes and wait for those that are ending."""
+        while self._idle:
+            self._end(self._idle.pop())
+        gevent.joinall(list(self._leaving))
+
+    # --- one message ---------------------------------------------------------------------
+
+    def _attempt(self, message: Message) -> BaseException | None:
+        seconds = self._job.timeout_seconds
+        on_start = self._on_start
+        while True:
+            spawned = self._take(message)
+            over = gevent.Timeout(seconds)
+            try:
+                if seconds is not None:
+                    message.limit(seconds)
+                    over.start()
+                try:
+                    spawned.give(message)
+                except OSError as error:
+                    self._log_dead(spawned, error)
+                    continue
+                if on_start is not None:
+                    on_start(message)
+                    on_start = None
+                answer = spawned.answer(self._job.memory_mib)
+            except ProcessExited as error:
+                over.close()
+                # A message that kills every process while it is read counts with a new process.
+                if isinstance(error, MessageUnread) and spawned.served > 1:
+                    self._log_dead(spawned, error)
+                    continue
+                return self._crashed(message, f"{spawned.reap()} ({error})", error)
+            except TooLarge as error:
+                over.close()
+                spawned.kill()
+                reason = f"it used more than its memory_mib, {self._job.memory_mib} MiB"
+                return self._crashed(message, reason, error)
+            except BaseException as error:
+                over.close()
+                spawned.kill()
+                if error is over:
+                    return timed_out(self._job, message)
+                raise
+            finally:
+                over.close()
+            self._keep(spawned)
+            if "undecodable" in answer:
+                reason = one_line(answer["undecodable"])
+                return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)
+            return remote.load(answer)
+
+    def _log_dead(self, spawned: JobProcess, error: Exception) -> None:
+        """Log that a process died while it was idle: the job did not run for the message."""
+        _log.warning(
+            "an idle process of job %s was found dead, trying another: %s (%s)",
+            self._job.name,
+            spawned.reap(),
+            describe(error),
+        )
+
+    def _crashed(self, message: Message, reason: str, cause: Exception) -> JobCrashedError:
+        error = JobCrashedError(job=self._job.name, id=message.id, reason=reason)
+        error.__cause__ = cause
+        return error
+
+    # --- processes -------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> JobProcess:
+        """Return an idle process or a new one.
+
+        If none can be started, this does not count as a failure of the message: it waits as long
+        as its queue may be processed.
+
+        :raises NotStarted: the queue may not be processed anymore.
+        """
+        failures = 0
+        while self._may_start(message):
+            if self._idle:
+                return self._idle.pop()
+            try:
+                spawned = self._started()
+            except (ProcessExited, OSError) as error:
+                failures += 1
+                delay = START_BACKOFF.delay(failures, 0.0)
+                _log.error(
+                    "cannot start a process of job %s, retrying in %.1f s; message %s"
+                    " of queue %s waits: %s",
+                    self._job.name,
+                    delay,
+                    message.id,
+                    message.queue,
+                    describe(error),
+                )
+                gevent.sleep(delay)
+            else:
+                self._idle.append(spawned)
+        raise NotStarted
+
+    def _started(self) -> JobProcess:
+        spawned = self._start()
+        try:
+            spawned.await_ready()
+        except ProcessExited as error:
+            raise ProcessExited(f"{spawned.reap()} ({error})") from error
+        except BaseException:
+            spawned.kill()
+            raise
+        _log.info("process %d started for job %s", spawned.pid, self._job.name)
+        return spawned
+
+    def _keep(self, spawned: JobProcess) -> None:
+        """Keep a process for the next message, unless it reached a limit."""
+        recycle_after, memory_mib = self._job.recycle_after, self._job.memory_mib
+        if recycle_after is not None and spawned.served >= recycle_after:
+            served = pluralize(spawned.served, "message")
+            _log.info("process %d has run %s; replacing it", spawned.pid, served)
+        elif memory_mib is not None and spawned.is_over(memory_mib):
+            _log.info("process %d has grown over %d MiB; replacing it", spawned.pid, memory_mib)
+        else:
+            self._idle.append(spawned)
+            return
+        self._end(spawned)
+
+    def _end(self, spawned: JobProcess) -> None:
+        """End a process in the background."""
+        greenlet = gevent.spawn(spawned.leave)
+        self._leaving.add(greenlet)
+        greenlet.rawlink(self._leaving.discard)

@@ -1,0 +1,340 @@
+"""Between a worker process and a job's process: frames, errors, and the keeper.
+
+A frame is two lengths (32 bits each, network order), a JSON object and raw bytes: the body of a
+message if it is bytes, the JSON of a large one, otherwise nothing. There is no pickle: an answer is
+only data, whatever code ran in the job's process.
+
+==========  ===========================================================================
+frame       JSON
+==========  ===========================================================================
+ready       ``ready`` and its `pid`, or ``{"failed": "why"}`` and the process ends
+message     its fields, and ``serial``
+answer      ``serial`` and ``done``, or an `outcome`, or an `error`, see `errors`; or
+            ``undecodable`` with the reason
+==========  ===========================================================================
+
+An error carries the end of an attempt from a job's process to its worker process, which raises it.
+An outcome is recreated. Any other error is carried as its type's name, its text and its traceback.
+If the worker process knows the type, it raises an instance of that type too: rules by exception
+then work. No code of the app runs to create it.
+
+The keeper is the parent of a job's process and leaves nothing behind. A job may start programs, and
+these may start others, in groups and sessions of their own. The keeper adopts all orphans among
+them (`PR_SET_CHILD_SUBREAPER`). So when the job's process has ended, every process that it left is
+a child of the keeper sooner or later: the keeper kills its children until it has none, and only
+then ends itself, in the same way as the job's process.
+
+The worker process sends the keeper `END` to kill the job. The kernel sends it, too, when the worker
+process dies. The keeper runs no code of the app.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from qdo import outcomes
+from qdo.encoding import JsonText
+from qdo.message import Message
+from qdo.outcomes import Outcome
+from qdo.positions import position_of_time
+from qdo.system.processes import LINUX, adopt_orphans, children, die_with_parent, set_name
+from qdo.text import describe_traceback, one_line
+from qdo.worker.large_bodies import load_large
+
+_LENGTHS = struct.Struct("!II")
+ANSWER_LIMIT = 4 << 20
+"""Maximum length of an answer; qdo writes no longer one."""
+_CHUNK = 1 << 18
+
+
+class WireError(Exception):
+    """The other process sent an invalid frame."""
+
+
+def pack(head: dict[str, Any], blob: bytes = b"") -> bytes:
+    """Return a frame."""
+    text = json.dumps(head).encode()
+    return b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob))
+
+
+def read(
+    receive: Callable[[int], bytes], limit: int | None = None
+) -> tuple[dict[str, Any], bytes] | None:
+    """Return the next frame, None at the end.
+
+    :param receive: returns at most the requested number of bytes, none at the end.
+    :param limit: maximum bytes of a frame.
+    :raises WireError: the frame is too long, or its head is not a JSON object.
+    """
+    lengths = _exactly(receive, _LENGTHS.size)
+    if lengths is None:
+        return None
+    text_size, blob_size = _LENGTHS.unpack(lengths)
+    if limit is not None and text_size + blob_size > limit:
+        raise WireError(f"a frame must have at most {limit} bytes, got {text_size + blob_size}")
+    text, blob = _exactly(receive, text_size), _exactly(receive, blob_size)
+    if text is None or blob is None:
+        return None
+    try:
+        head = json.loads(text)
+    except ValueError as error:
+        raise WireError("its head is not JSON") from error
+    if not isinstance(head, dict):
+        raise WireError("its head is not a JSON object")
+    return head, blob
+
+
+def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        part = receive(min(size, _CHUNK))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def pack_message(message: Message, serial: int) -> bytes:
+    """Return the frame of a message."""
+    raw, large = isinstance(message.body, bytes), type(message.body) is JsonText
+    head = {
+        "serial": serial,
+        "queue": message.queue,
+        "position": message.position,
+        "key": message.key,
+        "headers": dict(message.headers),
+        "fence": message.fence,
+        "attempt": message.attempt,
+        "id": message.id,
+        "time": message.time,
+        "stable": message.stable,
+        "raw": raw,
+        "large": large,
+        "body": None if raw else message.body,
+    }
+    return pack(head, message.body if raw else b"")
+
+
+def message_of(head: dict[str, Any], blob: bytes) -> Message:
+    """Return the message of a frame.
+
+    :raises ValueError: its large body is not JSON.
+    """
+    return Message(
+        head["queue"],
+        head["position"],
+        load_large(blob) if head["large"] else blob if head["raw"] else head["body"],
+        head["key"],
+        head["headers"],
+        head["fence"],
+        head["attempt"],
+        _WorkerPositions(head["id"], head["time"], head["stable"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerPositions:
+    """Values that the worker derived from the position of one message."""
+
+    id: str
+    time: float
+    stable: bool
+
+    def to_time(self, position: int) -> int:
+        return position_of_time(self.time)
+
+    def message_id(self, position: int, node: int) -> str:
+        return self.id
+
+
+VARIABLE = "QDO_EXECUTOR"
+
+
+class RemoteError(Exception):
+    """An error that a job raised in its process, as the worker process raises it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error from the process that raised it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def dump(error: BaseException | None) -> dict[str, Any]:
+    """Return how an attempt ended as JSON values; called in the job's process."""
+    if error is None:
+        return {"done": True}
+    if isinstance(error, Outcome):
+        return _dump_outcome(error)
+    return {
+        "error": type(error).__qualname__[:200],
+        "module": str(type(error).__module__)[:200],
+        "text": one_line(error),
+        "traceback": describe_traceback(error),
+    }
+
+
+def _dump_outcome(error: Outcome) -> dict[str, Any]:
+    """Return an outcome; a subclass of the app counts as the outcome of qdo it derives from."""
+    kind = next(base for base in type(error).__mro__ if base.__module__ == outcomes.__name__)
+    names = list(inspect.signature(kind).parameters)
+    state = {name: getattr(error, name, None) for name in names}
+    return {"outcome": kind.__name__, "state": {n: v for n, v in state.items() if _is_plain(v)}}
+
+
+def load(answer: dict[str, Any]) -> BaseException | None:
+    """Return the error to raise, None for done; called in the worker process.
+
+    Never fails: an invalid answer is returned as an error that shows it.
+
+    :param answer: values from `dump`.
+    """
+    if answer.get("done") is True:
+        return None
+    kind = getattr(outcomes, str(answer.get("outcome")), None)
+    if isinstance(kind, type) and issubclass(kind, Outcome):
+        try:
+            return kind(**answer["state"])
+        except Exception as error:  # noqa: BLE001 - another process may have written anything
+            return RemoteError(f"cannot recreate the outcome {kind.__name__}: {error}")
+    name, module = str(answer.get("error", "RemoteError")), str(answer.get("module"))
+    remote = _instance(name, module, str(answer.get("text", "")))
+    remote.__cause__ = RemoteTraceback(str(answer.get("traceback", "")))
+    return remote
+
+
+def _instance(name: str, module: str, text: str) -> RemoteError:
+    known = _known(name, module)
+    if known is not None:
+        try:
+            kind = type(known.__name__, (RemoteError, known), {"__module__": module})
+            # The first built-in type creates the instance, without code of the app.
+            maker: Any = next(base for base in known.__mro__ if base.__module__ == "builtins")
+            made: RemoteError = maker.__new__(kind, text)
+            made.args = (text,)
+            return made
+        except Exception:  # noqa: BLE001 - types may forbid any of this; then use the name only
+            known = None
+    last = name.rpartition(".")[2]
+    shown = last if last.isidentifier() else RemoteError.__name__
+    by_name = type(shown, (RemoteError,), {"__module__": module})
+    unknown: RemoteError = by_name(text)
+    return unknown
+
+
+def _known(name: str, module: str) -> type[Exception] | None:
+    """Return the type if this process has it, and it is an ordinary error of the app."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return None
+    return None if module.partition(".")[0] == "qdo" or issubclass(found, Outcome) else found
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool))
+
+
+END = signal.SIGUSR2 if LINUX else signal.SIGKILL
+"""Kills the job. Not SIGTERM, which init systems send to every process of a service."""
+NAME = "qdo-keeper"
+"""The name of the process, by which the parent of a dead worker process finds its keepers."""
+
+
+def keep(worker: int, fds: Iterable[int]) -> None:
+    """Fork; return in the job's process, and stay in the keeper until everything has ended.
+
+    Each of the two leads a process group of its own, in the session of the worker process.
+    Elsewhere than on Linux, nothing is forked, and the parent kills the group of its worker.
+
+    :param worker: the worker process.
+    :param fds: descriptors of the job's process, which the keeper closes.
+    """
+    if not LINUX:
+        _exit_unless(die_with_parent(worker))
+        return
+    os.setpgid(0, 0)
+    adopt_orphans()
+    _exit_unless(die_with_parent(worker, END))
+    keeper, name = os.getpid(), set_name(NAME)
+    job = os.fork()
+    if job == 0:
+        os.setpgid(0, 0)
+        set_name(name)
+        _exit_unless(die_with_parent(keeper))
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job, signal.SIGKILL)
+
+    # Until here, END ends the keeper, and with it the job's process, which has not begun.
+    signal.signal(END, end)
+    for fd in fds:
+        os.close(fd)
+    _end_as(_watch(job))
+
+
+def _watch(job: int) -> int:
+    """Reap orphans until the job's process ends, then kill and reap all others.
+
+    :return: the exit code of the job's process, negative for a signal.
+    """
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_pid == job:
+            break
+        if ended is not None:
+            os.waitpid(ended.si_pid, 0)
+    # Its group first, at one blow: a process that forks without end could outrun what follows.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(job, signal.SIGKILL)
+    signal.signal(END, _ignore)
+    code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
+    while True:
+        for pid in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return code
+
+
+def _end_as(code: int) -> None:
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the job's own is enough
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _exit_unless(alive: bool) -> None:
+    if not alive:
+        os._exit(1)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the job has ended, and what it left is about to."""

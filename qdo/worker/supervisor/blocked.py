@@ -1,0 +1,310 @@
+"""Processes whose event loop is blocked by a job: keep their sessions, and act in their place.
+
+A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
+of the process would move to other workers, and the job would block the next one. So the parent
+keeps the session alive, from outside (`session_keeper`). Until the job returns, its process starts
+no message, and no other process takes its queues. When the job has blocked the loop for longer than
+its limit, the process is killed. An attempt is counted for its message only, and all other queues
+continue in other processes.
+
+A loop that runs only for moments between such jobs may not send anything either. So the parent
+keeps the session of a loop that is blocked once the last contact with the coordinator was half a
+session timeout ago, however long the present job has blocked.
+
+Operators are answered from outside, too (`blocked_actions`).
+
+A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
+
+The parent also does what operators ask of such a worker, over its own connection. The worker itself
+cannot read what it is asked for. So its parent runs the machine of actions for as long as the loop
+is blocked, as a second actor: see `qdo.fleet.action_machine`. A parent whose workers are not
+blocked has no connection.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client, connect
+from qdo.coordination.side import SideConnection
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import QdoError
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import FAILED, PARENT, ActionsWatch, Finish, Perform, Result
+from qdo.fleet.audit_entries import Values
+from qdo.system.clock import clock
+from qdo.worker.actions.sampling import Samples, frame_label, profile_result
+from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.shared_memory.stack_dumps import functions
+from qdo.worker.supervisor.child import ChildProcess
+from qdo.worker.supervisor.sessions import SessionKeeper
+
+LOOK_SECONDS = 0.05
+"""How often it looks whether the loop is still blocked."""
+RETRY_SECONDS = 0.5
+"""Until it connects again, after the coordinator did not answer."""
+LONGEST_SECONDS = names.MAX_PROFILE_SECONDS + 10.0
+"""How long actions that were begun may take after that."""
+
+_log = logging.getLogger(__name__)
+
+
+class BlockedActions(threading.Thread):
+    """Acts for one worker, in parallel to the parent's other work, until its loop runs again.
+
+    :param report: the state of the loop when it was found to be blocked.
+    :param wake_up: wakes the loop of the parent, which looks at `ChildProcess.asked`.
+    """
+
+    def __init__(
+        self, child: ChildProcess, report: LoopReport, wake_up: Callable[[], None]
+    ) -> None:
+        super().__init__(name=f"actions-{child.name}", daemon=True)
+        self._child = child
+        self._session = child.sessions[-1]
+        self._report = report
+        self._wake_up = wake_up
+
+    def run(self) -> None:
+        logged = ""
+        while self._is_blocked():
+            try:
+                self._act()
+                return
+            except QdoError as error:
+                if str(error) != logged:
+                    logged = str(error)
+                    _log.warning(
+                        "%s: cannot answer operators while it is blocked: %s", self.name, error
+                    )
+            time.sleep(RETRY_SECONDS)
+
+    def _act(self) -> None:
+        session = self._session
+        timeout = session.timeout_seconds
+        client = connect(session.url, access=session.access, session_timeout_seconds=timeout)
+        client.open(timeout / 3)
+        side = SideConnection(client)
+        try:
+            worker = registered_name(client, Layout(session.root), session.id)
+            if worker is not None:
+                self._serve(side, worker)
+        finally:
+            side.close()
+
+    def _serve(self, side: SideConnection, worker: str) -> None:
+        watch = ActionsWatch(
+            Layout(self._session.root).fleet,
+            worker,
+            self._table(),
+            wall=time.time,
+            call=side.call,
+            actor=PARENT,
+        )
+        side.add(watch)
+        while self._is_blocked():
+            time.sleep(LOOK_SECONDS)
+        side.call(watch.close)
+        deadline = clock() + LONGEST_SECONDS
+        while not watch.ended and clock() < deadline:
+            time.sleep(LOOK_SECONDS)
+
+    def _is_blocked(self) -> bool:
+        seen = self._child.loop()
+        return seen is not None and seen.beat == self._report.beat
+
+    # --- what it does ---------------------------------------------------------------------
+
+    def _table(self) -> Mapping[str, Perform]:
+        return {
+            names.PING: self._ping,
+            names.STACKS: self._stacks,
+            names.RUNS: self._runs,
+            names.PROFILE: self._profile,
+            names.DRAIN: partial(self._pass_on, names.DRAIN, "draining"),
+            names.RESTART: partial(self._pass_on, names.RESTART, "restarting"),
+            names.RELOAD: partial(
+                self._pass_on, names.RELOAD, "restarting all workers of the parent process"
+            ),
+        }
+
+    def _state(self) -> str:
+        report = self._child.loop() or self._report
+        what = report.blocked_by or "an unknown job that lets no other thread run"
+        seconds = clock() - report.beat
+        return f"pid {self._child.pid}, event loop blocked for {seconds:.1f} s by {what}"
+
+    def _ping(self, args: Values, finish: Finish) -> Result:
+        return Result(self._state())
+
+    def _stacks(self, args: Values, finish: Finish) -> Result:
+        state, dump = self._state(), self._child.dumps.take(self._child.pid)
+        if not dump:
+            return Result(f"{state}; the process did not write its stacks", outcome=FAILED)
+        return Result(state, dump)
+
+    def _runs(self, args: Values, finish: Finish) -> Result:
+        state = self._state()
+        return Result(state, json.dumps({"total": None, "runs": [], "blocked": state}))
+
+    def _pass_on(self, action: str, text: str, args: Values, finish: Finish) -> Result:
+        state = self._state()
+        self._child.asked.append(action)
+        self._wake_up()
+        return Result(f"{text} once the job returns: {state}")
+
+    def _profile(self, args: Values, finish: Finish) -> None:
+        seconds = names.seconds_of(names.PROFILE, args)
+        thread = threading.Thread(target=self._sample, args=(seconds, finish), daemon=True)
+        thread.start()
+
+    def _sample(self, seconds: float, finish: Finish) -> None:
+        child, samples, until = self._child, Samples(), clock() + seconds
+        while clock() < until:
+            dump = child.dumps.take(child.pid)
+            if not dump:
+                finish(Result("the process did not write its stacks", outcome=FAILED))
+                return
+            samples.add([frame_label(*each) for each in stack] for stack in functions(dump))
+        finish(profile_result(samples, seconds))
+
+
+def registered_name(client: Client, layout: Layout, session: int) -> str | None:
+    """Return the name of the worker that is registered in a session, None if there is none.
+
+    :raises NodeRefusedError: this account may not list the workers.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    found = read_children(client, [layout.workers]).get(layout.workers, [])
+    for node in read_nodes(client, [layout.worker(name) for name in found]):
+        if node.session == session:
+            return node.path.rpartition("/")[2]
+    return None
+
+
+KEEP_AFTER = 0.5
+"""Share of the session timeout, since the last contact with the coordinator, after which the
+session of a blocked process is kept alive."""
+BLOCKED_AFTER = 0.1
+"""Share of the session timeout after which a loop that has not run counts as blocked."""
+LOOKS = 8
+"""Number of looks within a session timeout."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A child as seen at the last look.
+
+    :ivar running_since: clock time before which the loop could not run: the child or this process
+        was stopped.
+    :ivar kept_since: the beat since which its session is kept.
+    :ivar served_since: the beat since which operators are answered for it.
+    """
+
+    running_since: float = 0.0
+    kept_since: float = 0.0
+    served_since: float = 0.0
+
+
+class BlockedLoops:
+    """Watches the event loops of the children of one parent.
+
+    :ivar next_at: time of the next look, on `time.monotonic`.
+    :param wake_up: wakes the loop of the parent, from any thread.
+    """
+
+    def __init__(self, session_timeout_seconds: float, wake_up: Callable[[], None]) -> None:
+        self._wake_up = wake_up
+        self.next_at = 0.0
+        self._timeout = session_timeout_seconds
+        self._looked_at = clock()
+        self._awake_since = 0.0
+        self._watched: dict[ChildProcess, _Watched] = {}
+
+    def look(self, children: Collection[ChildProcess]) -> Iterator[tuple[ChildProcess, str]]:
+        """Keep the sessions of blocked children; yield each child to kill, and the reason."""
+        if time.monotonic() < self.next_at:
+            return
+        now = clock()
+        # An app may set a shorter timeout in code, and the coordinator may grant a shorter one.
+        granted = [child.sessions[-1].timeout_seconds for child in children if child.registered]
+        pause = min(granted, default=self._timeout) / LOOKS
+        self.next_at = time.monotonic() + pause
+        if now - self._looked_at > 3 * pause:
+            self._awake_since = now
+        self._looked_at = now
+        for child in set(self._watched).difference(children):
+            self._release(child)
+        for child in children:
+            reason = self._look_at(child, now)
+            if reason:
+                yield child, reason
+
+    def _look_at(self, child: ChildProcess, now: float) -> str:
+        """Keep the session of a child if its loop is blocked; return why it must be killed."""
+        report = child.loop() if child.registered else None
+        if report is None or child.blamed is not None:
+            self._release(child)
+            return ""
+        watched = self._watched.setdefault(child, _Watched())
+        if child.is_stopped():
+            watched.running_since = now
+        blocked = now - max(report.beat, self._awake_since, watched.running_since)
+        timeout = child.sessions[-1].timeout_seconds
+        if blocked < BLOCKED_AFTER * timeout:
+            self._release(child, watched.running_since)
+            return ""
+        if blocked >= report.limit_seconds:
+            child.blamed = report
+            return f"{_cause(report)} for {blocked:.1f} s"
+        if watched.served_since != report.beat and child.sessions[-1].root:
+            watched.served_since = report.beat
+            BlockedActions(child, report, self._wake_up).start()
+        kept_at = 0.0 if child.keeper is None else child.keeper.kept_at
+        quiet = now - max(report.contact, kept_at) >= KEEP_AFTER * timeout
+        if quiet and watched.kept_since != report.beat:  # else a keeper is at work
+            watched.kept_since = report.beat
+            self._keep(child, report, blocked)
+        return ""
+
+    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> None:
+        name = f"{child.name} (pid {child.pid})"
+        _log.warning(
+            "%s: %s for %.1f s; keeping its session, and killing it after %g s",
+            name,
+            _cause(report),
+            blocked,
+            report.limit_seconds,
+        )
+        note = {
+            "state": "blocked",
+            "blocked_by": report.blocked_by or "an unknown job",
+            "blocked_since": time.time() - blocked,
+        }
+
+        def is_blocked() -> bool:
+            seen = child.loop()
+            return seen is not None and seen.beat == report.beat
+
+        child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
+        child.keeper.start()
+
+    def _release(self, child: ChildProcess, running_since: float = 0.0) -> None:
+        """Stop keeping the session of a child."""
+        self._watched.pop(child, None)
+        if child.keeper is not None:
+            child.keeper.stop()
+        if running_since:
+            self._watched[child] = _Watched(running_since)
+
+
+def _cause(report: LoopReport) -> str:
+    what = report.blocked_by or "an unknown job that lets no other thread run"
+    return f"its event loop has been blocked by {what}"

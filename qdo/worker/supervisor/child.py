@@ -1,0 +1,395 @@
+"""One worker process as its parent sees it: start, reports, exit, and the end of its group.
+
+`Reaper` reaps dead processes, and closes their sessions once nothing of them is alive. The order
+makes it safe. The process group is killed while its dead leader still holds the group id. Then the
+leader is reaped. Only when every other member of the group and the processes of its jobs are gone,
+its coordinator sessions are closed (`qdo.worker.supervisor.sessions`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qdo.brokers.registry import positions_of
+from qdo.coordination.access import ANYBODY, Access
+from qdo.coordination.interrupted_attempts import InFlight
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import SettingsError
+from qdo.settings.coordinator_access import coordinator_access
+from qdo.settings.hosts import process_title
+from qdo.settings.settings import Settings
+from qdo.system.processes import LINUX, children, module_argv
+from qdo.worker.executors.process_frames import NAME
+from qdo.worker.metrics.monitor import ChildMetrics
+from qdo.worker.shared_memory import in_flight
+from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
+from qdo.worker.shared_memory.stack_dumps import StackDumps
+from qdo.worker.supervisor.sessions import Session, SessionCloser, SessionKeeper
+
+CHILD_ARGV = module_argv("qdo.worker.main")
+CHILD_VARIABLE = "QDO_CHILD"
+"""Environment variable with the input of the child, as JSON. Settings may hold secrets, and
+every user of the machine can read a command line."""
+
+REPORT_BYTES = 4 << 20
+"""Maximum length of a report; the longest one has the names of the app's files."""
+
+_log = logging.getLogger(__name__)
+
+
+class ChildProcess:
+    """A running worker process, leader of its own process group and session.
+
+    :ivar sessions: its open coordinator sessions, as it reported them.
+    :ivar settings: the settings in force, those in the app's code included, as it reported them;
+        None before.
+    :ivar files: the app's source files, as it reported them; only with the setting `reload`.
+    :ivar asked: what operators asked of it, as it reported: the parent acts for it.
+    :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
+        because one of them blocked its loop, only that one.
+    :ivar blamed: the state of its event loop for which it is killed, None if it is not.
+    :ivar keeper: keeps its session alive, or did so last.
+    :ivar dumps: its stacks, which it writes when the parent asks for them.
+    :ivar metrics: what it counts, for any thread.
+    :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
+        owner of the reaped child closes it.
+    :param left: such descriptors of dead processes, whose messages this process releases.
+    :param restarted: a process ran in this slot before.
+
+    Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
+    id, so a signal never reaches an unrelated process.
+    """
+
+    _keepers: Sequence[int] = ()
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        settings: Settings,
+        target: str | None,
+        left: Sequence[int] = (),
+        restarted: bool = False,
+    ) -> None:
+        self.name = name
+        self.sessions: list[Session] = []
+        self.settings: Settings | None = None
+        self.files: list[str] = []
+        self.asked: list[str] = []
+        self._given = settings
+        self._received = b""
+        # Not a pipe: the child reads the end of the stream from it when the parent has died.
+        self.pipe, far_end = socket.socketpair()
+        self.pipe.setblocking(False)
+        self._table = in_flight.make_memory()
+        self._reading = threading.Lock()
+        self.receipts = in_flight.make_memory("qdo-receipts")
+        self.dumps = StackDumps()
+        self.metrics = ChildMetrics()
+        self.in_flight: list[InFlight] = []
+        self.blamed: LoopReport | None = None
+        self.keeper: SessionKeeper | None = None
+        shared = {
+            "pipe": far_end.fileno(),
+            "in_flight": self._table,
+            "receipts": self.receipts,
+            "stacks": self.dumps.fd,
+            "metrics": self.metrics.fd,
+        }
+        given = {"settings": dataclasses.asdict(settings), "target": target}
+        child = {**given, **shared, "left": list(left), "restarted": restarted}
+        try:
+            self._process = subprocess.Popen(
+                [*argv, process_title(name, settings, target)],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
+                pass_fds=(*shared.values(), *left),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._close(self._table, self.receipts)
+            raise
+        finally:
+            far_end.close()
+
+    def _close(self, *memories: int) -> None:
+        self.pipe.close()
+        self.dumps.close()
+        self.metrics.close()
+        for fd in memories:
+            os.close(fd)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def registered(self) -> bool:
+        """Whether it has a session open, as it reported."""
+        return bool(self.sessions)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process itself; it stops its executor processes."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the whole process group; only before `reap`."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Reap the dead process; return its exit code (negative: signal).
+
+        Also reads its last reports and its messages in flight. The group is killed first, while
+        the unreaped leader still keeps the kernel from reusing its id.
+        """
+        if self.keeper is not None:
+            self.keeper.stop()
+        self.kill()
+        # Its job processes and what they started end by themselves, see `keeper`. Their keepers
+        # have been children of this process since it died.
+        self._keepers = children(os.getpid(), NAME) if LINUX else []
+        self.dumps.close()
+        code = self._process.wait()
+        self.receive()
+        self.pipe.close()
+        self.metrics.close()
+        # If the loop ran again before the signal arrived, the guilty message is unknown.
+        guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
+        self.in_flight = in_flight.read(self._table, guilty)
+        with self._reading:
+            os.close(self._table)
+            self._table = -1
+        return code
+
+    def loop(self) -> LoopReport | None:
+        """Return the state of its event loop, None while nothing watches it. For any thread."""
+        with self._reading:
+            return None if self._table < 0 else read_loop(self._table)
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped by a signal or a debugger (Linux)."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b") ")[2][:1] in b"Tt"
+        except OSError:
+            return False
+
+    def group_gone(self) -> bool:
+        """Return whether its whole group and its jobs' processes are dead; call it after `reap`.
+
+        The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
+        child, and is gone once it is reaped.
+        """
+        groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
+        return not any(_has_children(*group) for group in groups)
+
+    def receive(self) -> bool:
+        """Read the child's reports; return False after it closed its end.
+
+        Reads a limited number of bytes, because a child may write faster than this process reads.
+        """
+        for _ in range(REPORT_BYTES >> 16):
+            try:
+                data = self.pipe.recv(1 << 16)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+            if not data:
+                return False
+            *lines, self._received = (self._received + data).split(b"\n")
+            if len(self._received) > REPORT_BYTES:
+                self._ignore(self._received)
+                self._received = b""
+            for line in lines:
+                self._handle(line)
+        return True
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            value = json.loads(line)
+            if "settings" in value:
+                # The worker sends them before its first job runs.
+                self.settings = self.settings or Settings(**value["settings"])
+                return
+            if "files" in value:
+                self.files = list(map(str, value["files"]))
+                return
+            if "ask" in value:
+                self.asked.append(str(value["ask"]))
+                return
+            session = self._session_of(value)
+        except Exception:  # noqa: BLE001 - a job may have written anything
+            self._ignore(line)
+            return
+        if session is None:
+            del self.sessions[-1:]
+        elif session not in self.sessions:
+            self.sessions.append(session)
+
+    def _ignore(self, line: bytes) -> None:
+        _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
+
+    def _session_of(self, value: dict[str, Any]) -> Session | None:
+        if value["session"] is None:
+            return None
+        # An app may set its coordinator in code, which only the child imports.
+        settings = self.settings or self._given
+        url = value.get("coordinator") or settings.coordinator
+        root = str(value.get("root", ""))
+        timeout = float(value.get("timeout") or settings.session_timeout_seconds)
+        if not 0 < timeout < math.inf:
+            raise ValueError(timeout)
+        id, password = int(value["session"], 16), bytes.fromhex(value["password"])
+        return Session(url, id, password, root, timeout, self._access(settings, root))
+
+    def _access(self, settings: Settings, root: str) -> Access:
+        try:
+            return coordinator_access(settings, Layout(root))
+        except SettingsError as error:
+            _log.warning("%s: its session will time out if it dies: %s", self.name, error)
+            return ANYBODY
+
+
+def next_ended() -> int | None:
+    """Return the pid of a dead child of this process without reaping it, None if there is none."""
+    try:
+        state = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if state is None else state.si_pid
+
+
+def _has_children(kind: int, number: int) -> bool:
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(slots=True)
+class _DyingProcess:
+    """A reaped child whose process group may still have living members."""
+
+    child: ChildProcess
+    give_up_at: float
+    in_flight: list[InFlight]
+    reason: str
+
+
+class Reaper:
+    """The dead children of one parent.
+
+    :ivar left: descriptors of the receipt stores of dead children, for the next child to
+        release. The parent that takes one closes it.
+    :ivar settings: the settings in force.
+    :param wakeup: called from another thread when sessions are closed.
+    """
+
+    def __init__(self, settings: Settings, wakeup: Callable[[], None]) -> None:
+        self.left: list[int] = []
+        self.settings = settings
+        self._wakeup = wakeup
+        self._dying: list[_DyingProcess] = []
+        self._closers: list[SessionCloser] = []
+
+    @property
+    def busy(self) -> bool:
+        """True while a group may have living members or a session is being closed."""
+        return bool(self._dying or self._closers)
+
+    @property
+    def next_at(self) -> float | None:
+        """The time at which `step` has something to do without a signal, None if there is none."""
+        return min((dying.give_up_at for dying in self._dying), default=None)
+
+    def reap(self, child: ChildProcess, *, stopping: bool) -> int:
+        """Reap a dead child; return its exit code.
+
+        :param stopping: it was asked to exit. Then its death counts as no message's attempt, unless
+            a message blocked its loop.
+        """
+        code = child.reap()
+        if child.registered:
+            give_up_at = time.monotonic() + self.settings.session_timeout_seconds
+            in_flight = [] if stopping and child.blamed is None else child.in_flight
+            reason = _exit_reason(child, code)
+            self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
+        else:
+            os.close(child.receipts)
+        self._reap_dying()
+        _log.log(*_exit_message(child, code, stopping=stopping))
+        return code
+
+    def step(self) -> None:
+        """Close the sessions of children whose groups are gone; forget finished closers."""
+        self._reap_dying()
+        self._closers = [closer for closer in self._closers if not closer.finished]
+
+    def _reap_dying(self) -> None:
+        for dying in list(self._dying):
+            if dying.child.group_gone():
+                self._dying.remove(dying)
+                self.left.append(dying.child.receipts)
+                self._close_sessions(dying)
+            elif dying.give_up_at <= time.monotonic():
+                self._dying.remove(dying)
+                os.close(dying.child.receipts)
+                _log.warning(
+                    "%s (pid %d): cannot kill part of its process group; its queues are free"
+                    " when its session times out",
+                    dying.child.name,
+                    dying.child.pid,
+                )
+
+    def _close_sessions(self, dying: _DyingProcess) -> None:
+        child = dying.child
+        closer = SessionCloser(
+            f"{child.name} (pid {child.pid})",
+            child.sessions,
+            self.settings.session_timeout_seconds,
+            self._wakeup,
+            dying.in_flight,
+            dying.reason,
+            positions_of(self.settings.broker),
+            after=child.keeper,
+        )
+        self._closers.append(closer)
+        closer.start()
+
+
+def _exit_message(child: ChildProcess, code: int, *, stopping: bool) -> tuple[int, str]:
+    """Return log level and message for the exit of a child."""
+    if code == 0:
+        return logging.INFO, f"{child.name} (pid {child.pid}) finished"
+    level = logging.INFO if stopping and code == -signal.SIGTERM else logging.WARNING
+    return level, _exit_reason(child, code)
+
+
+def _exit_reason(child: ChildProcess, code: int) -> str:
+    """Return how an unfinished child exited."""
+    if child.blamed is not None:
+        limit = child.blamed.limit_seconds
+        return f"{child.name} (pid {child.pid}) was killed: a job blocked its loop for {limit:g} s"
+    how = f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
+    return f"{child.name} (pid {child.pid}) {how}"
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,280 @@
+"""Keep the coordinator session of a blocked process, and close those of a dead one.
+
+Its worker node is gone and its queues are free some 10 ms later, instead of a session timeout
+later. This is safe only if the process and its whole group are known to be dead: closing the
+session of a live worker would make two owners.
+
+`SessionKeeper` keeps the session of a process alive while its event loop is blocked. The process
+cannot send heartbeats then. So its parent attaches to the session once in a while and leaves it
+again. Each time, the session gets its full timeout again. The client of the process loses its
+connection by that, and connects again once its loop runs. No lease becomes longer: only the process
+itself renews its lease, when it has heard from the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.coordination.access import ANYBODY, Access
+from qdo.coordination.client import Client, connect
+from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
+from qdo.coordination.side import note_in_component
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import NodeRefusedError, QdoError, SettingsError
+from qdo.positions import TIME_POSITIONS, Positions
+from qdo.system.clock import clock
+from qdo.text import describe, pluralize
+
+RETRY_SECONDS = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A coordinator session of a worker: everything needed to close it."""
+
+    url: str
+    """Address of its coordinator."""
+    id: int
+    password: bytes
+    root: str = ""
+    """Znode of its app, "" if unknown."""
+    timeout_seconds: float = 0.0
+    """As the coordinator granted it; 0 if unknown."""
+    access: Access = field(default=ANYBODY, compare=False)
+    """How to connect to the coordinator."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id:#x}>"
+
+
+class SessionCloser(threading.Thread):
+    """Closes the sessions of one dead process, in parallel to the parent's other work.
+
+    It retries until the session would have timed out anyway.
+
+    :ivar finished: True when nothing is left to do; `ended` is called right after that.
+    :param in_flight: messages whose attempt ended with the process, for the given `reason`. The
+        attempts are counted first: once the session is closed the queues have other owners.
+    :param after: a thread that attaches to the sessions too; it is awaited.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        sessions: Sequence[Session],
+        session_timeout_seconds: float,
+        ended: Callable[[], None],
+        in_flight: Sequence[InFlight] = (),
+        reason: str = "",
+        positions: Positions = TIME_POSITIONS,
+        *,
+        after: threading.Thread | None = None,
+    ) -> None:
+        super().__init__(name=f"closer-{process}", daemon=True)
+        self._process = process
+        self._sessions = tuple(sessions)
+        self._timeout = session_timeout_seconds
+        self._ended = ended
+        self._in_flight = tuple(in_flight)
+        self._reason = reason
+        self._positions = positions
+        self._after = after
+        self._given_up = threading.Event()
+        self.finished = False
+
+    def give_up(self) -> None:
+        """Stop retrying; the sessions will time out."""
+        self._given_up.set()
+
+    def run(self) -> None:
+        try:
+            deadline = time.monotonic() + self._timeout
+            if self._after is not None:
+                self._after.join(self._timeout)
+            # The newest first: earlier ones have probably expired.
+            for session in reversed(self._sessions):
+                self._close(session, deadline)
+        finally:
+            self.finished = True
+            self._ended()
+
+    def _close(self, session: Session, deadline: float) -> None:
+        began = time.monotonic()
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                close_session(session, self._timeout, left, before=self._count)
+            except Exception as error:  # noqa: BLE001 - a job may have forged the report
+                if isinstance(error, SettingsError) or not isinstance(error, QdoError):
+                    break
+                _log.debug(
+                    "%s: cannot close session %#x yet, retrying: %s",
+                    self._process,
+                    session.id,
+                    error,
+                )
+                if self._given_up.wait(min(RETRY_SECONDS, left)):
+                    break
+                continue
+            took = (time.monotonic() - began) * 1000
+            _log.info(
+                "%s: closed its session %#x in %.0f ms; its queues are free",
+                self._process,
+                session.id,
+                took,
+            )
+            return
+        _log.warning(
+            "%s: cannot close its session %#x; its queues are free when the session times out",
+            self._process,
+            session.id,
+        )
+
+    def _count(self, session: Session, client: Client) -> None:
+        """Count the attempts that ended with the process. A failure does not stop the closing."""
+        if not self._in_flight or not session.root:
+            return
+        try:
+            counted = count_interrupted(
+                client, Layout(session.root), self._in_flight, self._reason, self._positions
+            )
+        except Exception as error:  # noqa: BLE001 - a job may have written to the shared memory
+            _log.warning(
+                "%s: cannot count its interrupted attempts; these messages may get one more: %s",
+                self._process,
+                describe(error),
+            )
+            return
+        # Not again, neither when the close is repeated nor in the next session.
+        self._in_flight = tuple(each for each in self._in_flight if each not in counted)
+        if counted:
+            _log.warning(
+                "%s: it died with %s in flight; one attempt is counted for each",
+                self._process,
+                pluralize(len(counted), "message"),
+            )
+
+
+def prepare_closing(url: str) -> None:
+    """Import the client for a coordinator now: while closing, every millisecond counts.
+
+    :raises SettingsError: `url` is not the address of a coordinator.
+    """
+    connect(url)
+
+
+def close_session(
+    session: Session,
+    session_timeout_seconds: float,
+    patience_seconds: float,
+    before: Callable[[Session, Client], None] = lambda session, client: None,
+) -> None:
+    """Attach to a session of a dead process and close it; its ephemeral nodes vanish at once.
+
+    A session that has expired in the meantime is not an error.
+
+    :param before: called with session and client before the close. If the session has ended, the
+        client has another one.
+    :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
+    """
+    client = connect(
+        session.url,
+        access=session.access,
+        session_timeout_seconds=session_timeout_seconds,
+        client_id=(session.id, session.password),
+    )
+    client.open(patience_seconds)
+    try:
+        before(session, client)
+        client.stop()
+    finally:
+        client.close()
+
+
+class SessionKeeper(threading.Thread):
+    """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
+
+    :ivar kept_at: clock time at which it last attached to the session.
+    :param process: name of the process, for the log.
+    :param note: keys for the component node of the worker.
+    :param is_blocked: returns whether the loop still has not run; called on this thread.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        session: Session,
+        note: Mapping[str, Any],
+        is_blocked: Callable[[], bool],
+    ) -> None:
+        super().__init__(name=f"keeper-{process}", daemon=True)
+        self._process = process
+        self._session = session
+        self._note = note
+        self._is_blocked = is_blocked
+        self._stopping = threading.Event()
+        self.kept_at = 0.0
+
+    def stop(self) -> None:
+        """Let the thread end; it may attach to the session until it has ended."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        seconds = self._session.timeout_seconds / 3
+        while not self._stopping.is_set() and self._is_blocked():
+            pause = seconds
+            now = clock()
+            try:
+                if keep_session(self._session, self._note):
+                    self.kept_at = now
+                else:
+                    _log.warning(
+                        "%s: its session %#x is over; other workers take its queues",
+                        self._process,
+                        self._session.id,
+                    )
+                    return
+            except QdoError as error:
+                _log.warning(
+                    "%s: cannot keep its session %#x, retrying: %s",
+                    self._process,
+                    self._session.id,
+                    error,
+                )
+                pause = RETRY_SECONDS
+            self._stopping.wait(pause)
+
+
+def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
+    """Attach to a session and leave it again; return whether it still exists.
+
+    :param note: keys for the component node of the worker.
+    :raises UnreachableError: the coordinator did not respond in time.
+    """
+    timeout = session.timeout_seconds
+    client = connect(
+        session.url,
+        access=session.access,
+        session_timeout_seconds=timeout,
+        client_id=(session.id, session.password),
+    )
+    client.open(timeout / 3)
+    if client.client_id is None or client.client_id[0] != session.id:
+        client.stop()  # ends the new session that it got instead
+        client.close()
+        return False
+    try:
+        if session.root:
+            # Without a right the session lives all the same; operators lack the note.
+            with contextlib.suppress(NodeRefusedError):
+                note_in_component(client, Layout(session.root), note)
+    finally:
+        client.detach()
+    return True
