@@ -26,7 +26,7 @@ OPEN_POLL = "poll "
 
 
 class ReceiptHandleStore(Protocol):
-    """Keeps receipts of held messages; see `qdo.worker.shared_memory.receipt_handles`."""
+    """Keeps receipts of held messages; see `qdo.worker.shared_memory`."""
 
     def keep(self, queue: str, receipt: str) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Changes of a queue node while workers run.
+"""Change a queue node while workers run.
 
 Operators seek, decide, mark as deleted and reset. The leader retires, restores, marks finished.
 
@@ -14,6 +14,9 @@ write of its folder: see `protocol.rebalancing.queue_nodes`.
 An operator's change also leaves an entry in the action log, in the same transaction: `record` makes
 that operation, from the node before and after. Each call of it returns the same path, so a change
 whose answer was lost is recognized by its entry.
+
+Positions that an operator imports from a file are seeks that leave a mark. The mark is a key of the
+queue node, which owners keep. With it the same file moves a queue once.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Literal, TypeAlias
 from qdo.coordination import transactions
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
-from qdo.coordination.transactions import Node, read
+from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -347,3 +350,72 @@ def _notice(client: Client, layout: Layout, owner: str, queue: str) -> list[Op]:
     own = WorkerNode.parse(node.data)
     reread = tuple(dict.fromkeys((*own.reread, queue)))
     return [SetOp(path, replace(own, reread=reread).encode(), node.version)]
+
+
+KEY = "imported"
+"""Key of a queue node: the id of the file that moved it last."""
+
+
+def is_imported(node: QueueNode, id: str) -> bool:
+    """Return whether the file with this id has moved a queue."""
+    return (KEY, id) in node.extra
+
+
+def place(
+    client: Client,
+    layout: Layout,
+    queue: str,
+    wanted: QueueNode,
+    id: str,
+    finished: str | None,
+    record: Record,
+) -> None:
+    """Continue a queue after the position in `wanted`, once for each file; create a missing node.
+
+    :param finished: see `queue_admin.seek`.
+    :raises NodeRefusedError: the coordinator does not let this client read or write the node.
+    """
+    make_folder(client, layout.queues)
+    if _created(client, layout, queue, _with_mark(wanted, id), record):
+        return
+
+    def move(node: QueueNode) -> QueueNode:
+        if is_imported(node, id):
+            return node
+        if finished is not None and node.position == finished:
+            node = without_marks(node)
+        return _with_mark(with_seek(node, wanted.last, wanted.position), id)
+
+    change_node(client, layout, queue, move, record=record)
+
+
+def mark(client: Client, layout: Layout, queue: str, id: str, record: Record) -> None:
+    """Mark a queue that is at the position of a file; its owner and its progress stay."""
+
+    def unmoved(node: QueueNode) -> QueueNode:
+        return node if is_imported(node, id) else _with_mark(node, id)
+
+    change_node(client, layout, queue, unmoved, sought=0, record=record)
+
+
+def _with_mark(node: QueueNode, id: str) -> QueueNode:
+    others = tuple(each for each in node.extra if each[0] != KEY)
+    return replace(node, extra=(*others, (KEY, id)))
+
+
+def _created(client: Client, layout: Layout, queue: str, wanted: QueueNode, record: Record) -> bool:
+    """Create the node of a queue; return False if there is one."""
+    entry: CreateOp | None = None
+
+    def decide(found: Node) -> list[Op] | None:
+        nonlocal entry
+        if isinstance(found, NodeRead):
+            return None
+        entry = record(QueueNode(), wanted)
+        return [CreateOp(layout.queue(queue), wanted.encode()), entry]
+
+    def is_mine(found: NodeRead) -> bool:
+        return entry is not None and isinstance(read(client, entry.path), NodeRead)
+
+    path = layout.queue(queue)
+    return change(client, path, decide, root=layout.root, is_mine=is_mine) is not None

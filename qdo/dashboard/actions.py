@@ -1,20 +1,29 @@
-"""What operators may change, with the functions of the commands of the same names.
+"""Change what operators may change, with the functions of the commands of the same names.
 
 Each action is asked for twice: the first answer shows what it would change, and how many.
+
+A page asks the owner of a queue for its messages in flight, as `qdo ps` does. Nothing changes, but
+it costs nodes of the coordinator and an entry of the action log: so it is for operators, and needs
+no confirmation.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from flask import Blueprint, abort, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
 
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import NodeRead
+from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.dashboard.access import may_act, operator_name
 from qdo.dashboard.answers import letters
 from qdo.dashboard.board import board
@@ -30,6 +39,7 @@ from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Letter
 from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
+from qdo.ops.runs import RunsRead, ask_owner, read_runs
 from qdo.positions import MOST_DIGITS
 from qdo.sending.connections import Connections, noted_in_action_log
 from qdo.text import pluralize, printable
@@ -217,3 +227,61 @@ def _tell(text: str) -> None:
     """Tell the operator and the log what has happened."""
     _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), text)
     flash(f"{text}.")
+
+
+ANSWER_SECONDS = 5.0
+"""How long a page waits in all; the worker has a second less."""
+MOST_RUNS = 20
+MOST_AT_ONCE = 4
+"""Each question that waits has a thread of the server, which has 16."""
+
+_waiting = threading.BoundedSemaphore(MOST_AT_ONCE)
+asking = Blueprint("asking", __name__, url_prefix="/ask")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersAnswer:
+    """What the owner of a queue answered.
+
+    :ivar owner: "" if the queue has none.
+    """
+
+    owner: str
+    runs: RunsRead
+
+
+@asking.before_request
+def _only_operators_ask() -> None:
+    if not may_act():
+        abort(403, "only operators may ask workers, and only if the dashboard allows actions")
+
+
+@asking.post("/runs")
+def runs() -> str:
+    """Show the messages of a queue that run now."""
+    queue, by, shown = request.form.get("queue", ""), operator_name(), board()
+    if not _waiting.acquire(blocking=False):
+        abort(503, f"{MOST_AT_ONCE} questions wait for their answers; ask again in a few seconds")
+    try:
+        answer = shown.asking.get(
+            ("runs", queue), lambda opened: _ask_owner(*shown.coordinator(opened), queue, by)
+        )
+    finally:
+        _waiting.release()
+    return page(
+        "runs.html", name=queue, owner=answer.owner, runs=answer.runs, items=_items(answer.runs)
+    )
+
+
+def _items(found: RunsRead) -> list[dict[str, Any]]:
+    """Return the messages without numbers that no worker writes."""
+    return [each for each in found.items[:MOST_RUNS] if 0 <= each["seconds"] < math.inf]
+
+
+def _ask_owner(client: Client, layout: Layout, queue: str, by: str) -> OwnersAnswer:
+    node = read(client, layout.queue(queue))
+    owner = QueueNode.parse(node.data).owner if isinstance(node, NodeRead) else ""
+    if not owner:
+        return OwnersAnswer("", RunsRead())
+    asked = ask_owner(client, layout, owner, queue, MOST_RUNS, ANSWER_SECONDS - 1.0, by)
+    return OwnersAnswer(owner, read_runs([asked]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from qdo.dashboard.board import Board
-from qdo.dashboard.reading.fleet_reader import Reading
+from qdo.dashboard.reading import Reading
 from qdo.errors import HoldsUnreadableError, NotFoundError, QdoError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import is_selected, is_target

@@ -9,8 +9,7 @@ from flask import Blueprint, Response, jsonify, request
 
 from qdo.dashboard import answers
 from qdo.dashboard.board import ANSWER_WAIT_SECONDS, board
-from qdo.dashboard.reading.event_log import EVENT_KINDS
-from qdo.dashboard.reading.fleet_reader import Reading
+from qdo.dashboard.reading import EVENT_KINDS, Reading
 from qdo.errors import NotFoundError, QdoError, UnreachableError, UnreadError, UsageError
 from qdo.ops.changes import event_item
 from qdo.ops.items import QUEUE_SORTS, component_item, overview, queue_item, worker_item

@@ -9,13 +9,11 @@ from flask import Flask, Response, render_template, request
 from werkzeug.exceptions import HTTPException
 
 from qdo.dashboard.access import guard
-from qdo.dashboard.actions import actions
+from qdo.dashboard.actions import ANSWER_SECONDS, actions, asking
 from qdo.dashboard.api import api
-from qdo.dashboard.asking import ANSWER_SECONDS, asking
 from qdo.dashboard.board import EXTENSION, Board, DashboardOptions
 from qdo.dashboard.pages import page, pages, queue_pages
-from qdo.dashboard.reading.direct_reads import DirectReads
-from qdo.dashboard.reading.fleet_reader import FleetReader
+from qdo.dashboard.reading import DirectReads, FleetReader
 from qdo.dashboard.rendering import prepare
 from qdo.dashboard.streams import EventStreams, Sleep, stream_blueprint
 from qdo.errors import QdoError, UnreachableError, UsageError

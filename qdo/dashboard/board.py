@@ -10,8 +10,7 @@ from flask import current_app
 
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.dashboard.reading.direct_reads import DirectReads
-from qdo.dashboard.reading.fleet_reader import FleetReader, Reading
+from qdo.dashboard.reading import DirectReads, FleetReader, Reading
 from qdo.errors import DashboardUnsafeError, NotFoundError
 from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.sending.connections import Connections

@@ -13,8 +13,7 @@ from flask import Blueprint, render_template, request
 from qdo.dashboard import answers
 from qdo.dashboard.answers import glob_of, paged
 from qdo.dashboard.board import board
-from qdo.dashboard.reading.event_log import EVENT_KINDS, MOST_EVENTS
-from qdo.dashboard.reading.fleet_reader import Reading
+from qdo.dashboard.reading import EVENT_KINDS, MOST_EVENTS, Reading
 from qdo.dashboard.rendering import bars, line_chart
 from qdo.fleet.components import skew
 from qdo.fleet.names import exactly

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qdo.brokers.base import Broker
-from qdo.coordination import queue_imports
+from qdo.coordination import queue_admin
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
@@ -248,7 +248,7 @@ def _step(
     queue = checkpoint.queue
     readable = node is not None and node.fault is None
     before = QueuePosition(node.last, node.position) if node is not None and readable else None
-    if node is not None and queue_imports.is_imported(node, id):
+    if node is not None and queue_admin.is_imported(node, id):
         return ImportStep(queue, IMPORTED, before, before, "this file has moved it before")
     if queue not in listed:
         return ImportStep(queue, SKIPPED, before, None, "the broker has no such queue")
@@ -307,10 +307,10 @@ def execute_step(
                 return entry(recorded(before), {**recorded(after), "file": id})
 
             if step.outcome == SAME:
-                queue_imports.mark(client, layout, step.queue, id, record)
+                queue_admin.mark(client, layout, step.queue, id, record)
             else:
                 node = QueueNode(last, position=position)
-                queue_imports.place(client, layout, step.queue, node, id, finished, record)
+                queue_admin.place(client, layout, step.queue, node, id, finished, record)
     except (UnreachableError, AuditRefusedError):
         raise
     except QdoError as error:

@@ -197,7 +197,7 @@ def overview(
 ) -> dict[str, Any]:
     """Return the item of qdo.status/1.
 
-    :param notices: faults around the queues; see `qdo.ops.doctor.checks.notices`.
+    :param notices: faults around the queues; see `qdo.ops.doctor.notices`.
     :param worst: the most queues that are listed.
     :param unread: what could not be read, from `Statuses`.
     """

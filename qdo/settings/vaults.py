@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdo.brokers.registry import has_foreign_senders, stream_of
 from qdo.encryption.key_ring import KeyRing
-from qdo.encryption.marks import IdMarks
-from qdo.encryption.rows import RowOpener
+from qdo.encryption.marks import IdMarks, RowOpener
 from qdo.errors import SettingsError
 from qdo.settings.settings import Settings
 

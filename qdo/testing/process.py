@@ -27,11 +27,11 @@ from qdo.settings.live import SettingsInForce
 from qdo.testing.faults import Crashed, FaultyBroker, InstrumentedApp, Point
 from qdo.testing.inline_executor import InlineExecutor
 from qdo.testing.state import State
+from qdo.worker import shared_memory as hands
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.shared_memory import in_flight as hands
 
 LEASE_SECONDS = 1e9
 """The kit keeps the session alive: a lease ends only when the test ends it."""
@@ -312,7 +312,7 @@ class Process:
         self.alive = False
         self._unlisten()
         if reason:
-            self._world.record.count_crash(hands.read(self._memory), reason)
+            self._world.record.count_crash(hands.read_in_flight(self._memory), reason)
         self._world.record.free(self.name)
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``target``: MODULE:APP or null;
 - ``pipe``: descriptor of a socket to the parent;
 - ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
-  `qdo.worker.shared_memory.in_flight` and `qdo.worker.shared_memory.receipt_handles`;
-- ``stacks``: descriptor of memory for its stacks, see `qdo.worker.shared_memory.stack_dumps`;
+  `qdo.worker.shared_memory`;
+- ``stacks``: descriptor of memory for its stacks, see `qdo.worker.stacks`;
 - ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.monitor`;
 - ``left``: descriptors of the receipt stores of dead processes;
 - ``restarted``: whether a process ran in this slot before.
@@ -73,7 +73,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.text import printable_lines
     from qdo.worker import parent_link
     from qdo.worker.line_limit import limit_lines
-    from qdo.worker.shared_memory.stack_dumps import write_at_signal
+    from qdo.worker.stacks import write_at_signal
 
     parent_link.isolate()
     settings = Settings(**child["settings"])
@@ -147,13 +147,12 @@ def _context(
     settings: Settings, child: dict[str, Any], ask_parent: Callable[[str], None]
 ) -> ProcessContext:
     from qdo.worker.metrics.monitor import MetricsPage
-    from qdo.worker.shared_memory.in_flight import InFlightTable
-    from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore, read
+    from qdo.worker.shared_memory import InFlightTable, SharedReceiptStore, read_receipts
     from qdo.worker.worker import ProcessContext
 
     left = []
     for fd in child.get("left", ()):
-        left += read(fd)
+        left += read_receipts(fd)
         os.close(fd)
     return ProcessContext(
         target=child["target"] or "",

@@ -42,7 +42,7 @@ from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.coordination.leader_queues import Chore
-from qdo.fleet.chores.copied_actions import CopiedActionsChore
+from qdo.fleet.chores import CopiedActionsChore
 from qdo.message import Message
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.sending.doorbell import attach_doorbell
@@ -53,7 +53,7 @@ from qdo.system.home_loop import LoopMailbox
 from qdo.system.processes import SIGN
 from qdo.system.sqlite import absolute
 from qdo.text import pluralize
-from qdo.worker.actions.own_actions import OwnActions
+from qdo.worker.actions import OwnActions
 from qdo.worker.drain import Drain, StopRequests
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.duty import (
@@ -84,8 +84,7 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.router import ExecutorRouter, LimitedExecutor
 from qdo.worker.metrics.duty import MetricsDuty
 from qdo.worker.metrics.monitor import MetricsPage
-from qdo.worker.shared_memory.in_flight import InFlightTable
-from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
+from qdo.worker.shared_memory import InFlightTable, SharedReceiptStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.message import Message
 from qdo.positions import Positions
-from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
+from qdo.worker.shared_memory import InFlightTable, encode_label, make_memory, read_in_flight
 
 MOMENT = 139_000_000_000_000_000
 SEQUENCE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898
@@ -133,10 +133,10 @@ def test_word_of_a_wide_position_outlives_its_process(memory: int) -> None:
     first, second = (hands.take(encode_label("q" * 200, "worker-0000000101")) for _ in range(2))
     for position in (sqs(MOMENT), sqs(MOMENT + 1, 3, 2**128 - 1)):
         notes[first] = position
-        assert [each.position for each in read(memory)] == [position]
+        assert [each.position for each in read_in_flight(memory)] == [position]
     notes[second] = sqs(MOMENT + 2)
     hands.give_back(first)
-    assert [each.position for each in read(memory)] == [sqs(MOMENT + 2)]
+    assert [each.position for each in read_in_flight(memory)] == [sqs(MOMENT + 2)]
 
 
 def test_a_crash_is_counted_by_the_name_of_the_message() -> None:

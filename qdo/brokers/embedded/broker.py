@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
-from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
-from qdo.brokers.embedded.delayed_store import EmbeddedDelayedMessages
+from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
 from qdo.brokers.embedded.schema import INTEGER, MAYBE_INTEGER, MESSAGES, TEXT, Query

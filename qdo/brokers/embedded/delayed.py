@@ -1,4 +1,4 @@
-"""Delayed messages and deduplication keys.
+"""Delayed messages and deduplication keys of the embedded broker, for senders and for operators.
 
 A delayed message waits in a separate table until it is due. Then a listener moves it into its
 queue, where it gets its position. This is one transaction, so after a crash the message is in
@@ -8,14 +8,15 @@ exactly one of the two tables.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOptions
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
 from qdo.brokers.embedded.writer import Transaction, Writer
@@ -214,3 +215,60 @@ class DelayScheduler:
 
     def _left(self) -> float | None:
         return None if self._next is None else max(0.0, (self._next - self._clock()) / _SECOND)
+
+
+_KINDS = (INTEGER, TEXT, INTEGER, MAYBE_TEXT, MAYBE_TEXT, BLOB)
+_OF_QUEUE = """
+FROM delayed WHERE app = :app
+AND queue = (SELECT id FROM queues WHERE app = :app AND name = :queue AND delayed > 0)
+"""
+_FIND = Query(
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",  # nosec B608 # constants
+    *_KINDS,
+)
+_FIND_ID = Query(
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",  # nosec B608 # constants
+    *_KINDS,
+)
+_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", INTEGER)  # nosec B608 # constants
+_REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"  # nosec B608 # constants
+_COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name = ?"
+
+
+class EmbeddedDelayedMessages(DelayedMessages):
+    """The delayed messages of one app. Safe to use from several threads."""
+
+    def __init__(self, reading: sqlite3.Connection, path: str, app: str, writer: Writer) -> None:
+        self._reading = reading
+        self._path = path
+        self._app = app
+        self._writer = writer
+
+    def find(
+        self, queue: str, limit: int, ids: Collection[str] | None = None
+    ) -> list[DelayedMessage]:
+        of = {"app": self._app, "queue": queue}
+        with unforked, translated(self._path):
+            if ids is None:
+                rows = _FIND.all(self._reading, {**of, "limit": limit})
+            else:
+                found = (_FIND_ID.all(self._reading, {**of, "id": each}) for each in ids)
+                rows = list(itertools.chain.from_iterable(found))[:limit]
+        return list(itertools.starmap(DelayedMessage, rows))
+
+    def numbers(self, queue: str) -> list[int]:
+        with unforked, translated(self._path):
+            found = _NUMBERS.all(self._reading, {"app": self._app, "queue": queue})
+        return [number for (number,) in found]
+
+    def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
+        return self._writer.run(lambda transaction: self._discard(transaction, queue, numbers))
+
+    def _discard(self, transaction: Transaction, queue: str, numbers: Collection[int]) -> set[int]:
+        execute = transaction.connection.execute
+        of = {"app": self._app, "queue": queue}
+        gone = {
+            each for each in numbers if execute(_REMOVE_OF_QUEUE, {**of, "number": each}).rowcount
+        }
+        execute(_COUNT_REMOVED, (len(gone), self._app, queue))
+        return gone

@@ -13,8 +13,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
-from qdo.brokers.postgresql.dead_letters import PostgresqlDeadLetters
-from qdo.brokers.postgresql.delayed import PostgresqlDelayedMessages
+from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
 from qdo.brokers.postgresql.session import PostgresqlConnection

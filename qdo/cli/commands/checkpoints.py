@@ -20,9 +20,11 @@ from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
-from qdo.ops import checkpoints as importing
 from qdo.ops.checkpoints import (
+    CREATE,
     MAX_LINE_BYTES,
+    MOVE,
+    SKIPPED,
     CheckpointFile,
     ImportStep,
     execute_step,
@@ -38,7 +40,7 @@ from qdo.text import join_some, pluralize
 
 SCHEMA = "qdo.checkpoints-import/1"
 _COLUMNS = {"queue": "QUEUE", "old": "OLD", "new": "NEW", "outcome": "OUTCOME", "note": "NOTE"}
-_CHANGES = (importing.MOVE, importing.CREATE)
+_CHANGES = (MOVE, CREATE)
 
 
 @click.group()
@@ -195,7 +197,7 @@ def _shown(place: QueuePosition | None) -> str | None:
 
 
 def _raise_for_rest(steps: Sequence[ImportStep]) -> None:
-    rest = [each for each in steps if each.error or each.outcome == importing.SKIPPED]
+    rest = [each for each in steps if each.error or each.outcome == SKIPPED]
     if rest:
         raise PartialFailureError(
             done=len(steps) - len(rest),

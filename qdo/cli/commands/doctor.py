@@ -18,8 +18,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import policy_for
-from qdo.ops.doctor.case import Case
-from qdo.ops.doctor.checks import diagnose
+from qdo.ops.doctor import diagnose
+from qdo.ops.doctor_case import Case
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import hide_credentials, pluralize

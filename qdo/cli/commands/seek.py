@@ -1,7 +1,8 @@
-"""`qdo seek`: process messages again, or skip them."""
+"""`qdo seek`: process messages again, or skip them. `qdo delete`: delete queues."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -12,10 +13,11 @@ from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.errors import NotFoundError
+from qdo.ops.delete import Deletion, delete, plan_deletion
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
-from qdo.text import short_duration
+from qdo.text import pluralize, short_duration
 
 
 @click.command()
@@ -39,12 +41,14 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
         if client is None or broker is None:
             raise NotFoundError(what="queue", name=queue)
         plan = plan_seek(client, connections.layout, broker, queue, target)
-        if consent.given(f"move queue {queue!r} to {target}", partial(_show, plan, False), form):
+        if consent.given(
+            f"move queue {queue!r} to {target}", partial(_show_seeks, plan, False), form
+        ):
             execute(client, connections.layout, plan, consent.reason)
-            _show(plan, True, form)
+            _show_seeks(plan, True, form)
 
 
-def _show(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:
+def _show_seeks(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:
     item = _item(plan, executed)
     columns = {"queue": "QUEUE", "before": "BEFORE", "after": "AFTER"}
     if form == "table":
@@ -82,3 +86,59 @@ def _age(seconds: float | None) -> str:
 
 def _shown(place: QueuePosition) -> str:
     return format_last(place.last) or EARLIEST
+
+
+@click.command("delete")
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.option(
+    "--with-messages",
+    is_flag=True,
+    help="Also delete messages that are not done, and dead letters.",
+)
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def delete_queues(
+    queues: tuple[str, ...],
+    with_messages: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Delete queues, with their done messages and their progress.
+
+    A queue with messages that are not done, or with dead letters, is only deleted with
+    --with-messages. Workers may be running: the owner finishes its running job first. A message
+    that is sent meanwhile is never deleted: it keeps the queue, and the command ends with an error.
+    One that is sent later creates the queue again. If the command is interrupted, repeat it.
+    """
+    require_app(settings)
+    with open_connections(settings) as connections:
+        client, layout, broker = connections.client, connections.layout, connections.known_broker()
+        if broker is None:
+            raise NotFoundError(what="queue", name=queues[0])
+        plan = partial(plan_deletion, client, layout, broker, with_messages=with_messages)
+        plans = [plan(queue) for queue in dict.fromkeys(queues)]
+        what = f"delete {pluralize(len(plans), 'queue')}"
+        if consent.given(what, partial(_show_deletions, plans, 0), form):
+            done = 0
+            try:
+                for each in plans:
+                    delete(client, layout, broker, each, reason=consent.reason)
+                    done += 1
+            finally:  # what was done is shown even if the rest could not be
+                _show_deletions(plans, done, form)
+
+
+def _show_deletions(
+    plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None
+) -> None:
+    """Show deletions, of which the first `done` are executed."""
+    columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
+    items = [
+        {name: getattr(plan, name) for name in (*columns[:-1], "stored")}
+        | {"executed": index < done}
+        for index, plan in enumerate(plans)
+    ]
+    headings = {name: name.replace("_", " ").upper() for name in columns}
+    emit("qdo.delete/1", items, form, headings, out)

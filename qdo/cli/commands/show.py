@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdo.brokers.registry import positions_of
+from qdo.cli.commands.workers import blocked_texts, stack_text
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import import_app, output_option, require_app, with_settings
 from qdo.cli.output import (
@@ -23,7 +24,6 @@ from qdo.cli.output import (
     print_message,
 )
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
-from qdo.cli.runs import blocked_texts, stack_text
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, QdoError

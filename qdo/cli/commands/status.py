@@ -20,8 +20,8 @@ from qdo.cli.readings import (
     watch_option,
 )
 from qdo.errors import QdoError
-from qdo.ops.doctor.case import Case
-from qdo.ops.doctor.checks import notices
+from qdo.ops.doctor import notices
+from qdo.ops.doctor_case import Case
 from qdo.ops.items import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.verdicts import QueueHealth, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses

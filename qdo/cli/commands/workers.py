@@ -1,20 +1,31 @@
-"""`qdo workers`: the registered workers and their state."""
+"""`qdo workers`, `components`, `ps` and `action`: processes, and requests to them."""
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.output import emit, iso_time, parse_duration, print_message
 from qdo.cli.readings import watch_option
-from qdo.ops.items import worker_item
+from qdo.errors import ActionsFailedError, NotFoundError, UsageError
+from qdo.fleet import actions as names
+from qdo.fleet.action_machine import AHEAD_SECONDS, DONE, UnfitError
+from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
+from qdo.fleet.audit_entries import Values
+from qdo.fleet.components import read_components, skew
+from qdo.ops.items import component_item, worker_item
+from qdo.ops.runs import RunsRead, read_runs
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
-from qdo.text import join_some, short_duration
+from qdo.text import join_some, one_line, pluralize, printable, printable_lines, short_duration
 
 
 @click.command()
@@ -71,3 +82,285 @@ def _age(reported: float) -> str | None:
 
 def _moment(value: Any) -> str | None:
     return iso_time(value) if isinstance(value, int | float) else value
+
+
+_COMPONENT_COLUMNS = (
+    "kind",
+    "host",
+    "pid",
+    "version",
+    "level",
+    "zone",
+    "state",
+    "busy",
+    "live",
+    "fault",
+)
+
+
+@click.command()
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def components(form: str, settings: Settings) -> None:
+    """List the processes of an app with their versions.
+
+    BUSY is the number of queues with a job that runs. `qdo workers` lists the workers with their
+    queues instead. LIVE is the version of the live settings in use, see `qdo settings`.
+    """
+    app = require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        found = read_components(client, connections.layout) if client else []
+    if not found:
+        print_message(f"hint: no process of app {app!r} is registered")
+    columns = {name: name.upper() for name in _COMPONENT_COLUMNS}
+    if all(each.fault is None for each in found):
+        del columns["fault"]
+    if not any(each.live for each in found):
+        del columns["live"]
+    emit("qdo.components/1", [component_item(each) for each in found], form, columns)
+    versions = skew(found)
+    if versions:
+        print_message(f"hint: the processes have different versions of qdo: {versions}")
+
+
+def blocked_texts(found: RunsRead) -> list[str]:
+    """Return of which workers the messages are unknown, and why."""
+    return [
+        f"{worker}: {one_line(why)}; its other messages are unknown; see `qdo action {worker}"
+        " stacks`"
+        for worker, why in found.blocked.items()
+    ]
+
+
+def stack_text(item: Mapping[str, Any]) -> str:
+    """Return the stack of a message in flight."""
+    return printable_lines("\n".join(item["stack"]) or "its executor does not tell where it stands")
+
+
+def ask(
+    settings: Settings,
+    glob: str,
+    name: str,
+    args: Values,
+    seconds: float,
+    reason: str,
+    *,
+    agreed: Callable[[Sequence[str]], bool] = lambda workers: True,
+) -> list[Asked]:
+    """Ask the workers that match, and wait for their results.
+
+    :param seconds: how long to wait; they do not begin it later.
+    :param agreed: tells whether these workers may be asked.
+    :raises NotFoundError: no registered worker matches.
+    """
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        workers = list_workers(client, layout) if client is not None else []
+        targets = matching(workers, glob)
+        if client is None or not targets:
+            raise NotFoundError(what="worker that matches", name=glob)
+        if not agreed(targets):
+            return []
+        asked = ask_workers(
+            client, layout, targets, name, args, within_seconds=seconds, reason=reason
+        )
+        profiled = names.seconds_of(name, args) if name == names.PROFILE else 0.0
+        wait_for_results(client, layout, asked, seconds + profiled)
+    return asked
+
+
+_RUN_COLUMNS = {
+    "worker": "WORKER",
+    "queue": "QUEUE",
+    "id": "MESSAGE",
+    "attempt": "ATTEMPT",
+    "running": "RUNNING",
+    "where": "WHERE",
+}
+
+
+@click.command()
+@click.argument("glob", default="*")
+@click.option("--worker", metavar="GLOB", default="*", help="Only ask these workers.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, names.MAX_RUNS),
+    default=100,
+    show_default=True,
+    help="List at most N messages, those that have run for longest.",
+)
+@click.option("--stacks", is_flag=True, help="Show the stack of each job.")
+@click.option(
+    "--timeout", metavar="DURATION", default="5s", show_default=True, help="How long to wait."
+)
+@watch_option
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def ps(
+    glob: str,
+    worker: str,
+    limit: int,
+    stacks: bool,
+    timeout: str,
+    form: str,
+    settings: Settings,
+) -> None:
+    """List the messages that run now, in queues that match GLOB, the longest first.
+
+    Each worker is asked, and its answer is in the action log. RUNNING is an estimate, because the
+    engine reads no clock for each message. WHERE is the innermost line of your code.
+    """
+    require_app(settings)
+    seconds = parse_duration(timeout, "--timeout")
+    if not 0 < seconds <= AHEAD_SECONDS:
+        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
+    args: Values = {"queues": glob, "most": limit}
+    asked = ask(settings, worker, names.RUNS, args, seconds, "")
+    found = read_runs(asked)
+    for text in blocked_texts(found):
+        print_message(text)
+    shown = found.items[:limit]
+    if form == "table":
+        for item in shown:
+            item["running"] = f"~{short_duration(item['seconds'])}"
+    emit("qdo.runs/1", shown, form, _RUN_COLUMNS)
+    if form == "table":
+        _print_stacks(shown if stacks else ())
+    if len(shown) < found.total:
+        print_message(
+            f"hint: {len(shown)} of {pluralize(found.total, 'message')} are listed; see --limit"
+        )
+    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
+    if failed:
+        of = pluralize(len(asked), "worker")
+        raise ActionsFailedError(
+            action=names.RUNS, total=of, count=len(failed), names=join_some(failed)
+        )
+    if not found.total:
+        print_message("hint: no message runs now")
+
+
+def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
+    for item in items:
+        heading = f"--- {item['queue']}, message {item['id']}, on {item['worker']} ---"
+        sys.stdout.write(f"\n{printable(heading)}\n{stack_text(item)}\n")
+
+
+PLANNED = "planned"
+"""The outcome of an action that was not asked for."""
+_ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
+
+
+@click.command()
+@click.argument("glob")
+@click.argument("name", metavar="ACTION", type=click.Choice(names.ACTIONS))
+@click.argument("argument", required=False)
+@click.option("--for", "lasting", metavar="DURATION", help="With log-level: how long. [10m]")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="How long to wait; workers do not begin it later.",
+)
+@changing
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def action(
+    glob: str,
+    name: str,
+    argument: str | None,
+    lasting: str | None,
+    timeout: str,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Ask the workers whose names match GLOB for an action, each at most once.
+
+    \b
+    ping               answer
+    stacks             return the stacks of all jobs and threads
+    profile SECONDS    return samples of the stacks, for a flame graph
+    log-level LEVEL    write the log from another level up, for a while
+    drain              finish the messages in flight, and stop
+    restart            drain, and start again
+    reload             restart all workers of the same parent process, also drained ones
+
+    `qdo workers` lists the names. The results are in the action log as well: `qdo audit`.
+    """
+    require_app(settings)
+    args = _arguments(name, argument, lasting)
+    seconds = parse_duration(timeout, "--timeout")
+    if not 0 < seconds <= AHEAD_SECONDS:
+        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
+
+    def agreed(workers: Sequence[str]) -> bool:
+        planned = [Asked(worker, "", PLANNED) for worker in workers]
+        count = pluralize(len(workers), "worker")
+        stops = name in (names.DRAIN, names.RESTART, names.RELOAD)
+        what = f"{name} {count}" if stops else f"ask {count} for {name}"
+        # One reload restarts all workers of a parent process.
+        asks = stops and (name == names.RELOAD or list(workers) != [glob])
+        return consent.given(what, partial(_show, planned), form, asks=asks)
+
+    asked = ask(settings, glob, name, args, seconds, consent.reason, agreed=agreed)
+    if not asked:
+        return
+    _show(asked, form)
+    if form == "table":
+        _print_outputs(asked)
+    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
+    if failed:
+        total = pluralize(len(asked), "worker")
+        raise ActionsFailedError(
+            action=name, total=total, count=len(failed), names=join_some(failed)
+        )
+
+
+def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
+    """Return the arguments of an action from those of the command."""
+    if lasting is not None and name != names.LOG_LEVEL:
+        raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
+    wanted = {names.LOG_LEVEL: "a LEVEL such as debug", names.PROFILE: "SECONDS such as 10"}
+    if (argument is None) != (name not in wanted):
+        raise UsageError(reason=f"{name} must have {wanted.get(name, 'no argument')}")
+    try:
+        if name == names.PROFILE:
+            args: Values = {"seconds": parse_duration(argument or "", "SECONDS")}
+            names.seconds_of(name, args)
+        elif name == names.LOG_LEVEL:
+            args = {"level": argument, "seconds": parse_duration(lasting or "10m", "--for")}
+            names.seconds_of(name, args)
+            names.level_of(args)
+        else:
+            args = {}
+    except UnfitError as error:
+        raise UsageError(reason=str(error)) from error
+    return args
+
+
+def _show(asked: Sequence[Asked], form: str, out: TextIO | None = None) -> None:
+    columns = {name: name.upper() for name in _ACTION_COLUMNS}
+    emit("qdo.action/1", [_item(each) for each in asked], form, columns, out)
+
+
+def _item(asked: Asked) -> dict[str, Any]:
+    return {
+        "worker": asked.worker,
+        "id": asked.id or None,
+        "outcome": asked.outcome,
+        "result": asked.result,
+        "seconds": None if asked.seconds is None else round(asked.seconds, 3),
+        "output": asked.output,
+        "executed": asked.outcome != PLANNED,
+    }
+
+
+def _print_outputs(asked: Sequence[Asked]) -> None:
+    for each in asked:
+        if each.output:
+            heading = f"--- {each.worker} ---"
+            sys.stdout.write(f"\n{heading}\n{printable_lines(each.output.rstrip())}\n")

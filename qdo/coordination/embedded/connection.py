@@ -43,7 +43,7 @@ from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, Watched
 from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
-from qdo.coordination.embedded import tree as embedded_acl
+from qdo.coordination.embedded import tree
 from qdo.coordination.embedded.session import EmbeddedSession, OnlookerSession
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store
 from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult
@@ -187,13 +187,13 @@ class EmbeddedConnection(ConnectionHandler):
         client._protocol_version = 0
         client.negotiated_timeout_seconds = row.timeout_milliseconds / 1000
         client.last_zxid = link.seen
-        self._identities = (embedded_acl.LOCAL,)
+        self._identities = (tree.LOCAL,)
         client._session_callback(KeeperState.CONNECTED)
         for scheme, credential in list(client.auth_data):
             self._authenticate(scheme, credential)
 
     def _authenticate(self, scheme: str, credential: str) -> None:
-        self._identities += (embedded_acl.authenticate(scheme, credential),)
+        self._identities += (tree.authenticate(scheme, credential),)
 
     # --- serving ----------------------------------------------------------------------
 

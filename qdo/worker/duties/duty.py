@@ -25,10 +25,13 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
-from qdo.fleet.chores.empty_locks import EmptyLocksChore
-from qdo.fleet.chores.lost_actions import LostActionsChore
-from qdo.fleet.chores.records import ChoreRecord, write_records
-from qdo.fleet.chores.surplus import SurplusChore
+from qdo.fleet.chores import (
+    ChoreRecord,
+    EmptyLocksChore,
+    LostActionsChore,
+    SurplusChore,
+    write_records,
+)
 from qdo.fleet.components import LevelChore
 from qdo.fleet.settings_machine import surplus_versions
 from qdo.history.recorder import MAX_KEPT, RecordedAction, Recorder

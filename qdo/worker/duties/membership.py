@@ -24,7 +24,7 @@ from qdo.worker.duties.member_factory import MemberFactory
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.slot import Counters
-from qdo.worker.shared_memory.in_flight import InFlightTable
+from qdo.worker.shared_memory import InFlightTable
 
 _log = logging.getLogger(__name__)
 

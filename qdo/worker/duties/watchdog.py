@@ -25,7 +25,7 @@ import gevent
 from qdo.system.clock import clock as boot_clock
 from qdo.system.native import guarded, native_lock, original, start_thread
 from qdo.worker.engine.pipeline import running_in
-from qdo.worker.shared_memory.loop_state import LoopState
+from qdo.worker.shared_memory import LoopState
 
 _log = logging.getLogger(__name__)
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)

@@ -26,7 +26,7 @@ from qdo.worker.engine.observers import Observers
 from qdo.worker.engine.slot import Counters
 from qdo.worker.executors.base import Executor
 from qdo.worker.metrics.meters import JobMeters
-from qdo.worker.shared_memory.in_flight import InFlightTable
+from qdo.worker.shared_memory import InFlightTable
 
 
 @dataclass(slots=True)

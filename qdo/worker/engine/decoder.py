@@ -9,7 +9,7 @@ import ujson
 
 from qdo.brokers.base import Broker
 from qdo.encoding import JsonText, is_raw, key_id_of, unreadable_reason
-from qdo.encryption.rows import RowOpener
+from qdo.encryption.marks import RowOpener
 from qdo.errors import BodyDecodeError, KeyMissingError, LargeBodyError
 from qdo.message import Message
 from qdo.text import describe

@@ -34,7 +34,7 @@ from qdo.worker.engine.row_runner import HOT_LOOP, RowRunner
 from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Slot, TurnResult
 from qdo.worker.engine.subscriptions import FailureResumer, Subscriptions, advance_to_end
 from qdo.worker.executors.base import JobAborted, MessageExpired
-from qdo.worker.shared_memory.in_flight import encode_label
+from qdo.worker.shared_memory import encode_label
 
 
 class Pipeline:

@@ -12,7 +12,7 @@ from types import CodeType
 import ujson
 
 from qdo.encoding import is_raw
-from qdo.encryption.rows import OpenedRows
+from qdo.encryption.marks import OpenedRows
 from qdo.message import Message
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS

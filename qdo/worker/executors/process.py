@@ -31,7 +31,6 @@ from qdo.settings.settings import Settings
 from qdo.settings.values import PASSWORD_VARIABLE
 from qdo.system.processes import SIGN, descendants, memory_bytes, module_argv
 from qdo.text import describe, one_line, pluralize
-from qdo.worker.executors import process_frames as remote
 from qdo.worker.executors import process_frames as wire
 from qdo.worker.executors.base import Executor, JobAborted, JobCall, NotStarted, OnStart, timed_out
 from qdo.worker.executors.process_frames import END, VARIABLE
@@ -371,7 +370,7 @@ class _Pool:
             if "undecodable" in answer:
                 reason = one_line(answer["undecodable"])
                 return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)
-            return remote.load(answer)
+            return wire.load(answer)
 
     def _log_dead(self, spawned: JobProcess, error: Exception) -> None:
         """Log that a process died while it was idle: the job did not run for the message."""

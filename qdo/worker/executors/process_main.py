@@ -30,7 +30,6 @@ from qdo.settings.settings import Settings
 from qdo.system import logs as log
 from qdo.system.processes import SIGN
 from qdo.text import describe, one_line
-from qdo.worker.executors import process_frames as remote
 from qdo.worker.executors import process_frames as wire
 from qdo.worker.executors.process_frames import VARIABLE, keep
 
@@ -105,7 +104,7 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         if os.getpid() != own:
             # The job forked, and this is its copy: it must not use the channel.
             os._exit(1)
-        channel.sendall(wire.pack({"serial": head["serial"], **remote.dump(error)}))
+        channel.sendall(wire.pack({"serial": head["serial"], **wire.dump(error)}))
         error = None
 
 

@@ -41,8 +41,7 @@ from qdo.worker.metrics.catalog import (
     exposition,
     parse,
 )
-from qdo.worker.shared_memory.in_flight import make_memory
-from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.shared_memory import LoopReport, make_memory
 
 HALF_BYTES = 1 << 18
 """Room for hundreds of jobs. Memory that was never written takes no room."""

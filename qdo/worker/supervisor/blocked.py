@@ -40,9 +40,8 @@ from qdo.fleet import actions as names
 from qdo.fleet.action_machine import FAILED, PARENT, ActionsWatch, Finish, Perform, Result
 from qdo.fleet.audit_entries import Values
 from qdo.system.clock import clock
-from qdo.worker.actions.sampling import Samples, frame_label, profile_result
-from qdo.worker.shared_memory.loop_state import LoopReport
-from qdo.worker.shared_memory.stack_dumps import functions
+from qdo.worker.shared_memory import LoopReport
+from qdo.worker.stacks import Samples, frame_label, functions, profile_result
 from qdo.worker.supervisor.child import ChildProcess
 from qdo.worker.supervisor.sessions import SessionKeeper
 

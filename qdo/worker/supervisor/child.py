@@ -30,11 +30,11 @@ from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import process_title
 from qdo.settings.settings import Settings
 from qdo.system.processes import LINUX, children, module_argv
+from qdo.worker import shared_memory
 from qdo.worker.executors.process_frames import NAME
 from qdo.worker.metrics.monitor import ChildMetrics
-from qdo.worker.shared_memory import in_flight
-from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
-from qdo.worker.shared_memory.stack_dumps import StackDumps
+from qdo.worker.shared_memory import LoopReport, read_loop
+from qdo.worker.stacks import StackDumps
 from qdo.worker.supervisor.sessions import Session, SessionCloser, SessionKeeper
 
 CHILD_ARGV = module_argv("qdo.worker.main")
@@ -92,9 +92,9 @@ class ChildProcess:
         # Not a pipe: the child reads the end of the stream from it when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
-        self._table = in_flight.make_memory()
+        self._table = shared_memory.make_memory()
         self._reading = threading.Lock()
-        self.receipts = in_flight.make_memory("qdo-receipts")
+        self.receipts = shared_memory.make_memory("qdo-receipts")
         self.dumps = StackDumps()
         self.metrics = ChildMetrics()
         self.in_flight: list[InFlight] = []
@@ -166,7 +166,7 @@ class ChildProcess:
         self.metrics.close()
         # If the loop ran again before the signal arrived, the guilty message is unknown.
         guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
-        self.in_flight = in_flight.read(self._table, guilty)
+        self.in_flight = shared_memory.read_in_flight(self._table, guilty)
         with self._reading:
             os.close(self._table)
             self._table = -1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qdo.coordination.queue_imports import KEY
+from qdo.coordination.queue_admin import KEY
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.ops.checkpoints import read_checkpoints
 from tests.support.app_runs import AppRuns

@@ -28,10 +28,10 @@ _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
 import qdo.cli.commands.status, qdo.cli.commands.tree
-import qdo.cli.commands.broker, qdo.cli.commands.send
-import qdo.cli.commands.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
-import qdo.cli.commands.fleet.chores
-import qdo.cli.commands.fleet.components, qdo.cli.commands.placement
+import qdo.cli.commands.setup, qdo.cli.commands.send
+import qdo.cli.commands.documents, qdo.cli.commands.fleet, qdo.cli.commands.fleet
+import qdo.cli.commands.fleet
+import qdo.cli.commands.workers, qdo.cli.commands.placement
 import qdo.cli.commands.holds
 import qdo.cli.commands.seek, qdo.cli.changing, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config

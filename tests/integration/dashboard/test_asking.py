@@ -17,7 +17,7 @@ import pytest
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.dashboard import asking
+from qdo.dashboard import actions
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from tests.integration.dashboard.test_hostile_pages import ATTACK, NAME
@@ -144,7 +144,7 @@ def test_a_silent_worker_delays_no_other_page(
     local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question ends after some seconds; more than four at once are refused."""
-    monkeypatch.setattr(asking, "ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr(actions, "ANSWER_SECONDS", 3.0)
     operator = local_shop.operator()
     csrf = operator.csrf()
     with silent_worker(local_shop, "owned") as name:
@@ -156,11 +156,11 @@ def test_a_silent_worker_delays_no_other_page(
             client.http._cookies = operator.http._cookies
             answers.append(client.post("/ask/runs", csrf, queue="owned"))
 
-        threads = [threading.Thread(target=ask) for _ in range(asking.MOST_AT_ONCE)]
+        threads = [threading.Thread(target=ask) for _ in range(actions.MOST_AT_ONCE)]
         began = time.monotonic()
         for each in threads:
             each.start()
-        wait_until(lambda: asking._waiting._value == 0, "all wait")
+        wait_until(lambda: actions._waiting._value == 0, "all wait")
         for path in ("/", "/holds", "/audit", "/queue?name=owned"):
             assert operator.page(path)
         assert operator.post("/ask/runs", csrf, queue="blocked").status_code == 503
@@ -168,7 +168,7 @@ def test_a_silent_worker_delays_no_other_page(
         for each in threads:
             each.join()
         assert time.monotonic() - began < 20
-    assert [each.status_code for each in answers] == [200] * asking.MOST_AT_ONCE
+    assert [each.status_code for each in answers] == [200] * actions.MOST_AT_ONCE
     assert all(f"{name} did not answer in time" in each.text for each in answers)
 
 

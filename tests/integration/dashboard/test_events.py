@@ -8,7 +8,7 @@ import pytest
 
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.dashboard.reading.event_log import MOST_EVENTS, EventLog
+from qdo.dashboard.reading import MOST_EVENTS, EventLog
 from qdo.fleet.holds import new_hold, pause
 from qdo.ops.changes import MOST_OF_A_KIND, Difference, Look, changes, summed_up
 from qdo.ops.items import Judged

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qdo.dashboard.reading import fleet_reader
-from qdo.dashboard.reading.connected_thread import ConnectedThread
+from qdo.dashboard import reading as fleet_reader
+from qdo.dashboard.reading import ConnectedThread
 from qdo.errors import DatabaseError
 from tests.support.dashboard.shop import FilledShop, Visitor
 from tests.support.processes import wait_until

@@ -27,7 +27,7 @@ from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.errors import AuditRefusedError, NodeRefusedError, NotFoundError
 from qdo.fleet.audit import AuditTrail, read_entries
 from qdo.fleet.audit_entries import MAX_ENTRIES, entry_name, surplus
-from qdo.fleet.chores.surplus import AT_ONCE, SurplusChore
+from qdo.fleet.chores import AT_ONCE, SurplusChore
 from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.worker.duties.duty import Chores, CurrentMember

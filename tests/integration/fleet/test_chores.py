@@ -19,9 +19,14 @@ from qdo.cli.main import qdo
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.fleet.audit_entries import AuditEntry
-from qdo.fleet.chores.copied_actions import CopiedActionsChore
-from qdo.fleet.chores.empty_locks import IDLE_SECONDS, EmptyLocksChore
-from qdo.fleet.chores.records import ChoreRecord, read_records, write_records
+from qdo.fleet.chores import (
+    IDLE_SECONDS,
+    ChoreRecord,
+    CopiedActionsChore,
+    EmptyLocksChore,
+    read_records,
+    write_records,
+)
 from qdo.worker.duties.duty import Chores, CurrentMember
 from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.processes import wait_until

@@ -15,9 +15,9 @@ import pytest
 
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.values import encode
-from qdo.ops.doctor import fleet
-from qdo.ops.doctor.case import Case
-from qdo.ops.doctor.checks import notices
+from qdo.ops import doctor as checks
+from qdo.ops.doctor import notices
+from qdo.ops.doctor_case import Case
 from qdo.ops.worker_status import lost_workers
 from tests.support.app_runs import AppRuns
 from tests.support.cli import command
@@ -119,9 +119,9 @@ def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("qdo.ops.items.SILENT_SECONDS", 6.0)
     proc = runs.start(JOBS, "--session-timeout-seconds", "12")  # reports every 4 s
     case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
-    wait_until(lambda: fleet.workers(fresh(case)).status == "ok", "the worker")
+    wait_until(lambda: checks.workers(fresh(case)).status == "ok", "the worker")
     freeze(children(proc.pid)[0], runs.coordinator)
-    wait_until(lambda: fleet.workers(fresh(case)).status == "warning", "its silence")
+    wait_until(lambda: checks.workers(fresh(case)).status == "warning", "its silence")
 
 
 def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
@@ -138,7 +138,7 @@ def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
     for pid in pids:
         freeze(pid, runs.coordinator)
     try:
-        wait_until(lambda: fleet.lost(fresh(case)).status == "warning", "the leader notices", 60.0)
+        wait_until(lambda: checks.lost(fresh(case)).status == "warning", "the leader notices", 60.0)
         (lost,) = lost_workers(fresh(case).workers(), 0.0)
         assert (lost.name, lost.process) == (frozen.worker, frozen.process)
         assert lost.process.endswith(f", parent process {pids[0]}")
@@ -147,7 +147,7 @@ def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: fleet.lost(fresh(case)).status == "ok", "it registers again")
+    wait_until(lambda: checks.lost(fresh(case)).status == "ok", "it registers again")
 
 
 def fresh(case: Any) -> Any:

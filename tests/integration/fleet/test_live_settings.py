@@ -15,7 +15,7 @@ from qdo import App
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.errors import CoordinatorUnreachableError
-from qdo.fleet.chores.surplus import SurplusChore
+from qdo.fleet.chores import SurplusChore
 from qdo.fleet.live_settings import propose, version_path
 from qdo.fleet.settings_machine import KEPT_VERSIONS, SettingsVersion, surplus_versions
 from tests.support.app_runs import AppRuns

@@ -20,8 +20,7 @@ from qdo.fleet.audit_entries import (
     entry_name,
     old_outputs,
 )
-from qdo.fleet.chores.lost_actions import LostActionsChore
-from qdo.fleet.chores.surplus import SurplusChore
+from qdo.fleet.chores import LostActionsChore, SurplusChore
 
 LAYOUT = Layout.of("shop")
 FLEET = LAYOUT.fleet

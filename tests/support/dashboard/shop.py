@@ -17,7 +17,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.dashboard import close_app, create_app
-from qdo.dashboard.reading.fleet_reader import FleetReader
+from qdo.dashboard.reading import FleetReader
 from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message

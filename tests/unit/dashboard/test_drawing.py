@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qdo.dashboard.answers import error_kind_of, paged
 from qdo.dashboard.pages import glob_of
-from qdo.dashboard.reading.samples import MOST_VALUES, QueueSamples
+from qdo.dashboard.reading import MOST_VALUES, QueueSamples
 from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart
 from qdo.ops.status import QueueStatus, Statuses
 

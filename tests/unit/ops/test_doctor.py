@@ -15,10 +15,9 @@ from qdo.coordination.session_setup import ServerReport, read_server
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job
-from qdo.ops.doctor import brokers
-from qdo.ops.doctor.case import Case, Diagnosis, ok
-from qdo.ops.doctor.checks import CHECKS, Check, diagnose, notices
-from qdo.ops.doctor.coordinator import judge_servers, judge_versions
+from qdo.ops import doctor
+from qdo.ops.doctor import CHECKS, Check, diagnose, judge_servers, judge_versions, notices
+from qdo.ops.doctor_case import Case, Diagnosis, ok
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
@@ -133,8 +132,8 @@ def test_a_job_ends_before_its_message_returns(
 ) -> None:
     broker = MemoryBroker(MemoryStore(), "a")
     broker.capabilities = replace(broker.capabilities, hold_seconds=hold)
-    assert brokers.deadlines(case_of(broker, jobs=[job(timeout)])).status == status
-    assert brokers.deadlines(case_of(broker)).status == ("unknown" if hold else "ok")
+    assert doctor.deadlines(case_of(broker, jobs=[job(timeout)])).status == status
+    assert doctor.deadlines(case_of(broker)).status == ("unknown" if hold else "ok")
 
 
 @pytest.mark.parametrize(
@@ -151,13 +150,13 @@ def test_old_messages_are_compared_with_retention(
 ) -> None:
     case = case_of(MemoryBroker(MemoryStore(), "a"))
     monkeypatch.setattr(Case, "statuses", lambda self: Statuses([replace(EMPTY, **facts)]))
-    assert brokers.retention(case).status == status
+    assert doctor.retention(case).status == status
 
 
 def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((50 << 20, "failed"), (500 << 20, "warning"), (50 << 30, "ok")):
         monkeypatch.setattr(
-            "qdo.ops.doctor.brokers.shutil.disk_usage",
+            "qdo.ops.doctor.shutil.disk_usage",
             lambda path, free=free: type("Usage", (), {"free": free}),
         )
-        assert brokers.disk(case_of()).status == status
+        assert doctor.disk(case_of()).status == status

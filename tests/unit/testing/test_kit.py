@@ -727,7 +727,7 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
         *("dispatcher", "fetcher", "slot", "jobs"),
     )
     names = [f"qdo.worker.engine.{name}" for name in engine]
-    names += ["qdo.worker.shared_memory.in_flight"]
+    names += ["qdo.worker.shared_memory"]
     names += [
         "qdo.message",
         "qdo.sending.messages",

@@ -15,13 +15,12 @@ from qdo.fleet.action_machine import Result, UnfitError
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.system import logs
-from qdo.worker.actions.own_actions import OwnActions
-from qdo.worker.actions.sampling import Samples, frame_label
-from qdo.worker.actions.stacks import all_stacks
+from qdo.worker.actions import OwnActions, all_stacks
 from qdo.worker.drain import StopRequests
 from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
 from qdo.worker.runs import Runs
+from qdo.worker.stacks import Samples, frame_label
 
 NO_QUEUES = Cancellations(cast(Engine, None), {})
 

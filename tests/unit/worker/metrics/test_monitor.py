@@ -15,7 +15,7 @@ from qdo.system.http_server import HttpAnswer
 from qdo.worker.metrics import catalog, monitor
 from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind, MetricTotals, parse
 from qdo.worker.metrics.monitor import ChildMetrics, MetricsPage, Monitor, SlotView
-from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.shared_memory import LoopReport
 
 NESTED: list[Any] = []
 for _ in range(100_000):

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
-from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
-from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
+from qdo.worker.shared_memory import (
+    InFlightTable,
+    LoopReport,
+    encode_label,
+    make_memory,
+    read_in_flight,
+    read_loop,
+)
 
 POSITION = 135471512647131000
 
@@ -31,27 +37,27 @@ def test_messages_in_flight_can_be_read(memory: int) -> None:
     table = InFlightTable(3, memory)
     first, second = (table.take(encode_label(name, "worker-1")) for name in ("a", "b"))
     table.positions[first] = POSITION
-    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
+    assert read_in_flight(memory) == [InFlight("a", "worker-1", POSITION)]
     table.positions[second] = 7
     table.give_back(first)
-    assert read(memory) == [InFlight("b", "worker-1", 7)]
+    assert read_in_flight(memory) == [InFlight("b", "worker-1", 7)]
     third = table.take(encode_label("c", "worker-22"))
     assert third == first
-    assert read(memory) == [InFlight("b", "worker-1", 7)]
+    assert read_in_flight(memory) == [InFlight("b", "worker-1", 7)]
 
 
 def test_table_outlives_its_process(memory: int) -> None:
     """Killed with SIGKILL during a turn."""
     code = (
         "import os, signal\n"
-        "from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label\n"
+        "from qdo.worker.shared_memory import InFlightTable, encode_label\n"
         f"table = InFlightTable(100, {memory})\n"
         "table.positions[table.take(encode_label('q', 'worker-1'))] = 42\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], pass_fds=(memory,), check=False)
     assert ended.returncode == -9
-    assert read(memory) == [InFlight("q", "worker-1", 42)]
+    assert read_in_flight(memory) == [InFlight("q", "worker-1", 42)]
 
 
 def test_one_entry_can_be_read_alone(memory: int) -> None:
@@ -61,7 +67,7 @@ def test_one_entry_can_be_read_alone(memory: int) -> None:
         table.positions[table.take(encode_label(name, "worker-1"))] = POSITION
     second = table.take(encode_label("c", "worker-1"))
     table.positions[second] = 7
-    assert read(memory, second) == [InFlight("c", "worker-1", 7)]
+    assert read_in_flight(memory, second) == [InFlight("c", "worker-1", 7)]
 
 
 def test_a_turn_that_ends_in_doubt_stays_in_flight(memory: int) -> None:
@@ -72,9 +78,9 @@ def test_a_turn_that_ends_in_doubt_stays_in_flight(memory: int) -> None:
     table.give_back(index, in_doubt=True)
     assert table.of_worker("worker-1") == [InFlight("a", "worker-1", POSITION)]
     table.take(encode_label("b", "worker-2"))
-    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
+    assert read_in_flight(memory) == [InFlight("a", "worker-1", POSITION)]
     table.take(encode_label("b", "worker-1"))
-    assert read(memory) == []
+    assert read_in_flight(memory) == []
 
 
 def test_counted_messages_of_a_worker_are_forgotten(memory: int) -> None:
@@ -85,7 +91,7 @@ def test_counted_messages_of_a_worker_are_forgotten(memory: int) -> None:
         table.positions[index] = POSITION
     table.give_back(indexes[0], in_doubt=True)
     table.forget_worker("worker-1")
-    assert read(memory) == []
+    assert read_in_flight(memory) == []
     table.give_back(indexes[1], in_doubt=True)
     assert {table.take(encode_label("c", "worker-2")) for _ in range(2)} == set(indexes)
 
@@ -114,12 +120,12 @@ def test_a_long_description_of_the_job_is_cut(memory: int) -> None:
     found = read_loop(memory)
     assert found is not None
     assert set(found.blocked_by) == {"\u00e4"}
-    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
+    assert read_in_flight(memory) == [InFlight("a", "worker-1", POSITION)]
 
 
 def test_process_that_died_at_its_start_has_no_entries(memory: int) -> None:
     """It never set the size of its memory."""
-    assert read(memory) == []
+    assert read_in_flight(memory) == []
 
 
 def test_turns_beyond_the_entries_are_not_recorded(memory: int) -> None:
@@ -127,10 +133,10 @@ def test_turns_beyond_the_entries_are_not_recorded(memory: int) -> None:
     table = InFlightTable(1, memory)
     first, second = table.take(encode_label("a", "w")), table.take(encode_label("b", "w"))
     table.positions[first] = table.positions[second] = 5
-    assert [each.queue for each in read(memory)] == ["a"]
+    assert [each.queue for each in read_in_flight(memory)] == ["a"]
     table.give_back(second)
     table.give_back(first)
-    assert read(memory) == []
+    assert read_in_flight(memory) == []
     assert table.take(encode_label("c", "w")) == first
 
 
@@ -149,7 +155,7 @@ def test_every_queue_name_fits(name: str) -> None:
     try:
         table = InFlightTable(2, fd)
         table.positions[table.take(encode_label(name, "worker-0000000101"))] = POSITION
-        assert read(fd) == [InFlight(name, "worker-0000000101", POSITION)]
+        assert read_in_flight(fd) == [InFlight(name, "worker-0000000101", POSITION)]
     finally:
         os.close(fd)
 
@@ -210,7 +216,10 @@ def test_entry_records_whether_several_may_be_in_flight(memory: int) -> None:
     name = "q" * 200
     for in_line in (True, False):
         table.positions[table.take(encode_label(name, "worker-1", in_line))] = 50
-    assert {(each.queue, each.in_line) for each in read(memory)} == {(name, True), (name, False)}
+    assert {(each.queue, each.in_line) for each in read_in_flight(memory)} == {
+        (name, True),
+        (name, False),
+    }
 
 
 def test_every_message_in_flight_gets_its_attempt() -> None:

@@ -14,12 +14,12 @@ from qdo.brokers.sqs.codec import Received
 from qdo.brokers.sqs.consumer import SqsConsumer
 from qdo.brokers.sqs.in_flight import InFlightMessages
 from qdo.errors import UnreachableError
-from qdo.worker.shared_memory.in_flight import make_memory
-from qdo.worker.shared_memory.receipt_handles import (
+from qdo.worker.shared_memory import (
     ENTRY_BYTES,
     MOST_ENTRIES,
     SharedReceiptStore,
-    read,
+    make_memory,
+    read_receipts,
 )
 
 
@@ -34,26 +34,26 @@ def test_kept_handles_can_be_read_until_they_are_dropped(memory: int) -> None:
     """Queue and handle of each, in any entry."""
     receipts = SharedReceiptStore(memory)
     first, second = receipts.keep("q", "one"), receipts.keep("Ünïcode", "two")
-    assert sorted(read(memory)) == [("q", "one"), ("Ünïcode", "two")]
+    assert sorted(read_receipts(memory)) == [("q", "one"), ("Ünïcode", "two")]
     receipts.drop(first)
-    assert read(memory) == [("Ünïcode", "two")]
+    assert read_receipts(memory) == [("Ünïcode", "two")]
     assert receipts.keep("q", "three") == first
     receipts.drop(first)
     receipts.drop(second)
-    assert read(memory) == []
+    assert read_receipts(memory) == []
 
 
 def test_store_outlives_its_process(memory: int) -> None:
     """Killed with SIGKILL."""
     code = (
         "import os, signal\n"
-        "from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore\n"
+        "from qdo.worker.shared_memory import SharedReceiptStore\n"
         f"SharedReceiptStore({memory}).keep('q', 'one')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], pass_fds=(memory,), check=False)
     assert ended.returncode < 0
-    assert read(memory) == [("q", "one")]
+    assert read_receipts(memory) == [("q", "one")]
 
 
 def test_handles_that_do_not_fit_are_not_kept(memory: int) -> None:
@@ -64,7 +64,7 @@ def test_handles_that_do_not_fit_are_not_kept(memory: int) -> None:
     for number in range(MOST_ENTRIES):
         assert receipts.keep("q", str(number))
     assert receipts.keep("q", "one too many") == 0
-    assert len(read(memory)) == MOST_ENTRIES
+    assert len(read_receipts(memory)) == MOST_ENTRIES
 
 
 def test_store_without_a_parent_keeps_nothing() -> None:
@@ -75,7 +75,7 @@ def test_store_without_a_parent_keeps_nothing() -> None:
 def test_process_that_held_nothing_left_nothing(memory: int) -> None:
     """It never set the size of its memory."""
     SharedReceiptStore(memory)
-    assert read(memory) == []
+    assert read_receipts(memory) == []
 
 
 def test_handles_are_kept_until_the_delete_is_confirmed(memory: int) -> None:
@@ -86,17 +86,17 @@ def test_handles_are_kept_until_the_delete_is_confirmed(memory: int) -> None:
         return Received(1, number, number, b"1", "g", None, receipt, "g", 1, None)
 
     holding.take([message(1, "one"), message(2, "two")], 0.0)
-    assert sorted(read(memory)) == [("q", "one"), ("q", "two")]
+    assert sorted(read_receipts(memory)) == [("q", "one"), ("q", "two")]
     holding.take([message(1, "newer")], 0.0)
-    assert sorted(read(memory)) == [("q", "newer"), ("q", "two")]
+    assert sorted(read_receipts(memory)) == [("q", "newer"), ("q", "two")]
     done = holding.done(holding.rows(0, 1)[0].position)
     assert done is not None
-    assert len(read(memory)) == 2
+    assert len(read_receipts(memory)) == 2
     holding.confirmed(done)
-    assert read(memory) == [("q", "two")]
+    assert read_receipts(memory) == [("q", "two")]
     for each in holding.undone():
         holding.released(each)
-    assert read(memory) == []
+    assert read_receipts(memory) == []
 
 
 class Released:
@@ -121,7 +121,7 @@ def test_handles_are_released_when_the_dead_polls_are_over(memory: int) -> None:
     holding = InFlightMessages(0, (), 60.0, lambda: 0.0, "polled", SharedReceiptStore(memory))
     holding.poll.opened("id")
     holding.poll.opened(None)
-    assert read(memory) == []
+    assert read_receipts(memory) == []
     holding.poll.opened("id")
     released = Released()
     receiver = SqsConsumer(
@@ -132,7 +132,13 @@ def test_handles_are_released_when_the_dead_polls_are_over(memory: int) -> None:
         wait_seconds=0.2,
     )
     began = time.monotonic()
-    held = [("polled", "one"), *read(memory), ("gone", "x"), ("other", "two"), ("polled", "three")]
+    held = [
+        ("polled", "one"),
+        *read_receipts(memory),
+        ("gone", "x"),
+        ("other", "two"),
+        ("polled", "three"),
+    ]
     with pytest.raises(UnreachableError):
         receiver.release(held)
     assert released.calls == [("other", ["two"]), ("polled", ["one", "three"])]
@@ -151,6 +157,6 @@ def test_messages_of_a_dead_poll_are_released_by_its_id(memory: int) -> None:
         idle_seconds=0,
         wait_seconds=0.2,
     )
-    receiver.release([("q.fifo", "one"), *read(memory)])
+    receiver.release([("q.fifo", "one"), *read_receipts(memory)])
     assert released.calls == [("q.fifo", ["one"]), ("q.fifo", ["id of q.fifo"])]
     assert released.times[1] - released.times[0] >= 0.2

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from qdo.worker.shared_memory import stack_dumps
-from qdo.worker.shared_memory.stack_dumps import StackDumps, functions
+from qdo.worker import stacks
+from qdo.worker.stacks import StackDumps, functions
 
 CHILD = """
 import re, sys
-from qdo.worker.shared_memory.stack_dumps import write_at_signal
+from qdo.worker.stacks import write_at_signal
 
 def outer():
     print("ready", flush=True)
@@ -43,7 +43,7 @@ def test_a_computing_process_writes_its_stacks() -> None:
 
 
 def test_a_stopped_process_writes_no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(stacks, "PATIENCE_SECONDS", 0.05)
     dumps = StackDumps()
     with subprocess.Popen(["/bin/sleep", "60"]) as child:
         os.kill(child.pid, signal.SIGSTOP)

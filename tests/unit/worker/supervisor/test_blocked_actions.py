@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdo.errors import CoordinatorUnreachableError
-from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.shared_memory import LoopReport
 from qdo.worker.supervisor import blocked
 
 REPORT = LoopReport(beat=1.0, contact=1.0, limit_seconds=60.0)

@@ -1,4 +1,4 @@
-"""What the checks look at, read once, and what they find."""
+"""What the checks of `qdo doctor` look at, read once, and what they find."""
 
 from __future__ import annotations
 

@@ -1,0 +1,344 @@
+"""`qdo retry-now`, `skip`, `cancel`, `purge` and `peek`: what to do with messages of a queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TextIO
+
+import click
+
+from qdo.cli.changing import Consent, all_option, changing, decide_about
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord
+from qdo.encoding import parsed
+from qdo.errors import NotFoundError, PartialFailureError, UsageError
+from qdo.fleet.action_machine import AHEAD_SECONDS
+from qdo.ops.cancel import DELAYED, NOT_FOUND, SUCCESSES, WAITING, Cancellation, cancel
+from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
+from qdo.ops.seek import PurgePlan, check_purging, plan_purge, purge, queues_to_purge
+from qdo.positions import format_last
+from qdo.settings.settings import Settings
+from qdo.settings.vaults import vault_of
+from qdo.text import join_some, pluralize
+
+
+@click.command("retry-now")
+@click.argument("queue")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@all_option
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def retry_now(
+    queue: str,
+    ids: tuple[str, ...],
+    every: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Run messages that fail or block a queue again now, with attempts counted from 1.
+
+    ID is the id of a message or its position. Without one: the first message that blocks the
+    queue, or else the first that waits for its next attempt. Workers may be running.
+    """
+    decide_about(
+        settings,
+        "retry",
+        queue,
+        ids,
+        schema="qdo.retry-now/1",
+        form=form,
+        consent=consent,
+        every=every,
+    )
+
+
+@click.command("skip")
+@click.argument("queue")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def skip_messages(
+    queue: str,
+    ids: tuple[str, ...],
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Skip messages that fail or block a queue: they never run again, and are not kept.
+
+    ID is the id of a message or its position; `qdo peek` shows both. If a message is not failing
+    any more, the command changes nothing: typed twice, it skips no other message. An attempt that
+    runs now ends first, and if it succeeds the message is done. Workers may be running.
+    """
+    decide_about(
+        settings,
+        "skip",
+        queue,
+        ids,
+        schema="qdo.skip/1",
+        form=form,
+        consent=consent,
+    )
+
+
+_CANCEL_COLUMNS = ("queue", "id", "position", "outcome")
+
+
+@click.command("cancel")
+@click.argument("queue")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="How long the owner of the queue may take to answer.",
+)
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def cancel_messages(
+    queue: str,
+    ids: tuple[str, ...],
+    timeout: str,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Cancel messages that wait or are delayed, so that they never run.
+
+    ID is the id of a message or its position; `qdo peek` shows both. A message whose first attempt
+    has begun is not cancelled, and the command says so. Workers may be running.
+    """
+    require_app(settings)
+    seconds = parse_duration(timeout, "--timeout")
+    if not 0 < seconds <= AHEAD_SECONDS:
+        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
+    with open_connections(settings) as connections:
+        broker = connections.known_broker()
+        if broker is None:
+            raise NotFoundError(what="queue", name=queue)
+        place = connections.client, connections.layout, broker, queue, ids
+        planned: list[Cancellation] = []
+
+        def show(form: str, out: TextIO) -> None:
+            planned[:] = cancel(*place, really=False)
+            _show_cancellations(queue, planned, form, out)
+            if all(each.outcome == NOT_FOUND for each in planned):
+                _raise_for(queue, planned)  # there is nothing to confirm
+
+        if consent.given(f"cancel {pluralize(len(ids), 'message')}", show, form):
+            done = cancel(*place, timeout_seconds=seconds, reason=consent.reason)
+            _show_cancellations(queue, done, form)
+            _raise_for(queue, done)
+        else:
+            _raise_for(queue, planned)
+
+
+def _show_cancellations(
+    queue: str, results: Sequence[Cancellation], form: str, out: TextIO | None = None
+) -> None:
+    columns = [*_CANCEL_COLUMNS, *(("reason",) if any(each.reason for each in results) else ())]
+    items = [_cancellation_item(queue, each) for each in results]
+    emit("qdo.cancel/1", items, form, {each: each.upper() for each in columns}, out)
+
+
+def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
+    return {
+        "queue": queue,
+        "id": result.id or result.name,
+        "position": None if result.position is None else str(result.position),
+        "outcome": result.outcome,
+        "executed": result.outcome == CancelOutcome.CANCELLED.value,
+        "reason": result.reason or None,
+    }
+
+
+def _raise_for(queue: str, results: Sequence[Cancellation]) -> None:
+    """Raise an error if a message is not cancelled, or would not be."""
+    failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
+    if failed and all(each.outcome == NOT_FOUND for each in results):
+        names = join_some([each.name for each in failed])
+        raise NotFoundError(what=f"message in queue {queue!r}", name=names)
+    if failed:
+        raise PartialFailureError(
+            done=len(results) - len(failed),
+            total=len(results),
+            what="messages can be cancelled",
+            rest=join_some([f"{each.name} ({each.outcome})" for each in failed]),
+        )
+
+
+_PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
+
+
+@click.command("purge")
+@click.argument("glob", metavar="QUEUE|GLOB")
+@click.option("--delayed", is_flag=True, help="Also drop the delayed messages.")
+@changing
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@output_option
+def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings: Settings) -> None:
+    """Drop all messages that wait in queues, without running them.
+
+    Messages that arrive later are not dropped. Workers may be running: the owner finishes its
+    message in flight. Without --delayed, delayed messages run when they are due.
+    """
+    require_app(settings)
+    with open_connections(settings) as connections:
+        client, layout, broker = connections.client, connections.layout, connections.known_broker()
+        if broker is not None:
+            check_purging(broker)
+        if client is None or broker is None:
+            raise NotFoundError(what="queue", name=glob)
+        queues = queues_to_purge(client, layout, glob)
+        if not queues:
+            raise NotFoundError(what="queue that matches", name=glob)
+        plans = [plan_purge(client, layout, broker, each, delayed=delayed) for each in queues]
+        items = [_purge_item(plan) for plan in plans]
+        what = f"purge {pluralize(len(plans), 'queue')}"
+        if consent.given(what, partial(_show_purges, items), form):
+            try:
+                for index, plan in enumerate(plans):
+                    dropped = purge(client, layout, broker, plan, consent.reason)
+                    items[index] = _purge_item(plan, executed=True, dropped=dropped)
+            finally:  # what was done is shown even if the rest could not be
+                _show_purges(items, form)
+
+
+def _show_purges(items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:
+    emit("qdo.purge/1", items, form, {each: each.upper() for each in _PURGE_COLUMNS}, out)
+
+
+def _purge_item(
+    plan: PurgePlan, executed: bool = False, dropped: int | None = None
+) -> dict[str, Any]:
+    planned = None if plan.delayed is None else len(plan.delayed)
+    return {
+        "queue": plan.queue,
+        "waiting": plan.waiting,
+        "delayed": planned if dropped is None or planned is None else dropped,
+        "upto": format_last(plan.seek.after.last),
+        "executed": executed,
+    }
+
+
+SHOWN = 60
+"""Characters of a body in a table."""
+_PEEK_COLUMNS = ("id", "kind", "key", "sent", "due", "attempts", "body_bytes")
+_FAILURES = ("error", "next_attempt")
+
+
+@click.command("peek")
+@click.argument("queue")
+@click.option(
+    "-n",
+    "limit",
+    metavar="N",
+    type=click.IntRange(1, MOST),
+    default=10,
+    show_default=True,
+    help="How many messages.",
+)
+@click.option("--kind", type=click.Choice(KINDS), help="Only messages of this kind.")
+@click.option("--id", "name", metavar="ID", help="Only the message with this id or position.")
+@click.option("--body", "with_body", is_flag=True, help="Also show the bodies.")
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds", "keys")
+@output_option
+def peek_messages(
+    queue: str,
+    limit: int,
+    kind: Kind | None,
+    name: str | None,
+    with_body: bool,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Show messages of a queue that are not done, in the order in which they will run.
+
+    They stay where they are: nothing is received, and nothing changes. A message that waits may be
+    in flight: its owner records within a second that it is done.
+    """
+    require_app(settings)
+    if name is not None and kind is not None:
+        raise UsageError(reason="give --kind or --id, not both")
+    with open_connections(settings) as connections:
+        broker = connections.known_broker()
+        if broker is None:
+            raise NotFoundError(what="queue", name=queue)
+        client, layout = connections.client, connections.layout
+        if name is not None:
+            found = iter([peek_named(client, layout, broker, queue, name)])
+        else:
+            kinds = KINDS if kind is None else (kind,)
+            found = peek(client, layout, broker, queue, kinds, limit)
+        vault = vault_of(settings, settings.app) if with_body else None
+        items = [_peek_item(queue, each, vault, with_body) for each in found]
+    if not items:
+        print_message(f"no {kind or 'waiting'} messages in queue {queue}")
+    columns = [*_PEEK_COLUMNS, *(_FAILURES if any(each["attempts"] for each in items) else ())]
+    if any(each["decision"] for each in items):
+        columns.append("decision")
+    if with_body:
+        columns.append("body")
+    if form == "table":
+        items = [_row(each) for each in items]
+    emit("qdo.peek/1", items, form, {each: each.replace("_", " ").upper() for each in columns})
+
+
+def _peek_item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) -> dict[str, Any]:
+    failure = message.failure
+    item = {
+        "queue": queue,
+        "id": message.id,
+        "kind": message.kind,
+        "position": None if message.position is None else str(message.position),
+        "key": message.key,
+        "sent": message.sent,
+        "due": message.due,
+        "attempts": 0 if failure is None else failure.attempts,
+        "error": None if failure is None else failure.error,
+        "next_attempt": _next_attempt(failure),
+        "decision": failure.decision or None if failure else None,
+        "body_bytes": message.body_bytes,
+        "headers": None if message.body_bytes is None else _headers(message.headers),
+    }
+    if not with_body or message.body is None:
+        return item
+    body, headers, fault = decrypted(queue, message.body, message.headers, vault)
+    if fault is not None:
+        return {**item, "body_error": fault}
+    return {**item, "headers": _headers(headers), **body_value(body, headers)}
+
+
+def _next_attempt(failure: FailureRecord | None) -> str | None:
+    """Return the time of the next attempt, None if there is none."""
+    if failure is None or not failure.retry_at or failure.decision:
+        return None
+    return iso_time(failure.retry_at)
+
+
+def _headers(stored: str | None) -> Any:
+    found = parsed(stored)
+    return stored if found is None else found
+
+
+def _row(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item whose body is one cell of a table."""
+    if "body" in item:
+        text = json.dumps(item["body"], ensure_ascii=False)
+    elif "body_base64" in item:
+        text = f"base64 {item['body_base64']}"
+    elif "body_error" in item:
+        text = f"({item['body_error']})"
+    else:
+        return item
+    return {**item, "body": text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"}

@@ -1,0 +1,423 @@
+"""`qdo acl`, `broker`, `keys`, `config` and `completion`: set up an app and its hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TextIO, cast
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from qdo.brokers.registry import schema_of
+from qdo.cli.changing import Consent, changing, changing_unlogged
+from qdo.cli.connections import open_connections, open_coordinator
+from qdo.cli.framework import (
+    completion_variable,
+    import_app,
+    output_option,
+    report_overridden,
+    require_app,
+    with_settings,
+)
+from qdo.cli.output import emit, print_message
+from qdo.coordination.session_setup import BrokerNode
+from qdo.coordination.znodes.layout import Layout
+from qdo.encryption.key_ring import (
+    PURPOSES,
+    Key,
+    Purpose,
+    change_keys,
+    new_key,
+    read_keys,
+    retired,
+)
+from qdo.errors import PartialFailureError, SettingsError, UsageError
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.live_settings import read_settings
+from qdo.ops.acl import AclDifference, acl_differences, apply_acls
+from qdo.ops.broker import broker_node, check_reset, reset_broker
+from qdo.settings.coordinator_access import coordinator_access
+from qdo.settings.listing import config_items
+from qdo.settings.live import overlaid, pinned, read_live
+from qdo.settings.settings import Settings, declarations
+from qdo.text import hide_credentials, join_some, pluralize
+
+_OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
+_COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
+DIFFERENT = 1
+"""Exit code of `qdo acl check` if the rights on a node differ."""
+
+
+@click.group()
+def acl() -> None:
+    """Check and correct the rights on the znodes of an app; the settings acl* define them."""
+
+
+@acl.command()
+@with_settings(*_OPTIONS)
+@output_option
+def check(form: str, settings: Settings) -> int:
+    """List the nodes whose rights differ from the settings; exit code 1 if there are any."""
+    require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        differences = acl_differences(client, connections.layout) if client else []
+    _show_differences(differences, form)
+    if not differences:
+        print_message("every node has the rights of the settings")
+        return 0
+    verb = "differs" if len(differences) == 1 else "differ"
+    print_message(
+        f"{pluralize(len(differences), 'node')} {verb} from the settings; run `qdo acl apply`"
+    )
+    return DIFFERENT
+
+
+@acl.command()
+@changing
+@with_settings(*_OPTIONS)
+@output_option
+def apply(consent: Consent, form: str, settings: Settings) -> None:
+    """Give every node the rights of the settings; list the nodes that differed.
+
+    This needs an account with all rights on these nodes.
+    """
+    require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        differences = acl_differences(client, connections.layout) if client else []
+        what = f"correct the rights on {pluralize(len(differences), 'node')}"
+        asks = len(differences) > 1
+        if not consent.given(what, partial(_show_applied, differences, None), form, asks=asks):
+            return
+        refused = apply_acls(client, differences) if client else {}
+        if client is not None and len(differences) > len(refused):
+            trail = AuditTrail(client, connections.layout, "acl apply", consent.reason)
+            _log(trail, differences, refused)
+    _show_applied(differences, refused, form)
+    if refused:
+        raise PartialFailureError(
+            done=len(differences) - len(refused),
+            total=len(differences),
+            what="nodes have the rights of the settings now",
+            rest=join_some([f"{path} ({why})" for path, why in refused.items()]),
+        )
+    print_message(f"corrected {pluralize(len(differences), 'node')}")
+
+
+@acl.command()
+@with_settings("coordinator", import_app=False)
+def account(settings: Settings) -> None:
+    """Print the account of the settings as acl_workers and its siblings need it."""
+    found = coordinator_access(settings, Layout("")).account
+    if found is None:
+        raise SettingsError(name="coordinator_auth", reason="set it to digest:NAME or sasl:NAME")
+    click.echo(f"{found.identity.scheme}:{found.identity.id}")
+
+
+def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]) -> None:
+    """Write the entry in the action log: rights cannot be changed in a transaction."""
+    before = {"differing": len(differences)}
+    fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
+    if fault is not None:
+        print_message(f"hint: this change has no entry in the action log: {fault}")
+
+
+def _show_differences(differences: Sequence[AclDifference], form: str) -> None:
+    emit("qdo.acl/1", map(dataclasses.asdict, differences), form, _COLUMNS)
+
+
+def _show_applied(
+    differences: Sequence[AclDifference],
+    refused: Collection[str] | None,
+    form: str,
+    out: TextIO | None = None,
+) -> None:
+    """Show corrections.
+
+    :param refused: the nodes that were not corrected; None: all of them, so far.
+    """
+    items = [
+        {
+            **dataclasses.asdict(each),
+            "executed": refused is not None and each.path not in refused,
+        }
+        for each in differences
+    ]
+    emit("qdo.acl/1", items, form, _COLUMNS, out)
+
+
+KINDS = ("sender", "worker", "onlooker")
+
+
+@click.group()
+def broker() -> None:
+    """Show the broker file that the workers share; prepare a database."""
+
+
+@broker.command()
+@click.option("--reset", is_flag=True, help="Forget the file: the next worker decides.")
+@changing
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
+    """Show the broker file that all workers of an app must use, as their first worker opened it.
+
+    A worker with another file does not start. To change the file, stop all workers and run this
+    command with --reset.
+    """
+    app = require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        node = broker_node(client, layout) if client else None
+        if client is None or node is None:
+            print_message(f"hint: no worker of app {app!r} has registered with a broker file")
+            emit("qdo.broker/1", [], form, {})
+            return
+        if not reset:
+            _show_broker_node(node, None, form)
+            return
+        check_reset(client, layout)
+        if consent.given(
+            f"forget the broker file of app {app!r}", partial(_show_broker_node, node, False), form
+        ):
+            reset_broker(client, layout, consent.reason)
+            print_message("this file was forgotten; the next worker that registers decides")
+            _show_broker_node(node, True, form)
+
+
+def _show_broker_node(
+    node: BrokerNode, executed: bool | None, form: str, out: TextIO | None = None
+) -> None:
+    item = {"address": node.address, "host": node.host, "id": node.id}
+    columns = {name: name.upper() for name in item}
+    done = {} if executed is None else {"executed": executed}
+    emit("qdo.broker/1", [{**item, **done}], form, columns, out)
+
+
+@broker.command()
+@click.option("--print", "printing", is_flag=True, help="Print the SQL statements; change nothing.")
+@click.option(
+    "--partition-seconds",
+    type=click.IntRange(1, 31 * 86400),
+    default=3600,
+    metavar="SECONDS",
+    help="Length of a partition, 3600 by default. Only for a new schema.",
+)
+@changing_unlogged
+@with_settings("broker")
+@output_option
+def init(
+    printing: bool, partition_seconds: int, consent: Consent, form: str, settings: Settings
+) -> None:
+    """Create or upgrade the schema of a PostgreSQL broker; a schema that is current stays."""
+    schema = schema_of(settings.broker)
+    if printing:
+        click.echo(schema.script(settings.broker, partition_seconds), nl=False)
+        return
+    address = hide_credentials(settings.broker)
+    show = partial(_show_schema, address, schema.is_missing(settings.broker), False)
+    if consent.given("create the schema", show, form, asks=False):
+        created = schema.create(settings.broker, partition_seconds)
+        if form != "table":
+            _show_schema(address, created, created, form)
+        print_message("created the schema" if created else "the schema is current; nothing to do")
+
+
+def _show_schema(
+    address: str, missing: bool, executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    item = {"broker": address, "schema": "create" if missing else "current", "executed": executed}
+    emit("qdo.broker-init/1", [item], form, {"broker": "BROKER", "schema": "SCHEMA"}, out)
+
+
+@broker.command()
+@click.argument("role")
+@click.option(
+    "--for", "kind", type=click.Choice(KINDS), required=True, help="What the role is to do."
+)
+@with_settings("broker")
+def grants(role: str, kind: str, settings: Settings) -> None:
+    """Print the SQL statements that give a role of PostgreSQL the rights that it needs.
+
+    Run them as the owner of the schema, for instance with psql.
+    """
+    for statement in schema_of(settings.broker).grants(settings.broker, role, kind):
+        click.echo(f"{statement};")
+
+
+@click.group()
+def keys() -> None:
+    """Manage the keys that encrypt bodies and mark ids: the file of the setting `keys`.
+
+    \b
+    qdo keys new --keys /etc/qdo/keys
+    qdo keys list --keys /etc/qdo/keys
+    qdo keys retire --keys /etc/qdo/keys 3f2a9c01
+
+    The first key of a purpose is in use, and all are accepted. To rotate: make a new key, copy the
+    file to all hosts, retire the old key, copy the file again. Delete the old key when no message
+    needs it. Processes read the file again when it changes.
+    """
+
+
+@keys.command()
+@click.argument("purpose", default="encrypt", type=click.Choice(PURPOSES))
+@with_settings("keys", import_app=False)
+def new(purpose: str, settings: Settings) -> None:
+    """Add a key, and print its id. Without a file, make it, with mode 0600.
+
+    The new key comes last: it is used once the keys before it are retired.
+    """
+    key = new_key(cast("Purpose", purpose))
+    others: list[Key] = []
+
+    def add(before: tuple[Key, ...]) -> list[Key]:
+        others.extend(each for each in before if each.purpose == key.purpose)
+        return [*before, key]
+
+    change_keys(_path(settings), add)
+    click.echo(key.id)
+    if others:
+        print_message(
+            f"key {others[0].id} remains in use; copy the file to all hosts, then run "
+            f"`qdo keys retire {others[0].id}`"
+        )
+
+
+@keys.command("list")
+@with_settings("keys", import_app=False)
+@output_option
+def list_(form: str, settings: Settings) -> None:
+    """List the keys in their order, without their bytes."""
+    used: set[str] = set()
+    items: list[dict[str, Any]] = []
+    for key in read_keys(_path(settings)):
+        items.append({"id": key.id, "purpose": key.purpose, "in_use": key.purpose not in used})
+        used.add(key.purpose)
+    if form == "table":
+        for item in items:
+            item["in_use"] = "yes" if item["in_use"] else "no"
+    emit("qdo.keys/1", items, form, {"id": "ID", "purpose": "PURPOSE", "in_use": "IN USE"})
+
+
+@keys.command()
+@click.argument("id")
+@click.option("--delete", is_flag=True, help="Delete the key: messages that need it wait forever.")
+@changing_unlogged
+@with_settings("keys", import_app=False)
+@output_option
+def retire(id: str, delete: bool, consent: Consent, form: str, settings: Settings) -> None:
+    """Stop using key ID for new messages: the next key of its purpose comes first.
+
+    It continues to decrypt until it is deleted.
+    """
+    path, change = _path(settings), "delete" if delete else "retire"
+    before = read_keys(path)
+    retired(before, id, delete)  # checks it
+    purpose = next(key.purpose for key in before if key.id == id)
+    item = {"id": id, "purpose": purpose, "change": change}
+    if consent.given(f"{change} key {id}", partial(_show_retired, item, False), form, asks=delete):
+        change_keys(path, lambda before: retired(before, id, delete))
+        _show_retired(item, True, form)
+
+
+def _show_retired(
+    item: dict[str, str], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    columns = {name: name.upper() for name in item}
+    emit("qdo.keys-retire/1", [{**item, "executed": executed}], form, columns, out)
+
+
+def _path(settings: Settings) -> str:
+    if not settings.keys:
+        raise UsageError(reason="a key file must be named; use --keys FILE or QDO_KEYS=FILE")
+    return settings.keys
+
+
+NAMES = tuple(each.name for each in declarations())
+
+
+@click.command()
+@click.argument("target", metavar="[MODULE:APP]", required=False)
+@with_settings(*NAMES, import_app=False)
+@click.option("--live", is_flag=True, help="Include the live settings; needs the coordinator.")
+@output_option
+def config(target: str | None, live: bool, form: str, settings: Settings) -> None:
+    """List every setting with its value, unit and origin.
+
+    With MODULE:APP, here or in the setting `app`, these are the settings in force, including those
+    in the app's code.
+    """
+    if target is not None:
+        settings = _of_app(settings, target)
+    app, settings = import_app(settings)
+    if live:
+        settings = _with_live(settings, "" if app is None else app.origin)
+    items = config_items(settings, {} if app is None else app.given)
+    if form == "table":
+        for item in items:
+            item["value"] = str(item["value"])
+    emit(
+        "qdo.config/1",
+        items,
+        form,
+        {
+            "setting": "SETTING",
+            "value": "VALUE",
+            "unit": "UNIT",
+            "origin": "ORIGIN",
+            "help": "MEANING",
+        },
+    )
+    if app is not None:
+        report_overridden(app, settings, NAMES)
+    else:
+        print_message(
+            "hint: settings in the code of an app are not included, and override defaults; use "
+            "`qdo config MODULE:APP`"
+        )
+
+
+def _of_app(settings: Settings, target: str) -> Settings:
+    """Return the settings with the app that the argument names."""
+    if ":" not in target:
+        raise UsageError(reason=f"the argument must be MODULE:APP, got {target!r}; use --app NAME")
+    origins = {**settings.origins, "app": "the argument MODULE:APP"}
+    return dataclasses.replace(settings, app=target, origins=origins)
+
+
+def _with_live(settings: Settings, code_origin: str) -> Settings:
+    """Return the settings in force in a worker that has these settings."""
+    with open_coordinator(settings) as (client, layout):
+        current = read_settings(client, layout).current if client else None
+    if current is None:
+        return settings
+    pins = pinned(settings, code_origin)
+    return overlaid(settings, read_live(current.text), pins, f"live {current.number}")
+
+
+_KINDS: Mapping[str, type[ShellComplete]] = MappingProxyType(
+    {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+)
+PROGRAMS = ("qdo", "qdo-worker")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(_KINDS)))
+def completion(shell: str) -> None:
+    """Print the script that lets a shell complete commands and options of qdo and qdo-worker.
+
+    \b
+    bash:  eval "$(qdo completion bash)"                                  in ~/.bashrc
+    zsh:   eval "$(qdo completion zsh)"                                   in ~/.zshrc
+    fish:  qdo completion fish > ~/.config/fish/completions/qdo.fish
+    """
+    for program in PROGRAMS:
+        # The script only names the program: which commands it has is asked while somebody types.
+        kind = _KINDS[shell]
+        script = kind(click.Command(program), {}, program, completion_variable(program))
+        click.echo(script.source_template % script.source_vars())

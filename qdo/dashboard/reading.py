@@ -1,0 +1,486 @@
+"""Read the whole app for all pages and clients together, only while somebody looks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import re
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from fnmatch import translate
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from qdo.errors import NodeRefusedError, QdoError, SlowReadError
+from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
+from qdo.fleet.audit_entries import AuditEntry
+from qdo.fleet.components import ProcessDescription, read_components
+from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, summed_up
+from qdo.ops.doctor import notices
+from qdo.ops.doctor_case import Case
+from qdo.ops.items import QUEUE_SORTS, Judged
+from qdo.ops.status import QueueStatus, Statuses, queue_statuses
+from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.sending.connections import Connections, connections_of
+from qdo.settings.settings import Settings
+from qdo.system.clock import clock
+from qdo.text import describe, shorten
+
+IDLE_SECONDS = 60.0
+"""Connections that nobody needs are closed: a dashboard that nobody looks at costs nothing."""
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_Task = tuple[Callable[[Connections], Any], "Future[Any]"]
+
+
+class ConnectedThread:
+    """Runs functions with connections, which it opens when needed and closes after an error."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[[Connections], _Result]) -> Future[_Result]:
+        """Run a function after those that wait; its result may be an error."""
+        future: Future[_Result] = Future()
+        with self._lock:
+            if self._closed:
+                future.set_exception(RuntimeError("the dashboard is closed"))
+                return future
+            self._tasks.put((function, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return future
+
+    def close(self) -> None:
+        """End the thread after its present function."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._tasks.put(None)
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while self._serve():
+            pass
+
+    def _serve(self) -> bool:
+        """Run functions with the same connections; return whether the thread goes on."""
+        with ExitStack() as stack:
+            opened: Connections | None = None
+            while True:
+                try:
+                    task = self._tasks.get(timeout=IDLE_SECONDS if opened else None)
+                except queue.Empty:
+                    return True
+                if task is None:
+                    return False
+                function, future = task
+                try:
+                    if opened is None or None in (opened.client, opened.broker):
+                        # A file may have been created since.
+                        stack.close()
+                        opened = stack.enter_context(connections_of(self._settings))
+                    future.set_result(function(opened))
+                except Exception as error:  # noqa: BLE001 - the one who waits for it raises it
+                    if not isinstance(error, QdoError):
+                        _log.exception("dashboard: cannot read")
+                    future.set_exception(error)
+                    return True
+
+
+MOST_VALUES = 2_000_000
+"""Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400."""
+MOST_SAMPLES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePoint:
+    """One queue at one time; None for what is unknown.
+
+    :ivar at: Unix time.
+    """
+
+    at: float
+    age_seconds: float | None
+    backlog: int | None
+
+
+class QueueSamples:
+    """The samples of the last reads.
+
+    One reading has two arrays of numbers and an index of names, which readings with the same
+    queues share.
+    """
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, Mapping[str, int], array[float], array[float]]] = deque()
+        self._names: Sequence[str] = ()
+        self._index: Mapping[str, int] = {}
+
+    def add(self, statuses: Statuses) -> None:
+        """Keep the sample of each queue, and forget the oldest ones."""
+        names = [each.queue for each in statuses.queues]
+        if names != self._names:
+            self._names = names
+            self._index = {name: place for place, name in enumerate(names)}
+        ages = array("f", (_number(each.behind_seconds) for each in statuses.queues))
+        backlogs = array("f", (_number(each.backlog) for each in statuses.queues))
+        self._readings.append((statuses.at, self._index, ages, backlogs))
+        most = min(MOST_SAMPLES, MOST_VALUES // max(1, len(names)))
+        while len(self._readings) > max(2, most):
+            self._readings.popleft()
+
+    def of(self, queue: str) -> list[QueuePoint]:
+        """Return the samples of a queue, oldest first."""
+        points = []
+        for at, index, ages, backlogs in tuple(self._readings):
+            place = index.get(queue)
+            if place is not None:
+                backlog = _known(backlogs[place])
+                count = None if backlog is None else round(backlog)
+                points.append(QueuePoint(at, _known(ages[place]), count))
+        return points
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+MOST_EVENTS = 1000
+COMMAND = "command"
+EVENT_KINDS = (*KINDS, COMMAND)
+"""What visitors filter by: all commands of operators are one kind."""
+_TEXT_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class SeenChange:
+    """A change.
+
+    :ivar at: Unix time of the reading that found it.
+    """
+
+    at: float
+    change: Difference
+
+    @property
+    def kind(self) -> str:
+        """One of `EVENT_KINDS`."""
+        return self.change.kind if self.change.kind in KINDS else COMMAND
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it stands for many changes."""
+        return isinstance(self.change, ChangeSum)
+
+
+class EventLog:
+    """The newest changes, and the last look, with which the next one is compared.
+
+    :ivar begin: Unix time of the first reading, 0.0 before it.
+    :ivar fault: why commands of operators are missing, None if they are not.
+    """
+
+    def __init__(self) -> None:
+        self.begin = 0.0
+        self.fault: str | None = None
+        self._events: deque[SeenChange] = deque(maxlen=MOST_EVENTS)
+        self._before: Look | None = None
+        self._unread: Collection[str] = ()
+        self._known: set[str] | None = None
+
+    def compare(
+        self,
+        at: float,
+        judged: Judged,
+        workers: list[str],
+        unread: Collection[str],
+        entries: list[AuditEntry],
+    ) -> None:
+        """Keep what has changed since the last reading.
+
+        What could not be read has not changed: such a reading is compared with its like only.
+        """
+        before, after = self._before, Look(judged, workers, entries)
+        if before is None:
+            self.begin = at
+        else:
+            if set(unread) != set(self._unread):
+                before = Look(judged, workers, ())
+            self._events.extend(
+                SeenChange(at, _bounded(each)) for each in summed_up(changes(before, after))
+            )
+        self._before, self._unread = replace(after, entries=()), unread
+
+    def new_entries(self, connections: Connections) -> list[AuditEntry]:
+        """Return the entries of the action log since the last call, newest first."""
+        client, layout = connections.client, connections.layout
+        if client is None:
+            return []
+        try:
+            names = entry_names(client, layout)
+        except NodeRefusedError as error:
+            self.fault = str(error)
+            return []
+        self.fault = None
+        found = set(names)
+        new = [] if self._known is None else sorted(found - self._known, reverse=True)
+        entries = read_named(client, layout, new[:READ_AT_ONCE])
+        self._known = found
+        return entries
+
+    def newest(self, glob: str = "*", kinds: Collection[str] = ()) -> list[SeenChange]:
+        """Return events, newest first.
+
+        :param glob: matches the subject. Sums match every glob: they may contain a match.
+        :param kinds: of `EVENT_KINDS`; all if there are none.
+        """
+        matches = re.compile(translate(glob)).match
+        return [
+            each
+            for each in reversed(tuple(self._events))
+            if (not kinds or each.kind in kinds)
+            and (glob == "*" or each.is_sum or matches(each.change.subject))
+        ]
+
+
+def _bounded(change: Difference) -> Difference:
+    """Return a change with texts of limited length; names of queues are short enough."""
+    texts = {
+        name: shorten(getattr(change, name), _TEXT_CHARACTERS)
+        for name in ("kind", "subject", "before", "after", "reason", "by")
+    }
+    return replace(change, **texts)
+
+
+SHARE = 20
+"""The pause after a read is this many times as long as the read: reading takes at most 5 % of one
+processor, and as small a share of the coordinator's time."""
+LONGEST_PAUSE_SECONDS = 60.0
+JUDGED_SECONDS = 300.0
+"""An older reading tells nothing about whether a queue catches up now."""
+
+
+MOST_READINGS = 32
+"""Results for one reading: lists of queues that different clients filter and sort."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The app at one time.
+
+    :ivar notices: faults around the queues, as items.
+    :ivar number: counts the readings of this process.
+    :ivar seconds: how long it took.
+    :ivar pause_seconds: how long the next one is waited for.
+    """
+
+    number: int
+    statuses: Statuses
+    judged: Judged
+    workers: Sequence[WorkerStatus]
+    processes: Sequence[ProcessDescription]
+    notices: Sequence[Mapping[str, str | None]]
+    seconds: float
+    pause_seconds: float
+    _kept: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def at(self) -> float:
+        """Unix time of this machine's clock."""
+        return self.statuses.at
+
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[QueueStatus, Verdict]]:
+        """The queues by name."""
+        return {each[0].queue: each for each in self.judged}
+
+    def in_order(self, sort: str) -> Judged:
+        """Return the queues in an order of `QUEUE_SORTS`."""
+        return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
+
+    def once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
+        """Return what a function returns, computed once for all clients that ask for the same."""
+        if key not in self._kept:
+            if len(self._kept) >= MOST_READINGS:
+                self._kept.clear()
+            self._kept[key] = compute()
+        kept: _Result = self._kept[key]
+        return kept
+
+
+def describe_fault(error: BaseException) -> str:
+    """Return why a reading failed."""
+    return str(error) if isinstance(error, QdoError) else describe(error)
+
+
+class FleetReader:
+    """The last reading, and a thread that makes the next one when somebody looks.
+
+    :param pause_seconds: the shortest pause between two readings.
+    :ivar samples: of each queue, over time.
+    :ivar events: what has changed between the readings.
+    :ivar fault: why the last attempt to read failed, None if it did not.
+    """
+
+    def __init__(self, settings: Settings, rules: VerdictRules, pause_seconds: float) -> None:
+        self._thread = ConnectedThread(settings, "qdo-dashboard-reader")
+        self._settings = settings
+        self._rules = rules
+        self._shortest = pause_seconds
+        self._lock = threading.Lock()
+        self._pending: Future[None] | None = None
+        self._due = 0.0
+        self._reading: Reading | None = None
+        self.samples = QueueSamples()
+        self.events = EventLog()
+        self.fault: str | None = None
+
+    def look(self, wait_seconds: float = 0.0) -> Reading | None:
+        """Return the last reading, None before the first; begin the next one if it is due.
+
+        :param wait_seconds: how long to wait for a reading that is being made, if the last one is
+            older than the pause after it.
+        """
+        with self._lock:
+            due = clock() >= self._due
+            if due and (self._pending is None or self._pending.done()):
+                self._pending = self._thread.submit(self._read)
+                self._pending.add_done_callback(self._ended)
+            pending = self._pending
+        if due and wait_seconds and pending is not None:
+            wait([pending], wait_seconds)
+        return self._reading
+
+    @property
+    def number(self) -> int:
+        """The number of the last reading; it changes with each."""
+        reading = self._reading
+        return 0 if reading is None else reading.number
+
+    def look_again(self) -> None:
+        """Make the next reading as soon as somebody looks: something was changed."""
+        with self._lock:
+            self._due = 0.0
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
+    def _read(self, connections: Connections) -> None:
+        began = clock()
+        client, layout = connections.client, connections.layout
+        fault = connections.broker_fault
+        statuses = queue_statuses(client, layout, connections.broker, fault=fault)
+        workers = worker_statuses(client, layout) if client else []
+        processes = read_components(client, layout) if client else []
+        judged = judge_all([*self._earlier(statuses), statuses], self._rules)
+        self.samples.add(statuses)
+        entries = self.events.new_entries(connections)
+        names = [each.worker for each in workers]
+        self.events.compare(statuses.at, judged, names, statuses.unread, entries)
+        seconds = clock() - began
+        pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
+        number = self.number + 1
+        places = self._settings.coordinator, self._settings.broker
+        case = Case(client, connections.broker, layout, {}, *places)
+        case.once("workers", lambda: workers)  # they are not read again
+        found = notices(case)
+        self._reading = Reading(number, statuses, judged, workers, processes, found, seconds, pause)
+
+    def _ended(self, reading: Future[None]) -> None:
+        """Note the result of a reading, or why there is none: the connections may be refused."""
+        error = reading.exception()
+        failed = error is not None or self._reading is None
+        pause = self._shortest if failed else cast(Reading, self._reading).pause_seconds
+        self._due = clock() + pause
+        self.fault = None if error is None else describe_fault(error)
+
+    def _earlier(self, statuses: Statuses) -> list[Statuses]:
+        before = self._reading
+        recent = before is not None and statuses.at - before.at < JUDGED_SECONDS
+        return [before.statuses] if before is not None and recent else []
+
+
+KEPT_SECONDS = 5.0
+MOST_DIRECT_READS = 64
+PATIENCE_SECONDS = 10.0
+
+
+class DirectReads:
+    """A thread for reads and actions beside those of the whole app.
+
+    Ten clients that ask for the same within `KEPT_SECONDS` cause one read.
+
+    :param patience_seconds: how long a page waits for a read.
+    """
+
+    def __init__(
+        self, settings: Settings, name: str, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self._thread = ConnectedThread(settings, name)
+        self._patience_seconds = patience_seconds
+        self._lock = threading.Lock()
+        self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
+
+    def get(self, key: Hashable, read: Callable[[Connections], _Result]) -> _Result:
+        """Return what `read` returns, or returned a moment ago.
+
+        :raises UnreachableError: it takes too long.
+        """
+        with self._lock:
+            began, future = self._kept.get(key, (0.0, None))
+            if future is None or clock() - began > KEPT_SECONDS or _has_failed(future):
+                self._forget_old()
+                future = self._thread.submit(read)
+                self._kept[key] = clock(), future
+        kept: Future[_Result] = future
+        return self._result(kept, self._patience_seconds)
+
+    def run(self, change: Callable[[Connections], _Result]) -> _Result:
+        """Change something; what was read before is read again."""
+        future = self._thread.submit(change)
+        try:
+            return self._result(future, 10 * PATIENCE_SECONDS)
+        finally:
+            with self._lock:
+                self._kept.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
+    def _result(self, future: Future[_Result], patience_seconds: float) -> _Result:
+        try:
+            return future.result(patience_seconds)
+        except TimeoutError as error:
+            raise SlowReadError(seconds=patience_seconds) from error
+
+    def _forget_old(self) -> None:
+        now = clock()
+        for key, (began, _) in list(self._kept.items()):
+            if now - began > KEPT_SECONDS or len(self._kept) >= MOST_DIRECT_READS:
+                del self._kept[key]
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.done() and isinstance(future.exception(), QdoError | OSError | RuntimeError)

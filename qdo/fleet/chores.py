@@ -1,0 +1,310 @@
+"""The chores of the leader: copy the action log, end lost actions, delete what nothing uses.
+
+`ChoreRecord` says when the leader last did each one, and with which result.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qdo.coordination.bulk_reads import NodeValue, pipelined, read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import (
+    ANY_VERSION,
+    CheckOp,
+    CommitError,
+    Committed,
+    CreateOp,
+    DeleteOp,
+    NodeRead,
+    NoResponse,
+    Rejected,
+    SetOp,
+)
+from qdo.coordination.transactions import commit, read
+from qdo.coordination.znodes.layout import FleetLayout, Layout
+from qdo.coordination.znodes.values import encode, load
+from qdo.fleet.action_machine import LOST, RUNNING, Action, ended_entry
+from qdo.fleet.audit_entries import AuditEntry, entry_name, entry_time
+from qdo.system.clock import clock
+
+MOST_COPIED_AT_ONCE = 500
+"""Entries that are read in a round, the oldest first."""
+
+
+class CopiedActionsChore:
+    """Passes on each entry of the action log once; a new leader passes on all of them again.
+
+    :param keep: called with an entry; returns whether there was room for it.
+    """
+
+    def __init__(self, keep: Callable[[AuditEntry], bool]) -> None:
+        self._keep = keep
+        self._copied: set[str] = set()
+
+    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """Pass on new entries; return 0, because it deletes nothing.
+
+        :raises NodeRefusedError: this account may not list the log.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        folder = layout.fleet.actionlog
+        names = read_children(client, [folder]).get(folder, [])
+        self._copied.intersection_update(names)
+        new = sorted(name for name in names if name not in self._copied)[:MOST_COPIED_AT_ONCE]
+        for node in read_nodes(client, [layout.fleet.log_entry(name) for name in new]):
+            name = node.path.rpartition("/")[2]
+            entry = AuditEntry.parse(name, node.data, node.written, node.refused)
+            if entry.fault is None and not self._keep(entry):
+                break
+            self._copied.add(name)
+        return 0
+
+
+IDLE_SECONDS = 3600.0
+MOST_AT_ONCE = 1000
+"""Folders that are deleted in a round."""
+
+
+class EmptyLocksChore:
+    """Deletes folders in which nothing has changed for an hour, as this leader has seen.
+
+    The coordinator rejects the deletion of a folder with a contender. A contender that comes later
+    finds no folder, and its process makes one.
+
+    :param now: a monotonic time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = clock) -> None:
+        self._now = now
+        self._empty: dict[str, tuple[int, float]] = {}
+
+    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """Delete the folders of idle locks; return their number.
+
+        :raises NodeRefusedError: this account may not list the locks.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        locks = layout.fleet.locks
+        folders = [
+            layout.fleet.lock(name) for name in read_children(client, [locks]).get(locks, [])
+        ]
+        now = self._now()
+        before, self._empty = self._empty, {}
+        for folder, stat in pipelined(client, client.exists_async, folders):
+            if stat is not None and not isinstance(stat, Exception) and not stat.numChildren:
+                # The zxid at which a child last came or went.
+                change, since = before.get(folder, (0, now))
+                self._empty[folder] = stat.pzxid, since if change == stat.pzxid else now
+        idle = [each for each, (_, since) in self._empty.items() if now - since >= IDLE_SECONDS]
+        deleted = 0
+        for folder in idle[:MOST_AT_ONCE]:
+            answer = commit(client, [fence, DeleteOp(folder)])
+            if isinstance(answer, Committed):
+                deleted += 1
+            elif isinstance(answer, NoResponse) or answer.index == 0:
+                break  # deposed, or without an answer: a later period continues
+        return deleted
+
+
+_log = logging.getLogger(__name__)
+
+
+class LostActionsChore:
+    """Ends what workers that are gone were asked for as lost, and deletes their folders.
+
+    Names of workers are never used again. So the order of the reads matters: a folder that is
+    listed before the workers, and whose worker is then not among them, belongs to one that is gone.
+    Nothing is asked of it any more, because commands check its node in their transaction.
+    """
+
+    def __init__(self) -> None:
+        self._refused: set[str] = set()
+
+    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """End the actions and delete the folders; return the number of deleted nodes.
+
+        :raises NodeRefusedError: this account may not list one of the folders.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        fleet = layout.fleet
+        folders = read_children(client, [fleet.actions]).get(fleet.actions, [])
+        workers = read_children(client, [layout.workers]).get(layout.workers, [])
+        gone = [fleet.actions_of(name) for name in sorted(set(folders).difference(workers))]
+        found = read_children(client, gone)
+        paths = [f"{folder}/{name}" for folder in gone for name in found.get(folder, [])]
+        self._refused.intersection_update(paths)
+        wanted = [path for path in paths if path not in self._refused][:MOST_AT_ONCE]
+        deleted = 0
+        for node in read_nodes(client, wanted):
+            answer = _end(client, fleet, fence, node)
+            if isinstance(answer, Committed):
+                deleted += 1
+            elif isinstance(answer, NoResponse) or answer.index == 0:
+                return deleted  # deposed, or without an answer: a later period continues
+            elif answer.fault is not CommitError.NO_NODE:
+                self._refused.add(node.path)
+                reason = answer.reason or answer.fault.value
+                _log.warning("cannot delete %s: %s; delete it by hand", node.path, reason)
+        # One that still has nodes is rejected.
+        return deleted + sum(
+            isinstance(commit(client, [fence, DeleteOp(folder)]), Committed) for folder in gone
+        )
+
+
+def _end(
+    client: Client, fleet: FleetLayout, fence: CheckOp, node: NodeValue
+) -> Committed | Rejected | NoResponse:
+    """Delete an action, and write its entry."""
+    folder, _, name = node.path.rpartition("/")
+    action = Action(fault=node.refused) if node.refused else Action.parse(node.data)
+    begun = "it had begun" if action.state == RUNNING else "it had not begun"
+    other = entry_name(time.time(), f"{zlib.crc32(node.path.encode()):08x}")
+    worker, text = folder.rpartition("/")[2], action.fault or f"the worker is gone; {begun}"
+    for id in (name, other) if entry_time(name) else (other,):
+        entry = ended_entry(id, worker, action, LOST, text)
+        write = CreateOp(fleet.log_entry(id), entry.encode())
+        answer = commit(client, [fence, DeleteOp(node.path, node.version), write])
+        taken = isinstance(answer, Rejected) and answer.fault is CommitError.NODE_EXISTS
+        if not taken:  # else another program has used the name of an entry for the action
+            break
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ChoreRecord:
+    """The last time that a chore was done.
+
+    :ivar at: Unix time of the leader's clock at its end; None if the node does not say it.
+    :ivar seconds: how long it took.
+    :ivar deleted: number of nodes that it deleted.
+    :ivar leader: the worker that did it.
+    :ivar fault: why it failed, None if it did not.
+    """
+
+    chore: str
+    at: float | None = None
+    seconds: float | None = None
+    deleted: int | None = None
+    leader: str | None = None
+    fault: str | None = None
+
+    @classmethod
+    def parse(cls, chore: str, value: Any, leader: str | None) -> ChoreRecord:
+        """Return a record from its JSON; values of wrong types count as missing."""
+        found = value if isinstance(value, dict) else {}
+        at, seconds, deleted = (found.get(each) for each in ("at", "seconds", "deleted"))
+        fault = found.get("fault")
+        return cls(
+            chore,
+            at=_number(at),
+            seconds=_number(seconds),
+            deleted=deleted if type(deleted) is int else None,
+            leader=leader,
+            fault=fault if isinstance(fault, str) else None,
+        )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e12 else None
+
+
+def write_records(
+    client: Client, layout: Layout, fence: CheckOp, leader: str, records: Sequence[ChoreRecord]
+) -> int:
+    """Write the records of one round; return 0, because it deletes nothing.
+
+    A lost answer changes nothing: the next round writes the node again.
+
+    :raises NodeRefusedError: this account may not write the node.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    kept = ("at", "seconds", "deleted", "fault")
+    chores = {
+        each.chore: {key: value for key, value in asdict(each).items() if key in kept}
+        for each in records
+    }
+    data = encode({"leader": leader, "chores": chores})
+    path = layout.fleet.chores
+    answer = commit(client, [fence, SetOp(path, data, ANY_VERSION)])
+    if isinstance(answer, Rejected) and answer.fault is CommitError.NO_NODE:
+        commit(client, [fence, CreateOp(path, data)])
+    return 0
+
+
+def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str | None]:
+    """Return the records in the order in which the chores are done, and why they cannot be read.
+
+    :raises NodeRefusedError: this account may not read the node.
+    :raises CoordinatorUnreachableError: no answer in time.
+    """
+    node = read(client, layout.fleet.chores)
+    value, fault = load(node.data if isinstance(node, NodeRead) else b"")
+    chores, leader = value.get("chores", {}), value.get("leader")
+    if fault is None and not isinstance(chores, dict):
+        chores, fault = {}, "`chores` must be an object"
+    by = leader if isinstance(leader, str) else None
+    found = chores if fault is None else {}
+    return [ChoreRecord.parse(name, each, by) for name, each in found.items()], fault
+
+
+AT_ONCE = 99
+"""Nodes deleted in a transaction."""
+MOST_REFUSED = 10
+"""A round ends after this many nodes that cannot be deleted; the next round passes them over."""
+
+
+class SurplusChore:
+    """Deletes the surplus of a folder; a `Chore` of the leader.
+
+    A node that cannot be deleted, because another program created nodes below it, costs only
+    itself.
+
+    :param folder: returns the path of the folder.
+    :param surplus: returns the names to delete, from all names and the Unix time.
+    """
+
+    def __init__(
+        self,
+        folder: Callable[[Layout], str],
+        surplus: Callable[[Collection[str], float], list[str]],
+    ) -> None:
+        self._folder = folder
+        self._surplus = surplus
+        self._refused: set[str] = set()
+
+    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """Delete the nodes that are too old or too many; return their number.
+
+        :raises NodeRefusedError: this account may not list the folder.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        folder = self._folder(layout)
+        names = read_children(client, [folder]).get(folder, [])
+        wanted = self._surplus(names, time.time())
+        self._refused.intersection_update(wanted)
+        wanted = [name for name in wanted if name not in self._refused]
+        deleted = refused = 0
+        while wanted and refused < MOST_REFUSED:
+            batch = wanted[:AT_ONCE]
+            paths = [f"{folder}/{name}" for name in batch]
+            answer = commit(client, [fence, *map(DeleteOp, paths)])
+            if isinstance(answer, Committed):
+                deleted += len(batch)
+                del wanted[:AT_ONCE]
+            elif isinstance(answer, Rejected) and answer.index > 0:
+                name = wanted.pop(answer.index - 1)
+                if answer.fault is not CommitError.NO_NODE:
+                    refused += 1
+                    self._refused.add(name)
+                    _log.warning(
+                        "cannot delete %s/%s: %s; delete it by hand", folder, name, answer.reason
+                    )
+            else:  # deposed, or without an answer: the leader of the next period continues
+                break
+        return deleted

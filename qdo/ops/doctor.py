@@ -1,0 +1,524 @@
+"""The checks of `qdo doctor`. A new check is a function and a line in `CHECKS`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+from qdo._version import FORMAT_LEVEL
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.session_setup import SAFE, ServerReport, is_safe, read_server
+from qdo.coordination.znodes.worker_node import parse_leader
+from qdo.errors import QdoError, UnreachableError
+from qdo.fleet.components import AppLevel, skew
+from qdo.ops.acl import differences_of
+from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
+from qdo.ops.items import SILENT_SECONDS, silent
+from qdo.ops.verdicts import QueueHealth
+from qdo.ops.worker_status import lost_workers
+from qdo.queues import QueueFilter, why_untaken
+from qdo.system.native import run_parallel
+from qdo.system.processes import RESERVE
+from qdo.text import describe, join_some, pluralize, short_duration
+
+READS = 9
+SLOW_SECONDS, SLOWEST_SECONDS = 0.05, 1.0
+SERVER_SECONDS = 1.0
+MOST_SERVERS = 15
+LEAST_VERSION = (3, 6, 0)
+SKEW_SECONDS = 2.0
+OLD_SECONDS = 60.0
+ACL_QUEUES = 200
+"""Queue nodes whose rights are compared; `qdo acl check` compares all."""
+
+
+def latency(case: Case) -> Diagnosis:
+    """Time a few reads of the node of the app."""
+    client, times = case.connected(), []
+    for _ in range(READS):
+        began = time.monotonic()
+        client.exists(case.layout.root)
+        times.append(time.monotonic() - began)
+    median, worst = sorted(times)[len(times) // 2], max(times)
+    text = f"{READS} reads took {median * 1000:.1f} ms (median) and {worst * 1000:.1f} ms (worst)"
+    if median > SLOW_SECONDS or worst > SLOWEST_SECONDS:
+        return warning(
+            text, "look at the disk and the load of the servers, and at the network to them"
+        )
+    return ok(text)
+
+
+def servers(case: Case) -> Diagnosis:
+    """Ask each server of the address for its version and mode."""
+    client = case.connected()
+    if client.address.path is not None:
+        return ok(f"the coordinator is the file {client.address.path} on this machine")
+    if client.access.tls is not None:
+        return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
+    return judge_servers(_reports(case))
+
+
+def server_versions(case: Case) -> Diagnosis:
+    """Look for versions that are too old or may lose transactions."""
+    client = case.connected()
+    if client.address.path is not None:
+        return ok("the coordinator is a file: no server has a version")
+    if client.access.tls is not None:
+        return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
+    return judge_versions(_reports(case))
+
+
+def _reports(case: Case) -> list[ServerReport]:
+    def ask() -> list[ServerReport]:
+        hosts = case.connected().address.hosts.split(",")[:MOST_SERVERS]
+        return run_parallel(lambda host: read_server(host, SERVER_SECONDS), hosts)
+
+    return case.once("servers", ask)
+
+
+def judge_servers(reports: list[ServerReport]) -> Diagnosis:
+    """Return whether the servers are one ensemble, all of it running."""
+    down = [f"{each.host} ({each.fault})" for each in reports if each.fault is not None]
+    modes = sorted(each.mode for each in reports if each.mode)
+    if modes.count("leader") > 1 or ("standalone" in modes and len(reports) > 1):
+        return failed(
+            f"the servers of the address are no single ensemble: {', '.join(modes)}",
+            "correct the address, or the servers' configuration: each must list all of them",
+        )
+    if down:
+        rest = f"{len(reports) - len(down)} of {len(reports)} servers answer"
+        return warning(f"{rest}; not: {join_some(down)}", "start these servers again")
+    if not modes:
+        return unknown(
+            "no server allows the command srvr", "add it to 4lw.commands.whitelist of the servers"
+        )
+    if "follower" in modes and "leader" not in modes and len(modes) == len(reports):
+        return warning(
+            f"no server of the address is the leader: {', '.join(modes)}",
+            "name all servers of the ensemble in the address",
+        )
+    return ok(f"{pluralize(len(reports), 'server')}: {', '.join(modes)}")
+
+
+def judge_versions(reports: list[ServerReport]) -> Diagnosis:
+    """Return whether the servers keep what they acknowledge."""
+    versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
+    if not versions:
+        return unknown("no server tells its version", "see the check coordinator-servers")
+    old = [each.host for each in reports if each.version and each.version < LEAST_VERSION]
+    if old:
+        return failed(f"{join_some(old)}: ZooKeeper is too old", "upgrade it to 3.6 or newer")
+    several = len(reports) > 1 or reports[0].mode != "standalone"
+    unsafe = [e.host for e in reports if several and e.version and not is_safe(e.version)]
+    if unsafe:
+        why = f"{join_some(unsafe)} may lose acknowledged transactions in an election"
+        return warning(why, f"upgrade ZooKeeper to a safe version: {SAFE}")
+    return ok(f"the servers have version {' and '.join(versions)} of ZooKeeper")
+
+
+def clock(case: Case) -> Diagnosis:
+    """Compare the clocks of this machine, of the coordinator and of the workers.
+
+    Nothing is written, so only what others have written tells the time of the coordinator: a clock
+    that is behind others is certain, by how much is not.
+    """
+    client, now = case.connected(), time.time()
+    found = [each for each in case.processes() if each.reported and each.fault is None]
+    if not found:
+        return unknown("no process has reported, so the clocks cannot be compared")
+    paths = [f"{case.layout.components}/{each.kind}/{each.name}" for each in found[:100]]
+    ahead = []
+    for each, path in zip(found, paths, strict=False):
+        stat = client.exists(path)
+        if stat is not None and each.started and each.started > stat.ctime / 1000 + SKEW_SECONDS:
+            behind = each.started - stat.ctime / 1000
+            ahead.append(f"{each.host} (by {behind:.0f} s or more)")
+    newest = max(each.reported or 0.0 for each in found)
+    remedy = "synchronize the clocks of all machines, for instance with chrony"
+    if ahead:
+        return warning(f"clocks are ahead of the coordinator's: {join_some(ahead)}", remedy)
+    if newest > now + SKEW_SECONDS:
+        return warning(
+            f"the clock of this machine is {newest - now:.0f} s or more behind that of the"
+            " coordinator",
+            remedy,
+        )
+    if newest < now - OLD_SECONDS:
+        return unknown(
+            f"the newest report of a process is {now - newest:.0f} s old: either all processes"
+            " are silent, or the clock of this machine is ahead",
+            remedy,
+        )
+    return ok("the reports of the processes agree with the clock of this machine")
+
+
+def rights(case: Case) -> Diagnosis:
+    """Compare the rights on some nodes with the settings."""
+    client, layout = case.connected(), case.layout
+    names = read_children(client, [layout.queues]).get(layout.queues, [])[:ACL_QUEUES]
+    paths = [*map(layout.queue, names), *layout.persistent, layout.root]
+    different = differences_of(client, paths)
+    if different:
+        return warning(
+            f"{pluralize(len(different), 'node')} of {len(paths)} have other rights than the"
+            f" settings give: {join_some([each.path for each in different], 3)}",
+            "run `qdo acl check`, then `qdo acl apply`",
+        )
+    return ok("the nodes have the rights of the settings")
+
+
+def versions(case: Case) -> Diagnosis:
+    """Compare the versions of the processes with each other and with the app's format level."""
+    found = read_nodes(case.connected(), [case.layout.root])
+    level = AppLevel.parse(found[0].data) if found else AppLevel()
+    if max(level.level, level.next) > FORMAT_LEVEL:
+        return failed(
+            f"the app has format level {max(level.level, level.next)}, and this version of qdo"
+            f" supports {FORMAT_LEVEL}",
+            "install the version that `qdo components` lists",
+        )
+    several = skew(case.processes())
+    if several:
+        return warning(f"several versions of qdo run: {several}", "finish the deploy")
+    return ok(f"one version of qdo runs, with format level {level.level} of the app")
+
+
+def leader(case: Case) -> Diagnosis:
+    """Look for the leader, which assigns queues."""
+    found = read_nodes(case.connected(), [case.layout.rebalancer])
+    name, process = parse_leader(found[0].data) if found else ("", "")
+    workers = [each.worker for each in case.workers()]
+    if not workers:
+        return failed("no worker is registered", "start one with `qdo-worker`")
+    if name not in workers:
+        last = f"{name} ({process})" if process else name or "none"
+        return failed(
+            f"no registered worker leads, the last one was {last}: queues are not assigned",
+            "wait for a session timeout; if that changes nothing, look at the workers' logs",
+        )
+    return ok(f"{name} leads {pluralize(len(workers), 'worker')}")
+
+
+SLOW_LISTING_SECONDS = 2.0
+MOST_QUEUES = 50
+"""Queues whose attributes are read where that is a request for each."""
+LITTLE_BYTES, TOO_LITTLE_BYTES = 1 << 30, 100 << 20
+USUAL_FILES = 1024
+
+
+def listing(case: Case) -> Diagnosis:
+    """Time the list of queues."""
+    began = time.monotonic()
+    names = case.names()
+    seconds = time.monotonic() - began
+    text = f"the broker listed {pluralize(len(names), 'queue')} in {seconds * 1000:.0f} ms"
+    if seconds > SLOW_LISTING_SECONDS:
+        return warning(text, "look at the load of the broker, and at the network to it")
+    return ok(text)
+
+
+def configuration(case: Case) -> Diagnosis:
+    """Ask the broker what a starting worker would warn of."""
+    broker = case.opened()
+    if not broker.capabilities.checks_config:
+        return ok("this broker has no settings for its queues")
+    names = broker.catalog.names()[:MOST_QUEUES]
+    found = broker.catalog.config_warnings({name: case.policy_of(name) for name in names})
+    if found:
+        return warning(found[0], f"see the sentence; and {len(found) - 1} more in workers' logs")
+    return ok(f"the settings of {pluralize(len(names), 'queue')} fit the failure policies")
+
+
+def deadlines(case: Case) -> Diagnosis:
+    """Compare the time limits of jobs with the time for which the broker hides a message."""
+    hold = case.opened().capabilities.hold_seconds
+    if hold is None:
+        return ok("this broker can hold a message for any time")
+    if case.jobs is None:
+        return unknown("the jobs are not known", "name the app as MODULE:APP")
+    long = [each.name for each in case.jobs if each.timeout_seconds and each.timeout_seconds > hold]
+    if long:
+        return failed(
+            f"timeout_seconds of {join_some(long)} is longer than the {hold:g} s for which the"
+            " broker can hide a message",
+            f"set it to {hold:g} or less; workers do not start with such a job",
+        )
+    without = [each.name for each in case.jobs if each.timeout_seconds is None]
+    if without:
+        return ok(
+            f"{join_some(without)} may take {short_duration(hold)}, without a limit of theirs"
+        )
+    return ok(f"every job ends within the {short_duration(hold)} that a message can be hidden")
+
+
+def retention(case: Case) -> Diagnosis:
+    """Compare the age of waiting messages with the time after which the broker deletes them."""
+    judged = case.judged()
+    for state, answer in ((QueueHealth.LOST, failed), (QueueHealth.EXPIRING, warning)):
+        found = [(queue.queue, why) for queue, why in judged if why.state is state]
+        if found:
+            queue, verdict = found[0]
+            remedy = "raise the retention of the broker, or add workers; see `qdo status`"
+            text = f"{pluralize(len(found), 'queue')} {state.value}, first {queue}"
+            return answer(f"{text}: {verdict.reason}", remedy)
+    unasked = case.statuses().unasked
+    more = f"; {unasked} queues were not asked" if unasked else ""
+    return ok(f"the broker is not about to delete a message{more}")
+
+
+def dead_letters(case: Case) -> Diagnosis:
+    """Count dead letters."""
+    counts = case.opened().dead_letters.counts()
+    total = sum(counts.values())
+    if total:
+        worst = max(counts, key=lambda name: counts[name])
+        text = f"{pluralize(total, 'dead letter')} in {pluralize(len(counts), 'queue')}"
+        return warning(f"{text}, most of them in {worst}", "see `qdo dead-letters`")
+    return ok("no message is a dead letter")
+
+
+def open_files(case: Case) -> Diagnosis:
+    """Compare the limit of open files with what the owner of all queues would need."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY:
+        return ok("this user may open any number of files")
+    needed = USUAL_FILES
+    if case.broker is not None and case.broker.capabilities.subscriptions:
+        workers = max(1, len(case.workers()) if case.client is not None else 1)
+        needed = max(needed, RESERVE + -(-len(case.names()) // workers))
+    text = f"a process of this user may open {hard} files, and a worker needs up to {needed}"
+    if hard < needed:
+        return warning(text, f"raise the hard limit (LimitNOFILE, ulimit -Hn) to {needed}")
+    return ok(text)
+
+
+def disk(case: Case) -> Diagnosis:
+    """Look at the free space of the files of this machine."""
+    urls = (case.coordinator_url, case.broker_url)
+    paths = [
+        url.removeprefix("sqlite:").partition("?")[0] for url in urls if url.startswith("sqlite:")
+    ]
+    folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
+    found = [(shutil.disk_usage(each).free, each) for each in folders if os.path.isdir(each)]
+    if not found:
+        return ok("neither messages nor progress are in a file of this machine")
+    free, folder = min(found)
+    text = f"{free / (1 << 30):.1f} GiB are free at {folder}"
+    if free < LITTLE_BYTES:
+        answer = failed if free < TOO_LITTLE_BYTES else warning
+        return answer(text, "free disk space: sending stops when the disk is full")
+    return ok(text)
+
+
+LOST_SECONDS = 3600.0
+
+
+def workers(case: Case) -> Diagnosis:
+    """Look for workers that do not report, or get no queues."""
+    found = case.workers()
+    if not found:
+        return failed("no worker is registered", "start one with `qdo-worker`")
+    faulty = [f"{each.worker} ({each.fault})" for each in found if each.fault is not None]
+    if faulty:
+        return warning(f"workers get no queues: {join_some(faulty)}", "see `qdo workers`")
+    quiet = silent(found)
+    if quiet:
+        return warning(
+            f"{join_some(quiet)} of {pluralize(len(found), 'worker')} did not report for"
+            f" {SILENT_SECONDS:g} s",
+            "see `qdo worker show`; a job may block the process, or the process is frozen",
+        )
+    return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
+
+
+def lost(case: Case) -> Diagnosis:
+    """Look for workers that went without releasing their queues, and did not come back."""
+    now = time.time()
+    found = lost_workers(case.workers(), now - LOST_SECONDS)
+    if not found:
+        return ok(f"no worker was lost in the last {short_duration(LOST_SECONDS)}")
+    names = [
+        f"{each.name} ({each.process or 'host unknown'}, {short_duration(now - each.at)} ago)"
+        for each in reversed(found)
+    ]
+    return warning(
+        f"{join_some(names)} went without releasing queues; other workers have taken them",
+        "look for that process with `ps`: STAT T is stopped; without it, see the end of its log,"
+        " and whether its host is up",
+    )
+
+
+def queues(case: Case) -> Diagnosis:
+    """Count the queues whose state needs somebody."""
+    judged = case.judged()
+    critical = Counter(each.state.value for _, each in judged if each.state.is_critical)
+    late = Counter(each.state.value for _, each in judged if each.state.is_warning)
+    remedy = "see `qdo status` for the worst of them and the next step"
+    if critical:
+        return failed(f"of {pluralize(len(judged), 'queue')}: {_counts(critical + late)}", remedy)
+    if late:
+        return warning(f"of {pluralize(len(judged), 'queue')}: {_counts(late)}", remedy)
+    return ok(f"{pluralize(len(judged), 'queue')} need nobody")
+
+
+def jobs_without_queues(case: Case) -> Diagnosis:
+    """Look for jobs whose globs match no queue."""
+    if case.jobs is None:
+        return unknown("the jobs are not known", "name the app as MODULE:APP")
+    names = case.names()
+    idle = [
+        f"{each.name} ({each.queues})"
+        for each in case.jobs
+        if not any(fnmatchcase(name, each.queues) for name in names)
+    ]
+    if idle:
+        return warning(
+            f"no queue matches the glob of {join_some(idle)}",
+            "correct the glob, unless its first message is still to come",
+        )
+    return ok(f"each of {pluralize(len(case.jobs), 'job')} has a queue")
+
+
+def queues_without_jobs(case: Case) -> Diagnosis:
+    """Look for queues that no job of the app, or no worker, takes."""
+    names = case.names()
+    if case.jobs is not None:
+        has_job = QueueFilter(jobs=tuple(each.queues for each in case.jobs)).matcher()
+        bare = [name for name in names if not has_job(name)]
+        if bare:
+            return failed(
+                f"no job takes {join_some(bare)}",
+                "register a job whose glob matches, or delete the queue with `qdo delete`",
+            )
+    filters = {each.takes for each in case.workers() if each.fault is None}
+    untaken = [f"{name} ({why})" for name in names if (why := why_untaken(name, filters))]
+    if untaken:
+        return failed(
+            f"no worker takes {join_some(untaken)}",
+            "start a worker that has a job for it, with other --queues or --exclude",
+        )
+    if case.jobs is None and not filters:
+        return unknown("the jobs are not known", "name the app as MODULE:APP, or start a worker")
+    return ok(f"each of {pluralize(len(names), 'queue')} has a job")
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+TOTAL_SECONDS = 8.0
+"""For all checks. Opening the coordinator and the broker comes on top."""
+CHECK_SECONDS = 5.0
+FIRST_SECONDS = 2.0
+"""For the checks that `qdo status` makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    :ivar name: stable, for programs.
+    :ivar needs: what must be reachable: "coordinator", "broker", both, or nothing.
+    :ivar first: `qdo status` and the dashboard make it, too: it is cheap, and finds a fault that
+        the states of queues do not name.
+    """
+
+    name: str
+    find: Callable[[Case], Diagnosis]
+    needs: tuple[str, ...] = ()
+    first: bool = False
+
+
+BOTH = ("coordinator", "broker")
+CHECKS = (
+    Check("coordinator-latency", latency, ("coordinator",)),
+    Check("coordinator-servers", servers, ("coordinator",), first=True),
+    Check("coordinator-versions", server_versions, ("coordinator",)),
+    Check("leader", leader, ("coordinator",)),
+    Check("workers", workers, ("coordinator",)),
+    Check("lost-workers", lost, ("coordinator",), first=True),
+    Check("versions", versions, ("coordinator",)),
+    Check("clocks", clock, ("coordinator",), first=True),
+    Check("broker-latency", listing, ("broker",)),
+    Check("disk", disk, first=True),
+    Check("open-files", open_files),
+    Check("deadlines", deadlines, ("broker",)),
+    Check("dead-letters", dead_letters, ("broker",)),
+    Check("queues-without-jobs", queues_without_jobs, BOTH),
+    Check("jobs-without-queues", jobs_without_queues, ("broker",)),
+    Check("broker-settings", configuration, ("broker",)),
+    Check("rights", rights, ("coordinator",)),
+    Check("queues", queues, BOTH),
+    Check("retention", retention, ("broker",)),
+)
+"""In the order in which they are made and shown; slow ones come last."""
+
+
+def diagnose(
+    case: Case, total_seconds: float = TOTAL_SECONDS, checks: tuple[Check, ...] = CHECKS
+) -> Iterator[tuple[str, Diagnosis]]:
+    """Yield the name and the answer of each check; none takes longer than the time left."""
+    yield from ((name, _reach(case, name)) for name in BOTH)
+    deadline = time.monotonic() + total_seconds
+    for check in checks:
+        missing = [name for name in check.needs if _is_missing(case, name)]
+        left = min(deadline - time.monotonic(), CHECK_SECONDS)
+        if missing:
+            yield check.name, unknown(f"this needs the {missing[0]}")
+        elif left <= 0:
+            yield check.name, unknown("not checked: the checks before it took too long")
+        else:
+            yield check.name, within(left, partial(_answer, check, case))
+
+
+def notices(case: Case) -> list[dict[str, str | None]]:
+    """Return the faults around the queues that the first checks find, as items."""
+    first = tuple(each for each in CHECKS if each.first)
+    return [
+        {"check": name, "status": found.status, "reason": found.text, "remedy": found.remedy}
+        for name, found in diagnose(case, FIRST_SECONDS, first)
+        if name not in BOTH and found.status in ("warning", "failed")
+    ]
+
+
+def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:
+    """Return an answer; "unknown" if it takes longer. Its thread is then left to itself."""
+    found: list[Diagnosis] = []
+    thread = threading.Thread(target=lambda: found.append(ask()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else unknown(f"no answer within {seconds:.1f} s")
+
+
+def _answer(check: Check, case: Case) -> Diagnosis:
+    try:
+        return check.find(case)
+    except UnreachableError as error:
+        return failed(str(error), "start it, or correct its address")
+    except QdoError as error:
+        return unknown(str(error))
+    except Exception as error:  # noqa: BLE001 - one check must not hide the others
+        return unknown(describe(error))
+
+
+def _is_missing(case: Case, name: str) -> bool:
+    return (case.client if name == "coordinator" else case.broker) is None
+
+
+def _reach(case: Case, name: str) -> Diagnosis:
+    url = case.coordinator_url if name == "coordinator" else case.broker_url
+    fault = case.faults.get(name)
+    if fault is not None:
+        return failed(fault, "start it, or correct its address")
+    if _is_missing(case, name):
+        what = "worker has used it" if name == "coordinator" else "message was sent to it"
+        return failed(f"{url} does not exist: no {what}", "correct the address, or begin")
+    return Diagnosis("ok", f"{url} can be reached")

@@ -1,0 +1,382 @@
+"""Memory that worker processes share with their parent: it outlives a process that died.
+
+A message that kills its process leaves no exception behind. So each turn writes its current
+message to an entry of its own. When the process has died, its parent reads the entries, and adds
+an attempt to each message that was in flight (`qdo.coordination.interrupted_attempts`).
+
+A worker without a parent, as in a test, writes to private memory instead. So the loop over
+messages needs no check, only one store of 8 bytes.
+
+Layout, little-endian on all supported machines: entries of 1024 bytes, the first of which holds the
+state of the event loop (`loop_state`). An entry holds the position of the message in flight (8
+bytes, 0: none), the lengths of two names (2 bytes each), and the names of queue and worker. For
+positions wider than 8 bytes, the first 8 bytes hold -1 and the position is in the last 48 bytes of
+the entry.
+
+The state of the event loop: A blocked loop cannot report anything itself. So its timer stores the
+time here, and the watchdog's native thread stores what blocks it (`qdo.worker.duties.watchdog`).
+The parent reads both, even while a job holds the interpreter lock and no thread of the process runs
+(`qdo.worker.supervisor.blocked`).
+
+Layout: the first entry of the in-flight table, which no turn uses. After its first 8 bytes follow
+five numbers of 8 bytes: the time of the last beat (0: nothing watches the loop), the time of the
+last contact with the coordinator, the limit, the index of the entry in flight that blocks the loop
+(0: unknown), and the beat for which that was found; then 2 bytes of length and a description. Times
+are in nanoseconds.
+
+Receipt handles: A broker such as SQS hides a message from all consumers but its receiver until the
+visibility timeout. When the owner of a queue dies, the queue has another owner in a fraction of a
+second, but the message would stay hidden. So each receipt handle is kept here. The process that
+replaces the dead one releases these messages (`Broker.release`).
+
+Layout, little-endian: entries of 1024 bytes, each with the lengths of a queue's name and of a
+receipt handle (2 bytes each; 0: unused), and these two. A handle that does not fit is not kept.
+A handle kept for too long is harmless: its message is deleted, and the broker rejects the release.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from qdo.coordination.interrupted_attempts import InFlight
+from qdo.positions import TIME_POSITIONS, Positions
+
+ENTRY_BYTES = 1024
+"""Fits the longest names: 200 characters of at most 4 bytes, and the name of a worker."""
+_CHUNK_BYTES = ENTRY_BYTES << 10
+
+
+def read_entries(fd: int, most: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers and contents of the entries; parts of the memory without any are omitted.
+
+    Any code of the dead process may have changed the size of the memory. So it is not mapped: a
+    mapping of memory that shrinks would kill this process.
+
+    :param most: number of entries after which the rest is ignored.
+    """
+    for at in range(0, min(os.fstat(fd).st_size, most * ENTRY_BYTES), _CHUNK_BYTES):
+        chunk = os.pread(fd, _CHUNK_BYTES, at)
+        if chunk.count(0) < len(chunk):
+            for start in range(0, len(chunk) - ENTRY_BYTES + 1, ENTRY_BYTES):
+                yield (at + start) // ENTRY_BYTES, chunk[start : start + ENTRY_BYTES]
+
+
+def text(data: bytes) -> str:
+    """Return a name of an entry."""
+    return data.decode(errors="replace")
+
+
+_BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
+"""Indexes of the numbers. Each is stored and read at once: the parent never sees half of one."""
+_NUMBERS = struct.Struct("<8x5qH")
+_LENGTH_AT = _NUMBERS.size - 2
+_TEXT_BYTES = 900
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoopReport:
+    """The state of an event loop as its parent reads it.
+
+    :ivar beat: clock time at which the loop last ran.
+    :ivar contact: clock time of its last contact with the coordinator.
+    :ivar limit_seconds: how long the job in flight may block the loop.
+    :ivar entry: index of the entry in flight that blocks the loop; 0 if unknown.
+    :ivar blocked_by: the message and the job that block the loop; "" if unknown.
+    """
+
+    beat: float
+    contact: float
+    limit_seconds: float
+    entry: int = 0
+    blocked_by: str = ""
+
+
+class LoopState:
+    """The state of the loop of this process.
+
+    :param memory: the memory of the in-flight table, and its `words` of 8 bytes.
+    """
+
+    def __init__(self, memory: mmap.mmap, words: memoryview[int]) -> None:
+        self._memory = memory
+        self._words = words
+
+    def beat(self, now: float, contact: float, limit_seconds: float) -> None:
+        """Store that the loop runs, and how long an unknown job may block it from now on.
+
+        :param contact: when the coordinator last answered.
+        """
+        self._words[_CONTACT] = int(contact * _NANOSECONDS)
+        self._words[_LIMIT] = int(limit_seconds * _NANOSECONDS)
+        self._words[_BEAT] = int(now * _NANOSECONDS)
+
+    def blocked(self, beat: float, limit_seconds: float, entry: int, blocked_by: str) -> None:
+        """Store which job has blocked the loop since a beat, and how long it may do so."""
+        text = blocked_by.encode()[:_TEXT_BYTES]
+        self._memory[_LENGTH_AT : _LENGTH_AT + 2 + len(text)] = struct.pack("<H", len(text)) + text
+        self._words[_ENTRY] = entry
+        self._words[_LIMIT] = int(limit_seconds * _NANOSECONDS)
+        self._words[_FOUND_AT] = int(beat * _NANOSECONDS)
+
+    def unwatched(self) -> None:
+        """Store that nothing watches the loop any more."""
+        self._words[_BEAT] = 0
+
+
+def read_loop(fd: int) -> LoopReport | None:
+    """Return the state of another process's loop; None while nothing watches it.
+
+    :param fd: descriptor of its in-flight table.
+    """
+    data = os.pread(fd, _NUMBERS.size + _TEXT_BYTES, 0)
+    if len(data) < _NUMBERS.size:
+        return None  # it has not created its table yet
+    beat, contact, limit, entry, found_at, length = _NUMBERS.unpack_from(data)
+    if not beat:
+        return None
+    seconds = beat / _NANOSECONDS, contact / _NANOSECONDS, limit / _NANOSECONDS
+    if found_at != beat:
+        return LoopReport(*seconds)
+    text = data[_NUMBERS.size : _NUMBERS.size + length]
+    return LoopReport(*seconds, entry, text.decode(errors="replace"))
+
+
+_WORDS = ENTRY_BYTES // 8
+_POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
+"""Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11)."""
+_LENGTHS = struct.Struct("<HH")
+_MANY = 1 << 15
+"""Added to the length of the queue's name if several of its messages may be in flight at once."""
+_NAMES_AT = 8 + _LENGTHS.size
+_WIDE_BYTES = 48
+_WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
+_WIDE = -1
+"""Marks a position that is in the last bytes of the entry."""
+_MOST_ENTRIES = 1 << 18
+"""Entries beyond this number are not read; there are two for each of at most 100,000 jobs."""
+
+
+class InFlightEntries(Protocol):
+    """Where a turn writes the position of its message in flight, at the index of its entry."""
+
+    def __setitem__(self, index: int, position: int, /) -> None: ...
+
+
+class InFlightTable:
+    """The entries of one process.
+
+    :ivar positions: positions of the messages in flight, at the indexes from `take`.
+    :ivar loop: the state of the event loop.
+    :param entries: number of entries.
+    :param fd: descriptor of the shared memory, None without a parent.
+    """
+
+    def __init__(self, entries: int, fd: int | None = None) -> None:
+        size = ENTRY_BYTES * ((entries if fd is not None else 0) + 1)
+        self._memory: mmap.mmap
+        if fd is None:
+            self._memory = mmap.mmap(-1, size)
+        else:
+            # Sparse: unused entries take no memory.
+            os.ftruncate(fd, size)
+            self._memory = mmap.mmap(fd, size)
+        self.positions = memoryview(self._memory).cast(_POSITION)
+        self.loop = LoopState(self._memory, self.positions)
+        # The lowest entries are used first: few pages are ever touched.
+        self._free = [] if fd is None else list(range(_WORDS * entries, 0, -_WORDS))
+        self._kept: dict[str, list[int]] = {}
+        """Entries of ended turns by worker, see `give_back`."""
+
+    def notes(self, positions: Positions) -> InFlightEntries:
+        """Return the object that accepts the positions of a broker."""
+        return (
+            self.positions
+            if positions is TIME_POSITIONS
+            else _WideEntries(self._memory, self.positions)
+        )
+
+    def take(self, label: bytes) -> int:
+        """Return the index of a free entry for a turn, 0 if none is free.
+
+        :param label: the names of the turn, from `encode_label`.
+        """
+        if self._kept:
+            self._free_kept(_worker_of(label))  # its lease is valid again
+        if not self._free:
+            return 0
+        index = self._free.pop()
+        start = 8 * index + 8
+        self._memory[start : start + len(label)] = label
+        return index
+
+    def give_back(self, index: int, *, in_doubt: bool = False) -> None:
+        """Free the entry of a turn that has ended.
+
+        :param in_doubt: whether the lease has expired. The message may then have been in flight
+            when the session ended, so its entry is kept until that is known: until the next turn of
+            the same worker, or `forget_worker`.
+        """
+        if in_doubt and index and self.positions[index]:
+            start = 8 * index + 8
+            worker = _worker_of(self._memory[start : start + ENTRY_BYTES - 8])
+            self._kept.setdefault(worker, []).append(index)
+        elif index:
+            self.positions[index] = 0
+            self._free.append(index)
+
+    def of_worker(self, worker: str) -> list[InFlight]:
+        """Return the messages in flight under the claims of one worker."""
+        return [each for _, each in self._used() if each.worker == worker]
+
+    def forget_worker(self, worker: str) -> None:
+        """Forget the messages in flight under the claims of one worker: they are counted."""
+        self._free_kept(worker)
+        for index, each in self._used():
+            if each.worker == worker:
+                self.positions[index] = 0
+
+    def _used(self) -> Iterator[tuple[int, InFlight]]:
+        for start in range(ENTRY_BYTES, len(self._memory), ENTRY_BYTES):
+            if self.positions[start // 8]:
+                each = _in_flight(self._memory[start : start + ENTRY_BYTES])
+                if each is not None:
+                    yield start // 8, each
+
+    def _free_kept(self, worker: str) -> None:
+        for index in self._kept.pop(worker, ()):
+            self.give_back(index)
+
+
+class _WideEntries:
+    """Writes positions of more than 63 bits."""
+
+    def __init__(self, memory: mmap.mmap, positions: memoryview[int]) -> None:
+        self._memory = memory
+        self._positions = positions
+
+    def __setitem__(self, index: int, position: int, /) -> None:
+        # 0 (none) while writing: half of a position would be the position of another message.
+        self._positions[index] = 0
+        start = 8 * index + _WIDE_AT
+        self._memory[start : start + _WIDE_BYTES] = position.to_bytes(_WIDE_BYTES, "little")
+        self._positions[index] = _WIDE
+
+
+def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
+    """Return the names of a turn as stored in an entry.
+
+    :param in_line: the queue has at most one message in flight.
+    """
+    names = queue.encode(), worker.encode()
+    lengths = len(names[0]) | (0 if in_line else _MANY), len(names[1])
+    return _LENGTHS.pack(*lengths) + b"".join(names)
+
+
+def _worker_of(label: bytes) -> str:
+    queue, worker = _LENGTHS.unpack_from(label)
+    start = _LENGTHS.size + (queue & ~_MANY)
+    return text(label[start : start + worker])
+
+
+def make_memory(name: str = "qdo-in-flight") -> int:
+    """Return the descriptor of empty memory for a child, which sets its size."""
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def read_in_flight(fd: int, entry: int = 0) -> list[InFlight]:
+    """Return the messages that a dead process had in flight.
+
+    :param entry: index of the only entry to read; 0 for all.
+    """
+    wanted = entry // _WORDS
+    return [
+        each
+        for number, data in read_entries(fd, _MOST_ENTRIES)
+        if (number == wanted if wanted else number > 0) and (each := _in_flight(data)) is not None
+    ]
+
+
+def _in_flight(entry: bytes) -> InFlight | None:
+    """Return the message of an entry, None if it has none."""
+    position = int.from_bytes(entry[:8], "little", signed=True)
+    if position == _WIDE:
+        position = int.from_bytes(entry[_WIDE_AT:], "little")
+    if not position:
+        return None
+    queue, worker = _LENGTHS.unpack_from(entry, 8)
+    in_line, queue = not queue & _MANY, queue & ~_MANY
+    names = entry[_NAMES_AT : _NAMES_AT + queue + worker]
+    return InFlight(text(names[:queue]), text(names[queue:]), position, in_line)
+
+
+MOST_ENTRIES = 16_384
+"""Handles beyond this number are not kept: their messages are visible after the timeout."""
+_NOTHING = _LENGTHS.pack(0, 0)
+
+
+class SharedReceiptStore:
+    """The receipt handles of one process.
+
+    :param fd: descriptor of memory shared by a parent. Without it nothing is kept.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = fd
+        self._memory: mmap.mmap | None = None
+        self._free: list[int] = []
+        self._used = 0
+
+    def keep(self, queue: str, receipt: str) -> int:
+        """Keep a receipt handle; return the number of its entry, 0 if it was not kept."""
+        names = queue.encode(), receipt.encode()
+        if self._fd is None or sum(map(len, names)) + _LENGTHS.size > ENTRY_BYTES:
+            return 0
+        if self._memory is None:
+            self._memory = _mapped(self._fd)
+        if self._free:
+            place = self._free.pop()
+        elif self._used < MOST_ENTRIES:
+            self._used += 1
+            place = self._used
+        else:
+            return 0
+        start = (place - 1) * ENTRY_BYTES
+        data = b"".join(names)
+        self._memory[start + _LENGTHS.size : start + _LENGTHS.size + len(data)] = data
+        # The lengths come last: they make the entry valid.
+        self._memory[start : start + _LENGTHS.size] = _LENGTHS.pack(*map(len, names))
+        return place
+
+    def drop(self, place: int) -> None:
+        """Drop the handle in an entry; `place` is the number that `keep` returned."""
+        if place and self._memory is not None:
+            start = (place - 1) * ENTRY_BYTES
+            self._memory[start : start + _LENGTHS.size] = _NOTHING
+            self._free.append(place)
+
+
+def _mapped(fd: int) -> mmap.mmap:
+    # Sparse: unused entries take no memory.
+    os.ftruncate(fd, MOST_ENTRIES * ENTRY_BYTES)
+    return mmap.mmap(fd, MOST_ENTRIES * ENTRY_BYTES)
+
+
+def read_receipts(fd: int) -> list[tuple[str, str]]:
+    """Return queue and receipt handle of each message that a dead process held."""
+    found = []
+    for _, entry in read_entries(fd, MOST_ENTRIES):
+        queue, receipt = _LENGTHS.unpack_from(entry)
+        if queue:
+            names = entry[_LENGTHS.size : _LENGTHS.size + queue + receipt]
+            found.append((text(names[:queue]), text(names[queue:])))
+    return found
