@@ -1,14 +1,15 @@
 """Sizes and names of the source: ``python -m tests.shape`` prints all values over a limit.
 
 `tests/unit/test_shape.py` fails for each of them. Limits are for reading: a file has one
-subject, a function fits a screen, a name means one thing.
+subject, whole: neither a drawer nor a fragment. A function fits a screen, a name means one thing.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 FILE_LINES = 600
+FLOOR_LINES = 40
 FUNCTION_LINES = 50
 CONSTRUCTOR_PARAMETERS = 8
 PUBLIC_METHODS = 15
@@ -30,6 +32,7 @@ MEASURED_LOOPS = {
 """Functions that may be longer: in bench/jobs.py a call for each message costs throughput."""
 HOT_RECORDS = {"qdo/message.py Message": "one is built for each message, without keyword arguments"}
 """Classes whose constructors may be wider, with the reason."""
+DOTTED = re.compile(r"\bqdo(?:\.\w+)+")
 TOP_FOLDERS = ("qdo", "workers", "tests", "bench")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -110,6 +113,54 @@ def long_files() -> list[Finding]:
         for source in sources("qdo")
         if source.lines > FILE_LINES and source.path not in LONG_FILES
     ]
+
+
+def module_of(source: ParsedFile) -> str:
+    """Return the name under which a file is imported."""
+    return source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def named_modules(source: ParsedFile) -> frozenset[str]:
+    """Return the dotted names that a file imports, or has in a string, such as a table of modules.
+
+    Docstrings do not count.
+    """
+    names: set[str] = set()
+    texts = {id(each.value) for each in ast.walk(source.tree) if isinstance(each, ast.Expr)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            names.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Constant) and id(node) not in texts:
+            names.update(DOTTED.findall(str(node.value)))
+    return frozenset(names)
+
+
+def fragments(files: Sequence[ParsedFile]) -> list[Finding]:
+    """Return short files that no file outside of their folder imports: parts of a neighbor.
+
+    Packages and programs (``__init__.py``, ``__main__.py``) do not count.
+    """
+    return [
+        Finding(source.path, source.lines)
+        for source in files
+        if source.lines < FLOOR_LINES
+        and not Path(source.path).name.startswith("__")
+        and not any(
+            module_of(source) in named_modules(other)
+            for other in files
+            if Path(other.path).parent != Path(source.path).parent
+        )
+    ]
+
+
+def short_files() -> list[Finding]:
+    """Return the `fragments` of qdo/. ``setup.py`` names entry points."""
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    return fragments([*sources("qdo"), ParsedFile("setup.py", FLOOR_LINES, setup)])
 
 
 def long_functions() -> list[Finding]:
@@ -209,6 +260,7 @@ def long_test_names() -> list[Finding]:
 
 CHECKS: dict[str, Callable[[], list[Finding]]] = {
     f"files over {FILE_LINES} lines": long_files,
+    f"files under {FLOOR_LINES} lines that only their folder imports": short_files,
     f"functions over {FUNCTION_LINES} lines": long_functions,
     f"constructors over {CONSTRUCTOR_PARAMETERS} parameters": wide_constructors,
     f"classes over {PUBLIC_METHODS} public methods": wide_classes,

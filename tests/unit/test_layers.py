@@ -68,6 +68,28 @@ IO_MODULES = {
     "urllib3",
 }
 """Modules that the state machines must not import: their caller does all I/O."""
+EXTRAS = {
+    *("boto3", "botocore", "cryptography", "flask", "google", "opentelemetry", "prometheus_client"),
+    *("psycopg", "sqlalchemy", "urllib3"),
+}
+"""Libraries that are not installed with qdo alone."""
+LIGHT = {
+    "app.py": EXTRAS | {"gevent", "kazoo"},
+    "brokers/registry.py": EXTRAS | {"gevent", "kazoo"},
+    "brokers/embedded/kind.py": EXTRAS | {"gevent", "kazoo"},
+    "brokers/kinesis/kind.py": EXTRAS | {"gevent", "kazoo"},
+    "brokers/postgresql/kind.py": EXTRAS | {"gevent", "kazoo"},
+    "brokers/sqs/kind.py": EXTRAS | {"gevent", "kazoo"},
+    "cli/main.py": EXTRAS | {"gevent", "kazoo", "rich"},
+    "cli/commands/send.py": EXTRAS | {"gevent", "kazoo", "rich"},
+    "worker/executors/process_main.py": EXTRAS | {"gevent", "kazoo"},
+    "worker/main.py": EXTRAS | {"gevent", "kazoo"},
+    "worker/supervisor/supervisor.py": EXTRAS | {"gevent"},
+}
+"""Files, and libraries that their import does not load: their processes start fast and stay small.
+
+gevent patches a worker process before it imports anything else; its parent never loads gevent.
+"""
 REGISTRY = "brokers/registry.py"
 SHARED_BROKER_FOLDER = "brokers/aws/"
 AWS_BROKERS = ("brokers/sqs/", "brokers/kinesis/")
@@ -105,6 +127,38 @@ def imported_names(path: Path) -> Iterator[str]:
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:  # ruff forbids relative imports
             yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def loaded_names(path: Path) -> Iterator[str]:
+    """Yield the full name of everything that an import of the file loads itself.
+
+    Imports within functions and those for type checkers do not count.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def loaded_libraries(path: str) -> set[str]:
+    """Return the libraries that an import of the file loads, through any number of files."""
+    libraries: set[str] = set()
+    seen, waiting = set(), [path]
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        packages = (f"{each}/__init__.py" for each in Path(current).parents if each.name)
+        waiting += [each for each in packages if each in FILES]
+        for name in loaded_names(QDO / current):
+            found = MODULES.get(name) or MODULES.get(name.rpartition(".")[0])
+            if found is not None:
+                waiting.append(found)
+            else:
+                libraries.add(name.split(".")[0])
+    return libraries
 
 
 def module_name(path: str) -> str:
@@ -187,6 +241,21 @@ def test_a_library_is_imported_in_its_folder_only(library: str) -> None:
     assert [path for path in importers if not path.startswith(ALLOWED[library])] == []
 
 
+@pytest.mark.parametrize("path", LIGHT)
+def test_a_light_file_loads_no_heavy_library(path: str) -> None:
+    """Neither itself nor through the files that it imports."""
+    assert loaded_libraries(path) & LIGHT[path] == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [("encryption/bodies.py", "cryptography"), ("worker/worker.py", "gevent"), ("app.py", "json")],
+)
+def test_the_check_for_libraries_finds_them(path: str, library: str) -> None:
+    """The check itself is sound: at once, and through other files."""
+    assert library in loaded_libraries(path)
+
+
 def test_nothing_imports_the_programs() -> None:
     """They are apps on top of qdo. Their folder is a link, which no other check here follows."""
     assert (QDO / "programs").resolve() == ROOT / "workers"
@@ -198,16 +267,22 @@ def test_nothing_imports_the_programs() -> None:
     ] == []
 
 
+def io_imports(file: SourceFile) -> list[str]:
+    """Return what a file imports for I/O."""
+    return [name for name in sorted(file.imports) if name.split(".")[0] in IO_MODULES]
+
+
 def test_the_protocol_does_no_io() -> None:
     """The simulation plays the state machines without a clock, a network or a disk."""
     protocol = [file for path, file in FILES.items() if path.startswith(PURE)]
     assert [each for each in PURE if not any(file.path.startswith(each) for file in protocol)] == []
-    assert [
-        f"{file.path} imports {name}"
-        for file in protocol
-        for name in sorted(file.imports)
-        if name.split(".")[0] in IO_MODULES
-    ] == []
+    assert [f"{file.path} imports {name}" for file in protocol for name in io_imports(file)] == []
+
+
+def test_the_check_for_io_finds_it() -> None:
+    """At the top of a file or in a function, as a module or a name of it."""
+    found = SourceFile("fleet/shares.py", frozenset({"kazoo.client.KazooClient", "time", "os"}))
+    assert io_imports(found) == ["kazoo.client.KazooClient", "os"]
 
 
 def test_only_the_registry_imports_the_folder_of_a_broker() -> None:
