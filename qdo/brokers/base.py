@@ -2,7 +2,7 @@
 
 There are two families of brokers: logs (resume at a position) and mailboxes (acknowledge by
 deleting). To the engine a mailbox is a log as well: of the messages that it received and holds,
-in the order of receipt. `subscription` has the rest of a mailbox's interface, and that of every
+in the order of receipt. `Subscription` is the rest of a mailbox's interface, and that of every
 broker that must be polled.
 
 Recorded positions that lie in the future were written by another program. A worker that believed

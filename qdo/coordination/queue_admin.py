@@ -9,7 +9,7 @@ The same transaction adds the queue to ``reread`` in its owner's worker node. Ev
 its own node, so an idle owner notices too.
 
 A queue node is deleted only while it is marked as deleted and has no owner, and together with a
-write of its folder: see `protocol.rebalancing.queue_nodes`.
+write of its folder: see `protocol.rebalancer`.
 
 An operator's change also leaves an entry in the action log, in the same transaction: `record` makes
 that operation, from the node before and after. Each call of it returns the same path, so a change

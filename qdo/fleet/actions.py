@@ -1,7 +1,7 @@
 """Ask workers for actions, check their arguments, and wait for their results.
 
 A glob of workers is nothing that workers know: each worker gets a node of its own, and has a result
-of its own. See `protocol.actions` for what workers do.
+of its own. See `action_machine` for what workers do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Documents: JSON values by name that every process of an app reads from its own memory.
 
 A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
-uses (`protocol.folder_view`), over a connection of its own (`coordination.side.connection`).
+uses (`folder_view`), over a connection of its own (`coordination.side`).
 Writes are transactions at the version read.
 """
 

@@ -1,7 +1,7 @@
 """Holds: queues paused in the whole fleet, for a reason.
 
 A *pause* lasts until a time, or until somebody resumes the queues. A *section* lasts while its
-maker lives. See `protocol.holds` for what workers do.
+maker lives. See `hold_machine` for what workers do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators read and change the live settings of an app; see `protocol.live_settings`."""
+"""Operators read and change the live settings of an app; see `settings_machine`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Permits of limits outside of jobs: scripts, web servers, and code within a job.
 
 Such a process has a share of each limit that it uses, by the same rules as a worker's: see
-`protocol.shares`. Its node below ``components`` takes the place of a worker node.
+`shares`. Its node below ``components`` takes the place of a worker node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The live settings of an app: their TOML text, and their use by one process.
 
-The TOML text is in the coordinator and applies to all processes of an app. They override the
-settings in code, and are overridden by the TOML file, the environment and flags of a process: these
+The TOML text is in the coordinator and applies to all processes of an app. Its settings override
+those in code, and are overridden by the TOML file, the environment and flags of a process: these
 *pin* a setting there.
 """
 

@@ -8,7 +8,7 @@ A worker without a parent, as in a test, writes to private memory instead. So th
 messages needs no check, only one store of 8 bytes.
 
 Layout, little-endian on all supported machines: entries of 1024 bytes, the first of which holds the
-state of the event loop (`loop_state`). An entry holds the position of the message in flight (8
+state of the event loop (`LoopReport`). An entry holds the position of the message in flight (8
 bytes, 0: none), the lengths of two names (2 bytes each), and the names of queue and worker. For
 positions wider than 8 bytes, the first 8 bytes hold -1 and the position is in the last 48 bytes of
 the entry.

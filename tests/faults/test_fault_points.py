@@ -53,7 +53,7 @@ class FaultPointApp:
 
     :ivar starts: every start of a job, also those that ended with their process.
     :ivar effects: effects of jobs, and a sink that compares fence and position would refuse
-        when it comes twice: see `totals`.
+        when it comes twice: see `qdo.worker.metrics.catalog`.
     """
 
     mode: Mode

@@ -12,9 +12,7 @@ body                   plain JSON text, which other producers and consumers unde
 MessageGroupId         FIFO: the key, or `-` without one
 =====================  =====================================================================
 
-A message whose body is in S3 has the attributes and the body that ``pointers.py`` describes.
-
-Bodies in S3 have pointers in the formats of AWS's extended clients:
+A message whose body is in S3 has a pointer, in the formats of AWS's extended clients:
 
 - The current format has the attribute `ExtendedPayloadSize` and the class
   `software.amazon.payloadoffloading.PayloadS3Pointer` in the body.

@@ -5,7 +5,7 @@ Q mod W workers get the larger share. Giving the larger shares to those who hold
 minimises the moves: a worker that holds h queues and may keep s of them gives up
 max(0, h - s), and moving a larger share from a worker that holds at most floor(Q/W) to one
 that holds more never increases the sum. This is the argument behind Kafka's sticky assignor
-(KIP-54), here for queues that any worker may handle; `filtered_planner` is for the others.
+(KIP-54), here for queues that any worker may handle; `plan_filtered` is for the others.
 
 Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
 
@@ -13,7 +13,7 @@ Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
 group; all filters that take every queue are equal. Queues that match the same groups are a class. A
 worker that an operator moved queues to is a group by itself, and those queues are a class that only
 this group takes. So they stay, and count as its load. First each class is distributed over the
-groups, then each group over its workers (`planner.plan`).
+groups, then each group over its workers (`plan`).
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from

@@ -1,7 +1,7 @@
 """The duty "discovery": the leader creates and maintains the nodes of the broker's queues.
 
 The rebalancer assigns only queues that have a node. Of brokers whose queues come and go, the
-leader also maintains the existing nodes: see `queue_inventory`.
+leader also maintains the existing nodes: see `QueueInventory`.
 
 `QueueInventory` is the leader's knowledge of queues that come and go. It decides, without I/O.
 

@@ -202,7 +202,7 @@ class Lane:
 
 
 class LaneRunner(Protocol):
-    """Runs the messages of lanes; see `lane_turns.LaneTurns`."""
+    """Runs the messages of lanes; see `lanes.LaneTurns`."""
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         """Run messages of a lane until a time; return how that ended."""

@@ -3,8 +3,8 @@
 Each job has processes of its own: one per message in flight, at most `executor_processes`, started
 on demand and reused. A process is killed with SIGKILL when its message's time is over, when it
 uses more than `memory_mib`, and when the worker aborts. Its code cannot prevent that. The attempt
-is over only when everything that it has started has ended, too (`keeper`). Another process is
-started for the next message.
+is over only when everything that it has started has ended, too (see the keeper in
+`process_frames`). Another process is started for the next message.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ to the worker process, and ``sign``, the page of the stop flag.
 
 It imports the app again, without gevent, enters the app's `job_context` once, and then runs one
 message after the other until its worker process closes the channel. It never outlives the worker
-process, and nothing that it started outlives it: see `keeper`.
+process, and nothing that it started outlives it: see `process_frames`.
 
 It ignores SIGTERM and SIGINT, which an init system or a terminal may send to every
 process of the service: the worker process decides when it ends.

@@ -127,7 +127,7 @@ RENDER_SECONDS = 0.5
 
 
 class MonitoredChild(Protocol):
-    """A worker process; see `supervisor.child_process.ChildProcess`."""
+    """A worker process; see `supervisor.child.ChildProcess`."""
 
     name: str
     metrics: ChildMetrics

@@ -2,7 +2,7 @@
 
 A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
 of the process would move to other workers, and the job would block the next one. So the parent
-keeps the session alive, from outside (`session_keeper`). Until the job returns, its process starts
+keeps the session alive, from outside (`SessionKeeper`). Until the job returns, its process starts
 no message, and no other process takes its queues. When the job has blocked the loop for longer than
 its limit, the process is killed. An attempt is counted for its message only, and all other queues
 continue in other processes.
@@ -10,8 +10,6 @@ continue in other processes.
 A loop that runs only for moments between such jobs may not send anything either. So the parent
 keeps the session of a loop that is blocked once the last contact with the coordinator was half a
 session timeout ago, however long the present job has blocked.
-
-Operators are answered from outside, too (`blocked_actions`).
 
 A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
 

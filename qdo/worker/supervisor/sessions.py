@@ -1,8 +1,8 @@
 """Keep the coordinator session of a blocked process, and close those of a dead one.
 
-Its worker node is gone and its queues are free some 10 ms later, instead of a session timeout
-later. This is safe only if the process and its whole group are known to be dead: closing the
-session of a live worker would make two owners.
+`SessionCloser` ends the session of a dead process. Its worker node is gone and its queues are free
+some 10 ms later, instead of a session timeout later. This is safe only if the process and its whole
+group are known to be dead: closing the session of a live worker would make two owners.
 
 `SessionKeeper` keeps the session of a process alive while its event loop is blocked. The process
 cannot send heartbeats then. So its parent attaches to the session once in a while and leaves it

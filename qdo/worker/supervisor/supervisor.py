@@ -19,7 +19,6 @@ close, and drains.
 
 With the setting `reload`, for development, it notices changed source files of the app. A worker
 process reports which files it imported. Its parent, which never imports the app, polls these files.
-All of this happens only with the setting `reload`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mutants of actions: each of the rules of `fleet.protocol.actions` left out."""
+"""The mutants of actions: each of the rules of `fleet.action_machine` left out."""
 
 from __future__ import annotations
 

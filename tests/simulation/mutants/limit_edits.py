@@ -1,4 +1,4 @@
-"""The mutants of limits: each of the rules of `fleet.protocol.shares` left out."""
+"""The mutants of limits: each of the rules of `fleet.shares` left out."""
 
 from __future__ import annotations
 
