@@ -59,6 +59,8 @@ REQUESTS_GOAL = 10.0
 PROCESSOR_GOAL = 0.1
 CLIENTS = 10
 PATIENCE_SECONDS = 300.0
+POLL_SECONDS = 2.0
+"""As in dashboard.js."""
 
 
 @dataclass(slots=True)
@@ -134,10 +136,12 @@ class Dashboard:
     def _follow(self, stop: threading.Event) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(client):
-            client.request("GET", "/stream")
-            answer = client.getresponse()
-            while not stop.is_set():
-                if answer.readline().startswith(b"event: reading"):
+            known = b""
+            while not stop.wait(POLL_SECONDS):
+                client.request("GET", "/reading")
+                newest = client.getresponse().read()
+                if newest != known:
+                    known = newest
                     self.get("/")
 
     def wait_until_read(self) -> None:

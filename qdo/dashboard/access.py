@@ -97,7 +97,7 @@ def _check() -> BaseResponse | str | tuple[Response, int] | None:
         _check_csrf()
     if g.role or request.endpoint in _OPEN:
         return None
-    if request.path.startswith(("/api/", "/stream")):
+    if request.path.startswith(("/api/", "/reading")):
         return jsonify(error="log in first"), 401
     if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.method == "GET":
         # The browser keeps back the cookie of a visitor who follows a link from another site.

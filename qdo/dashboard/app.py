@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from flask import Flask, Response, render_template, request
@@ -15,21 +14,16 @@ from qdo.dashboard.board import EXTENSION, Board, DashboardOptions
 from qdo.dashboard.pages import page, pages, queue_pages
 from qdo.dashboard.reading import DirectReads, FleetReader
 from qdo.dashboard.rendering import prepare
-from qdo.dashboard.streams import EventStreams, Sleep, stream_blueprint
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.settings.settings import Settings
 
 
-def create_app(
-    settings: Settings, *, sleep: Sleep = time.sleep, streams: int | None = None, **options: Any
-) -> Flask:
+def create_app(settings: Settings, **options: Any) -> Flask:
     """Return a WSGI app that shows one app, to be served or mounted in another WSGI app.
 
     Nothing is opened before the first request. `close_app` ends its threads.
 
     :param settings: those of the app, such as ``app.settings``.
-    :param sleep: how a stream of events waits; with gevent's server `gevent.sleep`.
-    :param streams: the most open streams of events.
     :param options: see `DashboardOptions`.
     :raises DashboardUnsafeError: there is no token, and `anonymous` is not set.
     """
@@ -47,8 +41,7 @@ def create_app(
     )
     prepare(flask)
     guard(flask, chosen, settings.app)
-    events = EventStreams(sleep) if streams is None else EventStreams(sleep, streams)
-    for blueprint in (pages, queue_pages, actions, asking, api, stream_blueprint(events)):
+    for blueprint in (pages, queue_pages, actions, asking, api):
         flask.register_blueprint(blueprint)
     flask.register_error_handler(HTTPException, _refused)
     flask.register_error_handler(QdoError, _failed)

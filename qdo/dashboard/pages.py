@@ -37,6 +37,12 @@ def page(template: str, **content: Any) -> str:
     return render_template(template, **content)
 
 
+@pages.get("/reading")
+def reading() -> tuple[str, dict[str, str]]:
+    """Answer the script of an open page, which asks whether there is a new reading."""
+    return board().reading_id, {"Content-Type": "text/plain"}
+
+
 @pages.get("/")
 def overview() -> str:
     """Show workers, states of queues, and the worst queues."""

@@ -101,13 +101,9 @@ def dashboard(
     except ImportError as error:
         reason = f"the dashboard needs Flask ({error}): pip install 'qdo[dashboard]'"
         raise UsageError(reason=reason) from error
-    from gevent import sleep
-
     configure(settings.log_level)
-
     app = create_app(
         settings,
-        sleep=sleep,
         viewer_token=_token(token_file, VIEWER_VARIABLE),
         operator_token=_token(operator_token_file, OPERATOR_VARIABLE),
         anonymous=is_loopback(address[0]),

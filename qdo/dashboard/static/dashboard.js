@@ -1,13 +1,11 @@
 // Keeps an open page up to date. Every page works without it.
 "use strict";
 (() => {
-  const POLL_MS = 30000;
+  const POLL_MS = 2000;
   const body = document.body;
   const connection = document.getElementById("connection");
-  let source = null;
-  let poll = 0;
-  let loading = false;
-  let again = false;
+  let known = body.dataset.reading;
+  let looking = false;
 
   const say = (text) => {
     if (connection && connection.textContent !== text) connection.textContent = text;
@@ -38,7 +36,6 @@
   };
 
   const show = (fresh) => {
-    body.dataset.reading = fresh.body.dataset.reading || "";
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
       if (!next || isInUse(part) || part.innerHTML === next.innerHTML) continue;
@@ -51,54 +48,35 @@
   };
 
   const refresh = async () => {
-    if (loading) {
-      again = true;
-      return;
+    const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+    if (answer.redirected) {
+      location.reload();  // the session has ended
+    } else if (answer.ok || answer.status === 404) {
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (document.querySelector('meta[http-equiv="refresh"]')) location.reload();
+      else show(fresh);
     }
-    loading = true;
+  };
+
+  // Looks whether there is a newer reading than the one on the page.
+  const look = async () => {
+    if (document.hidden || looking) return;
+    looking = true;
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
-      if (answer.redirected) {
-        location.reload();  // the session has ended
-      } else if (answer.ok || answer.status === 404) {
-        const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-        if (document.querySelector('meta[http-equiv="refresh"]')) location.reload();
-        else show(fresh);
+      const answer = await fetch(body.dataset.poll, { credentials: "same-origin", cache: "no-store" });
+      if (answer.status === 401) location.reload();  // the session has ended
+      if (!answer.ok) throw new Error(answer.statusText);
+      const newest = await answer.text();
+      if (newest !== known) {
+        await refresh();
+        known = newest;
       }
+      say("");
     } catch (error) {
       say("not connected, trying again");
     } finally {
-      loading = false;
-      if (again) {
-        again = false;
-        setTimeout(refresh, 500);
-      }
+      looking = false;
     }
-  };
-
-  const close = () => {
-    if (source) source.close();
-    source = null;
-    clearInterval(poll);
-    poll = 0;
-  };
-
-  const open = () => {
-    close();
-    // The first event comes at once if there is a newer reading than the one on the page.
-    const known = encodeURIComponent(body.dataset.reading || "");
-    source = new EventSource(`${body.dataset.events}?known=${known}`);
-    source.addEventListener("open", () => say(""));
-    source.addEventListener("reading", refresh);
-    source.onerror = () => {
-      say("not connected, trying again");
-      if (source && source.readyState === EventSource.CLOSED) {
-        // Refused: too many open pages, or the session has ended. Ask now and then.
-        close();
-        poll = setInterval(() => { refresh().then(() => say("")); }, POLL_MS);
-        setTimeout(() => { if (!document.hidden) open(); }, 2 * POLL_MS);
-      }
-    };
   };
 
   const tick = () => {
@@ -137,16 +115,8 @@
   prepare(document);
   tick();
   setInterval(tick, 1000);
-  if (body.dataset.events && window.EventSource) {
-    open();
-    document.addEventListener("visibilitychange", () => {
-      if (document.hidden) {
-        close();
-      } else {
-        open();
-      }
-    });
-    window.addEventListener("pagehide", close);
-    window.addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  if (body.dataset.poll) {
+    setInterval(look, POLL_MS);
+    document.addEventListener("visibilitychange", look);
   }
 })();

@@ -1,9 +1,8 @@
-"""`qdo dashboard` as a process: its server, slow and rude clients, events, and its end."""
+"""`qdo dashboard` as a process: its server, open pages, tokens, and its end."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import signal
 from contextlib import ExitStack, closing
@@ -28,45 +27,24 @@ def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: FilledShop) -> No
     assert server.proc.wait() == 0
 
 
-def test_events_tell_of_each_reading(stack: ExitStack, local_shop: FilledShop) -> None:
-    """A page that is open keeps the readings going; nobody's page makes none."""
+def test_an_open_page_learns_of_each_reading(stack: ExitStack, local_shop: FilledShop) -> None:
+    """It asks, and that keeps the readings going; nobody's page makes none."""
     server = served(stack, local_shop)
-    events = server.events()
-    stack.callback(events.close)
-    first = events.read_until(r"id: [1-9][\d.]+\nevent: reading\ndata: .*\n")
-    assert json.loads(first.rpartition("data: ")[2])["fault"] is False
-    second = events.read_until(r"id: [1-9][\d.]+\nevent: reading")
-    assert first.partition("\n")[0] != second.partition("\n")[0]
+    first = server.reading()
+    wait_until(lambda: server.reading() != first, "there is another reading")
 
 
-def test_events_survive_a_restart_of_the_dashboard(
+def test_an_open_page_survives_a_restart_of_the_dashboard(
     stack: ExitStack, local_shop: FilledShop
 ) -> None:
-    """A browser connects again with the id of its last event, and gets a new reading."""
+    """The readings of the new process have other names."""
     server = served(stack, local_shop)
-    events = server.events()
-    id = events.read_until(r"id: [1-9][\d.]+\n")[4:-1]
+    first = server.reading()
     server.proc.send(signal.SIGKILL)
     server.proc.wait()
-    events.close()
     again = Served(local_shop, port=server.port)
     stack.enter_context(again.proc)
-    events = again.events(known=id)
-    stack.callback(events.close)
-    assert events.read_until(r"id: [1-9][\d.]+\n")[4:-1] != id
-
-
-def test_streams_are_bounded(local_shop: FilledShop) -> None:
-    """Others are told to come again."""
-    visitor = local_shop.visitor(streams=1)
-    first = visitor.get("/stream", buffered=False)
-    second = visitor.get("/stream")
-    assert (first.status_code, second.status_code) == (200, 503)
-    assert second.headers["Retry-After"]
-    first.close()
-    third = visitor.get("/stream", buffered=False)
-    assert third.status_code == 200
-    third.close()
+    assert again.reading() != first
 
 
 def test_tokens_come_from_closed_files(local_shop: FilledShop, tmp_path: Path) -> None:

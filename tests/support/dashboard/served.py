@@ -45,6 +45,11 @@ class Served:
         context = ssl._create_unverified_context()
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
 
+    def reading(self) -> str:
+        """Return what names the last reading, once there is one."""
+        wait_until(lambda: not self.get("/reading")[1].startswith("0.000"), "the app is read")
+        return self.get("/reading")[1]
+
     def send(self, request: bytes) -> bytes:
         """Return everything that the server answers to bytes."""
         with closing(self.connect()) as client:
@@ -54,31 +59,6 @@ class Served:
                 while data := client.recv(65536):
                     answer += data
             return answer
-
-    def events(self, known: str = "") -> Events:
-        return Events(self.connect(), known)
-
-
-class Events:
-    """A stream of events."""
-
-    def __init__(self, client: socket.socket, known: str) -> None:
-        self._client = client
-        text = f"GET /stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
-        client.sendall(text.encode())
-        self.text = ""
-
-    def read_until(self, pattern: str) -> str:
-        """Read until the stream has a text; return what matches."""
-        while not (found := re.search(pattern, self.text)):
-            data = self._client.recv(65536)
-            assert data, self.text
-            self.text += data.decode()
-        self.text = self.text[found.end() :]
-        return found[0]
-
-    def close(self) -> None:
-        self._client.close()
 
 
 def served(stack: ExitStack, shop: FilledShop, *options: str, **variables: str) -> Served:
