@@ -88,7 +88,8 @@ LIGHT = {
 }
 """Files, and libraries that their import does not load: their processes start fast and stay small.
 
-gevent patches a worker process before it imports anything else; its parent never loads gevent.
+gevent patches a worker process before it imports anything else; its parent loads gevent only to
+serve HTTP.
 """
 REGISTRY = "brokers/registry.py"
 SHARED_BROKER_FOLDER = "brokers/aws/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,7 @@ from qdo.settings.settings import Settings
 from qdo.system.logs import configure
 
 if TYPE_CHECKING:
-    from gevent.pywsgi import WSGIServer
+    from qdo.system.web_server import WsgiApp
 
 
 ADDRESS = "127.0.0.1:8520"
@@ -97,10 +98,10 @@ def dashboard(
     try:
         from qdo.dashboard import create_app
         from qdo.dashboard.board import is_loopback
-        from qdo.dashboard.server import make_server
     except ImportError as error:
         reason = f"the dashboard needs Flask ({error}): pip install 'qdo[dashboard]'"
         raise UsageError(reason=reason) from error
+
     configure(settings.log_level)
     app = create_app(
         settings,
@@ -114,19 +115,22 @@ def dashboard(
         rules=rules_of(late, stuck),
     )
     tls = {} if tls_cert is None else {"certfile": tls_cert, "keyfile": tls_key or ""}
-    _serve(make_server(app, address, tls), "https" if tls else "http")
+    _serve(app, address, tls)
 
 
-def _serve(server: WSGIServer, scheme: str) -> None:
+def _serve(app: WsgiApp, address: tuple[str, int], tls: dict[str, str]) -> None:
     """Serve until a signal."""
-    from gevent import signal_handler
+    from qdo.system.web_server import WebServer
 
+    stopped: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal_handler(number, server.stop, 1)
-    server.start()
-    host = f"[{server.server_host}]" if ":" in server.server_host else server.server_host
-    print_message(f"dashboard: {scheme}://{host}:{server.server_port}/")
-    server.serve_forever()
+        signal.signal(number, lambda number, _: stopped.put(number))
+    server = WebServer(app, address, tls=tls)
+    host, port = server.address
+    shown = f"[{host}]" if ":" in host else host
+    print_message(f"dashboard: {'https' if tls else 'http'}://{shown}:{port}/")
+    stopped.get()
+    server.close()
 
 
 def _address(listen: str) -> tuple[str, int]:

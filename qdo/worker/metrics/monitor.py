@@ -24,13 +24,13 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from qdo._version import __version__
 from qdo.system.clock import clock
-from qdo.system.http_server import HttpAnswer
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import (
     CONTENT_TYPE,
@@ -126,6 +126,15 @@ RENDER_SECONDS = 0.5
 """Metrics are not rendered more often, however many clients ask."""
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A response to a request."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
 class MonitoredChild(Protocol):
     """A worker process; see `supervisor.child.ChildProcess`."""
 
@@ -156,7 +165,7 @@ class SlotView:
 
 
 class Monitor:
-    """Answers for one parent process.
+    """Answers for one parent process. It is a WSGI app with three fixed paths.
 
     :ivar silent_after: how long the event loop of a process may be blocked, in seconds.
     """
@@ -188,6 +197,30 @@ class Monitor:
             self._living = living
 
     # --- for any thread ---------------------------------------------------------------
+
+    def __call__(
+        self, environ: Mapping[str, Any], start_response: Callable[..., object]
+    ) -> list[bytes]:
+        """Answer a request of HTTP."""
+        answer = self._answer_to(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        if answer.status == 405:
+            headers.append(("Allow", "GET, HEAD"))
+        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
+        return [answer.body]
+
+    def _answer_to(self, method: str, path: str) -> HttpAnswer:
+        routes = {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
+        if method not in ("GET", "HEAD"):
+            return HttpAnswer(405, b"only GET and HEAD are allowed\n")
+        if path not in routes:
+            return HttpAnswer(404, f"there are only {', '.join(routes)}\n".encode())
+        return routes[path]()
 
     def healthz(self) -> HttpAnswer:
         """Answer whether the parent supervises, and whether its processes are alive."""

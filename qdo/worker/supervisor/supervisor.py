@@ -3,7 +3,8 @@
 It is a plain single-threaded loop without gevent, and never imports the app: whatever the app
 does to its worker, the parent keeps running. Settings in the app's code, such as `processes`, apply
 when the first child reports them. The parent sleeps until a signal, a child's report or a due
-time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps.
+time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps. With
+the setting `http`, one more thread serves HTTP, with an event loop of gevent of its own.
 
 =============  ==================================================================
 signal         meaning
@@ -32,13 +33,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from qdo.brokers.registry import closing_seconds
 from qdo.errors import SettingsError
 from qdo.fleet.actions import DRAIN, RELOAD, RESTART
 from qdo.settings.settings import Settings
 from qdo.system import logs
-from qdo.system.http_server import HttpServer
 from qdo.system.processes import adopt_orphans
 from qdo.text import describe
 from qdo.worker.metrics.catalog import check_library
@@ -59,6 +60,11 @@ from qdo.worker.supervisor.restarts import (
 )
 from qdo.worker.supervisor.sessions import prepare_closing
 
+if TYPE_CHECKING:
+    from qdo.system.web_server import WebServer
+
+HTTP_CONNECTIONS = 64
+
 _STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
 
 _log = logging.getLogger(__name__)
@@ -71,7 +77,7 @@ class HttpService:
     """
 
     def __init__(self) -> None:
-        self._server: HttpServer | None = None
+        self._server: WebServer | None = None
         self._monitor: Monitor | None = None
 
     def listen(self, settings: Settings) -> None:
@@ -81,16 +87,14 @@ class HttpService:
         """
         if not settings.http or self._server is not None:
             return
+        from qdo.system.web_server import WebServer  # imports gevent: 17 ms, 5 MB
+
         check_library()
         monitor = Monitor(settings.session_timeout_seconds)
-        routes = {
-            "/metrics": monitor.metrics,
-            "/healthz": monitor.healthz,
-            "/readyz": monitor.readyz,
-        }
         host, _, port = settings.http.rpartition(":")
         try:
-            self._server = HttpServer(host.strip("[]"), int(port), routes)
+            address = host.strip("[]"), int(port)
+            self._server = WebServer(monitor, address, connections=HTTP_CONNECTIONS)
         except (OSError, UnicodeError) as error:
             reason = (
                 f"cannot listen at {settings.http}: {describe(error)}; name a free port of this"
@@ -98,7 +102,6 @@ class HttpService:
             )
             raise SettingsError(name="http", reason=reason) from error
         self._monitor = monitor
-        self._server.start()
         host, bound = self._server.address
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving metrics and health at http://%s:%d", shown, bound)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qdo.dashboard.server import CONNECTIONS
+from qdo.system.web_server import CONNECTIONS
 from tests.support.dashboard.served import Served, served
 from tests.support.dashboard.shop import FilledShop
 from tests.support.processes import wait_until
@@ -86,7 +86,7 @@ def test_headers_without_end_are_not_read(stack: ExitStack, local_shop: FilledSh
     server = served(stack, local_shop)
     client = stack.enter_context(closing(server.connect()))
     client.sendall(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * 9000 + b"\r\n") * 5)
-    assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert client.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("part", [b"", b"csrf"])

@@ -11,10 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qdo.system.clock import clock
-from qdo.system.http_server import HttpAnswer
 from qdo.worker.metrics import catalog, monitor
 from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind, MetricTotals, parse
-from qdo.worker.metrics.monitor import ChildMetrics, MetricsPage, Monitor, SlotView
+from qdo.worker.metrics.monitor import (
+    ChildMetrics,
+    HttpAnswer,
+    MetricsPage,
+    Monitor,
+    SlotView,
+)
 from qdo.worker.shared_memory import LoopReport
 
 NESTED: list[Any] = []
@@ -269,3 +274,40 @@ def test_gauges_of_ended_processes_are_gone() -> None:
     totals = MetricTotals()
     totals.end(parse({"metrics": {"qdo_queues": [[["idle"], [5.0]]]}}))
     assert totals.copy()[catalog.QUEUES] == {}
+
+
+def ask(made: Monitor, path: str, method: str = "GET") -> tuple[str, dict[str, str], bytes]:
+    """Return the status, headers and body of an answer of HTTP."""
+    begun: list[Any] = []
+    body = made({"REQUEST_METHOD": method, "PATH_INFO": path}, lambda *given: begun.extend(given))
+    return begun[0], dict(begun[1]), b"".join(body)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+def test_answers_get_and_head(monitored: Monitor, path: str) -> None:
+    """The server leaves out the body of a HEAD."""
+    for method in ("GET", "HEAD"):
+        status, headers, body = ask(monitored, path, method)
+        assert (status, headers["Content-Length"]) == ("200 OK", str(len(body)))
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz/", "/../healthz", "//healthz", "/healthz\0", "/etc/passwd", "*"]
+)
+def test_knows_only_its_paths(monitored: Monitor, path: str) -> None:
+    status, _, body = ask(monitored, path)
+    assert status == "404 Not Found"
+    assert b"passwd" not in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "get"])
+def test_refuses_other_methods(monitored: Monitor, method: str) -> None:
+    status, headers, _ = ask(monitored, "/metrics", method)
+    assert (status, headers["Allow"]) == ("405 Method Not Allowed", "GET, HEAD")
+
+
+def test_an_ill_parent_answers_503(monitored: Monitor, children: list[WatchedProcess]) -> None:
+    children[0].stopped = True
+    assert ask(monitored, "/healthz")[0] == "503 Service Unavailable"

@@ -1,0 +1,304 @@
+"""Serves a WSGI app with gevent's server, on a thread of its own.
+
+Each connection costs a greenlet, so a client that sends or receives slowly delays nobody. A request
+is read within a time and up to a size. Only then a thread makes the response, which may wait.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+
+import gevent
+import gevent.socket
+from gevent.pool import Pool
+from gevent.pywsgi import WSGIHandler, WSGIServer
+
+from qdo.text import describe, printable
+
+THREADS = 16
+CONNECTIONS = 500
+REQUEST_SECONDS = 15.0
+"""How long a client may take to send a request."""
+SEND_SECONDS = 30.0
+"""How long a client may take to receive one part of a response."""
+STOP_SECONDS = 1.0
+"""How long `close` waits for responses."""
+MOST_BODY_BYTES = 64 * 1024
+MOST_HEADER_BYTES = 32 * 1024
+
+_log = logging.getLogger(__name__)
+Headers = list[tuple[str, str]]
+StartResponse = Callable[..., Any]
+WsgiApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
+
+
+class WebServer:
+    """Serves an app until it is closed.
+
+    Its thread runs an event loop of gevent. The threads that use it need none.
+
+    :param tls: `certfile` and `keyfile`; without them, it serves HTTP.
+    :param connections: when so many are open, the one that has waited longest for its client makes
+        room for the next.
+    :ivar address: host and port on which it listens; the port is the one that it got for port 0.
+    :raises OSError: it cannot listen on the address.
+    """
+
+    def __init__(
+        self,
+        app: WsgiApp,
+        address: tuple[str, int],
+        *,
+        tls: Mapping[str, str] | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        ipv6 = ":" in address[0]
+        self._listener = socket.create_server(
+            address,
+            family=socket.AF_INET6 if ipv6 else socket.AF_INET,
+            backlog=128,
+            dualstack_ipv6=ipv6 and socket.has_dualstack_ipv6(),
+        )
+        self._listener.setblocking(False)
+        # gevent sends headers and body one after the other: without this, the body waits 40 ms for
+        # the client to acknowledge the headers.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._stop: Callable[[], object] = bool
+        self._ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(app, tls, connections), name="http", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """Stop serving; wait `STOP_SECONDS` for responses that are on their way."""
+        self._stop()
+        self._thread.join(2 * STOP_SECONDS)
+
+    def _run(self, app: WsgiApp, tls: Mapping[str, str] | None, connections: int) -> None:
+        hub = gevent.get_hub()
+        hub.threadpool_size = THREADS
+        server = WSGIServer(
+            self._listener,
+            app,
+            log=None,  # addresses have names of queues
+            error_log=_log,
+            handler_class=_Handler,
+            spawn=_Places(connections),
+            # The first read does the handshake, within the time for a request.
+            **({**tls, "do_handshake_on_connect": False} if tls else {}),
+        )
+        self._stop = lambda: hub.loop.run_callback_threadsafe(server.close)
+        server.start()
+        self._ready.set()
+        server.serve_forever(STOP_SECONDS)
+        hub.destroy()
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """A response that is made. It is a WSGI app that gives this response."""
+
+    status: str
+    body: bytes
+    headers: Headers = field(default_factory=lambda: [("Content-Type", "text/plain")])
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
+        start_response(self.status, self.headers)
+        return [self.body]
+
+
+def _respond(app: WsgiApp, environ: dict[str, Any]) -> _Response:
+    """Return the response of an app."""
+    begun: list[tuple[str, Headers]] = []
+    parts: list[bytes] = []
+
+    def start(status: str, headers: Headers, failure: object = None) -> Callable[[bytes], None]:
+        begun[:] = [(status, headers)]
+        return parts.append
+
+    try:
+        found = app(environ, start)
+        try:
+            parts.extend(found)
+        finally:
+            if (close := getattr(found, "close", None)) is not None:
+                close()
+        status, headers = begun[0]
+    except Exception:  # noqa: BLE001 - the client gets a response, and the log the error
+        _log.exception("cannot answer an HTTP request")
+        return _Response("500 Internal Server Error", b"internal error; see the log\n")
+    body = b"" if environ["REQUEST_METHOD"] == "HEAD" else b"".join(parts)
+    return _Response(status, body, headers)
+
+
+class _RefusedError(Exception):
+    """A request that is refused, with a status of HTTP."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class _TooLongError(ValueError):
+    """The headers of a request are too long."""
+
+
+class _Headers:
+    """The file of a connection, from which the headers of one request are read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = MOST_HEADER_BYTES
+
+    def readline(self, most: int) -> bytes:
+        """Return a line of at most so many bytes.
+
+        :raises _TooLongError: the lines are too long together.
+        """
+        line: bytes = self._file.readline(most)
+        self._left -= len(line)
+        if self._left < 0:
+            raise _TooLongError(f"the headers have more than {MOST_HEADER_BYTES} bytes")
+        return line
+
+
+class _Places(Pool):
+    """Places for connections. When all are taken, one that waits for its client makes room.
+
+    It is the one that has waited longest. One for which a response is made stays.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)  # type: ignore[no-untyped-call]
+        self._waiting: dict[_Handler, None] = {}
+
+    def full(self) -> bool:
+        """Return whether no place is free; gevent asks before it accepts a client."""
+        full = bool(super().full())  # type: ignore[no-untyped-call]
+        if full and self._waiting:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.cut()
+        return full
+
+    def wait(self, connection: _Handler) -> None:
+        """Note that a connection waits for its client from now on."""
+        self.keep(connection)
+        self.full()  # clients may have been kept out while no connection waited
+        self._waiting[connection] = None
+
+    def keep(self, connection: _Handler) -> None:
+        """Note that a connection does not wait for its client any more."""
+        self._waiting.pop(connection, None)
+
+
+class _Handler(WSGIHandler):
+    """Gives up on clients that send or receive too slowly, or send too much."""
+
+    environ: Any
+    wsgi_input: Any
+
+    def handle(self) -> None:
+        """Serve a connection until its end."""
+        self.socket.settimeout(SEND_SECONDS)
+        try:
+            with suppress(OSError):  # the client has gone
+                super().handle()  # type: ignore[no-untyped-call]
+        finally:
+            self.server.pool.keep(self)
+
+    def cut(self) -> None:
+        """Break the connection: whatever its greenlet waits for ends with an OSError."""
+        with suppress(OSError):
+            # Not the method of a TLS socket: that one takes away what its greenlet uses.
+            gevent.socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # type: ignore[attr-defined]
+
+    def MessageClass(self, file: Any, *rest: Any) -> Any:
+        return super().MessageClass(_Headers(file), *rest)  # type: ignore[no-untyped-call]
+
+    def handle_one_request(self) -> Any:
+        self.server.pool.wait(self)
+        outcome: Any = None  # closes the connection
+        with gevent.Timeout(REQUEST_SECONDS, False) as self._timer:
+            outcome = super().handle_one_request()  # type: ignore[no-untyped-call]
+        return outcome  # noqa: RET504 - the timeout ends only the block
+
+    def handle_one_response(self) -> None:
+        try:
+            body = self._read_body()
+        except _RefusedError as error:
+            headers = [("Content-Type", "text/plain"), ("Connection", "close")]
+            self.application = _Response(error.status, f"{error}\n".encode(), headers)
+        else:
+            self._timer.close()
+            given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
+            environ = {**self.environ, **given, "CONTENT_LENGTH": str(len(body))}
+            self.server.pool.keep(self)
+            threads = gevent.get_hub().threadpool
+            self.application = threads.apply(_respond, (self.application, environ))
+            self.server.pool.wait(self)
+        super().handle_one_response()  # type: ignore[no-untyped-call]
+
+    def _read_body(self) -> bytes:
+        """Return what the client sends.
+
+        :raises _RefusedError: that is too much, too slow or not complete.
+        """
+        source = self.wsgi_input
+        try:
+            body: bytes = source.read(self._length())
+            return body
+        except OSError as error:
+            raise _RefusedError("400 Bad Request", "the request ended early") from error
+        except gevent.Timeout as timeout:
+            if timeout is not self._timer:
+                raise
+            reason = "the request came too slowly"
+            raise _RefusedError("408 Request Timeout", reason) from timeout
+        finally:
+            # Do not wait for the rest: the connection is closed.
+            source.chunked_input, source.content_length = False, source.position
+
+    def _length(self) -> int:
+        """Return how many bytes the client says that it sends."""
+        if self.headers.get("Transfer-Encoding"):
+            raise _RefusedError("411 Length Required", "the request must have a Content-Length")
+        text, *more = self.headers.get_all("Content-Length", ["0"])
+        if more or not text.isascii() or not text.isdecimal():
+            raise _RefusedError("400 Bad Request", "the Content-Length must be a decimal number")
+        # The text may be long, and have zeros in front: it is parsed once, and only if short.
+        if len(text) > 9 or int(text) > MOST_BODY_BYTES:
+            reason = f"a request must have at most {MOST_BODY_BYTES} bytes; send less at once"
+            raise _RefusedError("413 Content Too Large", reason)
+        return int(text)
+
+    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
+        """Return the response to a request line or headers that cannot be read."""
+        long = isinstance(error, (_TooLongError, HTTPException))
+        status = "431 Request Header Fields Too Large" if long else "400 Bad Request"
+        self._note(error)
+        end = "Connection: close\r\nContent-Length: 0\r\n\r\n"
+        return status[:3], f"HTTP/1.1 {status}\r\n{end}".encode()
+
+    def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Log an error; without a traceback if the client has gone, or does not read."""
+        if isinstance(error, OSError):
+            self.close_connection = True
+            self._note(error)
+        else:
+            super().handle_error(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def _note(self, error: BaseException) -> None:
+        client = self.client_address[0]
+        _log.info("closing the HTTP connection of %s: %s", client, printable(describe(error)))
