@@ -79,6 +79,7 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Qdo, qu
     runs.app.send(queue, 1)
     runs.app.send("other", 1)
     wait_until(lambda: len(runs.runs("other")) == 2, "the queue that is not held")
+    wait_until(lambda: runs.node(queue).last > 0, "progress is recorded")
     shown = {item["queue"]: item for item in items(qdo("queues", "-o", "json"))}
     assert shown[queue]["held"] == "paused: disk full"
     assert shown[queue]["backlog"] == 1

@@ -44,26 +44,34 @@ from typing import Any, NoReturn
 
 REQUESTS = 0
 """The descriptor of the socket for requests."""
-OPTIONAL = ("aws", "dashboard", "demo", "kinesis", "metrics", "postgresql", "programs", "sqs")
-"""Parts of qdo that need optional libraries, which tests hide, or that few processes import."""
+OPTIONAL = (
+    *("boto3", "botocore", "cryptography", "flask", "opentelemetry", "prometheus_client"),
+    *("psycopg", "sqlalchemy", "urllib3"),
+)
+"""Libraries that tests hide, or that few processes import: the server is without them."""
 ROOT = str(Path(__file__).parents[3])
 INSTALLED = sys.path[1:]
 """What the interpreter has on its path by itself; this program is started without PYTHONPATH."""
 HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-
-
 ENCODING = sys.stdout.encoding
 ERRORS = {name: getattr(sys, name).errors for name in ("stdin", "stdout", "stderr")}
 
 
 def preload() -> None:
     """Import the parts of qdo that commands, parents and worker processes use."""
-    import qdo
 
-    for found in pkgutil.walk_packages(qdo.__path__, "qdo."):
-        parts = found.name.split(".")
-        if not {*parts} & {*OPTIONAL, "__main__"} and parts[1] not in ("idempotency", "outbox"):
-            importlib.import_module(found.name)
+    import qdo
+    from qdo.errors import SettingsError
+
+    sys.modules.update(dict.fromkeys(OPTIONAL))  # an import of None fails
+    for found in pkgutil.walk_packages(qdo.__path__, "qdo.", onerror=lambda _: None):
+        if not found.name.endswith("__main__") and "programs" not in found.name:
+            with contextlib.suppress(ImportError, SettingsError):
+                importlib.import_module(found.name)
+    for name in ("rich.console", "rich.table"):  # those that print a table import them
+        importlib.import_module(name)
+    for name in OPTIONAL:
+        del sys.modules[name]
     if threading.active_count() > 1:
         raise RuntimeError(f"an import started threads: {threading.enumerate()}")
     from gevent._hub_local import get_hub_if_exists
