@@ -37,8 +37,9 @@ def reading_options(function: _Function) -> _Function:
             "--budget",
             metavar="N",
             type=click.IntRange(min=0),
-            help="Request at most N backlogs from brokers that need a request for each"
-            " (default 100).",
+            help="Request at most N backlogs from brokers that need a request for each, SQS and"
+            " Kinesis (default 100): first of failing queues, then of those without an owner, then"
+            " of those that are behind for longest.",
         ),
         click.option(
             "--window",

@@ -14,8 +14,12 @@ SIGNALS = """\b
 Signals:
   SIGTERM, SIGINT  first: drain (start nothing new, finish, record, release);
                    second: abort running jobs and release their queues;
-                   third: exit at once
-  SIGHUP           drain"""
+                   third: kill the worker processes and close their sessions
+  SIGHUP           drain, however often it is sent; ignored under nohup
+
+The parent kills a worker process that has not exited 10 seconds after `drain_seconds` have passed,
+or 10 seconds after the second signal. With SQS, `wait_seconds` of the broker's address applies
+instead of `drain_seconds` if it is longer."""
 
 
 @click.command(
@@ -56,7 +60,17 @@ def worker(target: str | None, settings: Settings) -> int:
     """Run workers of an app: they run its jobs for the queues that the rebalancer assigns.
 
     Name the app as MODULE:APP, here or in the setting `app`, or use one function as its job:
-    --app NAME --job MODULE:FUNCTION. Modules are also searched in the current folder.
+    --app NAME --job MODULE:FUNCTION. Modules are also searched in the current folder, after all
+    other folders.
+
+    With --burst a worker exits when every queue that a live worker takes is empty and has an owner.
+    It does not wait for delayed messages, blocked queues, or queues without a job. A burst worker
+    that cannot start is not restarted, and qdo-worker exits with its exit code.
+
+    With --reload the parent watches the files that the workers have imported, except those of
+    Python, of installed packages and of qdo. When none has changed for 0.3 seconds after a change,
+    every worker drains and is replaced. A worker that cannot start logs the reason, and the next
+    change starts it again.
     """
     target = choose_target(settings, target)
     from qdo.worker.supervisor.supervisor import supervise

@@ -55,7 +55,8 @@ def checkpoints() -> None:
 def export_file(glob: str, target: str, settings: Settings) -> None:
     """Write the recorded position of each matching queue as a line of JSON.
 
-    This reads the coordinator only, and changes nothing. Workers may be running.
+    This reads the coordinator only, and changes nothing. Workers may be running. Export before a
+    risky deploy, or every hour in case the coordinator is lost. SQS has no positions to keep.
     """
     app = require_app(settings)
     _check_kind(settings)
@@ -89,7 +90,13 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
     running: each owner finishes its message in flight and resumes after the new position. If the
-    command is interrupted, repeat it: queues that this file has moved are left alone.
+    command is interrupted, repeat it: queues that this file has moved are left alone (`imported`).
+
+    The whole file is checked first; a damaged line, another app or another kind of broker is an
+    error (2). A position after the last message becomes the end of the queue. If messages after it
+    have expired, the oldest one left is next, and NOTE says so. A missing queue or position is
+    skipped: exit code 4. Attempts count from 1 again, and messages that were done out of order run
+    again. A new coordinator gets the nodes.
     """
     app = require_app(settings)
     _check_kind(settings)

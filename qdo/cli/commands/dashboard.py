@@ -33,7 +33,7 @@ OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
     metavar="HOST:PORT",
     default=ADDRESS,
     show_default=True,
-    help="Where to listen. Other machines need a token.",
+    help="Where to listen. Addresses that other machines reach need a token.",
 )
 @click.option(
     "--host",

@@ -46,7 +46,8 @@ def add(
     """Store messages that fail or block a queue as dead letters now, with their errors.
 
     ID is the id of a message or its position; `qdo peek` shows both. An attempt that runs now ends
-    first, and if it succeeds the message is done. Workers may be running.
+    first, and if it succeeds the message is done. Workers may be running. If one of the messages is
+    not failing any more, or Kinesis has no store for dead letters, none is stored: exit code 5.
     """
     if not ids and not every:
         raise UsageError(reason="name messages as QUEUE ID..., or give --all")

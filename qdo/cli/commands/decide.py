@@ -45,7 +45,9 @@ def retry_now(
     """Run messages that fail or block a queue again now, with attempts counted from 1.
 
     ID is the id of a message or its position. Without one: the first message that blocks the
-    queue, or else the first that waits for its next attempt. Workers may be running.
+    queue, or else the first that waits for its next attempt. Workers may be running: the owner acts
+    at once, also during a backoff. If a message is not failing, or an operator has already decided
+    about it, the command changes nothing: exit code 5.
     """
     decide_about(
         settings,
@@ -75,8 +77,8 @@ def skip_messages(
     """Skip messages that fail or block a queue: they never run again, and are not kept.
 
     ID is the id of a message or its position; `qdo peek` shows both. If a message is not failing
-    any more, the command changes nothing: typed twice, it skips no other message. An attempt that
-    runs now ends first, and if it succeeds the message is done. Workers may be running.
+    any more, the command changes nothing (exit code 5): typed twice, it skips no other message. An
+    attempt that runs now ends first; if it succeeds, the message is done. Workers may be running.
     """
     decide_about(
         settings,
@@ -91,8 +93,29 @@ def skip_messages(
 
 _CANCEL_COLUMNS = ("queue", "id", "position", "outcome")
 
+_OUTCOMES_HELP = """\b
+OUTCOME:
+  cancelled          it will not run
+  waiting, delayed   it would be cancelled: --dry-run, or not confirmed yet
+  already-cancelled  by this operator or another one
+  started            it is in flight, or the next to be started
+  failing            it has failed: use `qdo skip`
+  done               or the queue has passed it after it was cancelled
+  not-found          no such message, or an id beyond the first 10,000 that
+                     wait: give its position
+  unknown            the owner did not answer: repeat the command
 
-@click.command("cancel")
+The exit code is 4 if a message is not cancelled, and 6 if none exists. The owner answers although a
+job runs, unless that blocks its event loop. Without an owner, the command records the cancellation
+itself.
+
+Up to 1000 messages of a queue can be cancelled that it has not passed; up to there its messages run
+one by one. A deduplication key stays in force. A seek back runs cancelled messages only if the
+queue had passed them. BACKLOG and AGE leave them out, except AGE with Kinesis. SQS cannot cancel,
+an owner of a version without this command neither: exit code 5."""
+
+
+@click.command("cancel", epilog=_OUTCOMES_HELP)
 @click.argument("queue")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @click.option(
@@ -189,8 +212,13 @@ _PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
 def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Drop all messages that wait in queues, without running them.
 
-    Messages that arrive later are not dropped. Workers may be running: the owner finishes its
-    message in flight. Without --delayed, delayed messages run when they are due.
+    Also those that fail or block a queue. Messages that arrive later and dead letters stay. Workers
+    may be running: the owner finishes its message in flight, which is neither retried nor kept if
+    it fails. Without --delayed, delayed messages run when they are due.
+
+    WAITING counts the messages after the recorded position, those in flight included. The positions
+    move as by `qdo seek`: a seek back runs dropped messages after all, if the broker still has
+    them. If the command is interrupted, repeat it. SQS queues are purged at SQS: exit code 5.
     """
     require_app(settings)
     with open_connections(settings) as connections:
@@ -236,8 +264,25 @@ SHOWN = 60
 _PEEK_COLUMNS = ("id", "kind", "key", "sent", "due", "attempts", "body_bytes")
 _FAILURES = ("error", "next_attempt")
 
+_KINDS_HELP = """\b
+KIND:
+  waiting   waits for its first attempt, or is in flight
+  delayed   is not due yet: DUE is the time, and it has no position
+  failing   has failed ATTEMPTS times with ERROR; NEXT ATTEMPT is the time of the
+            next one, DECISION what an operator decided and the owner will do
+  blocking  has failed for the last time, and blocks its queue or key until
+            `qdo retry-now`, `qdo skip` or `qdo dead-letters add`
 
-@click.command("peek")
+With `order="key"` or `"none"`, messages of other keys may run before one that fails. Bodies are
+decrypted if `keys` has their keys; JSON has them whole, as `body` or `body_base64`, and
+`body_error` if that fails. Bodies of more than 64 MiB end the list earlier.
+
+If --id is not found, the exit code is 6. The id of a message that was delayed, or was a dead
+letter, is in a header: only the first 10,000 messages are searched. SQS shows messages only by
+handing them out: exit code 5, except for --kind failing and blocking, without bodies."""
+
+
+@click.command("peek", epilog=_KINDS_HELP)
 @click.argument("queue")
 @click.option(
     "-n",
@@ -264,8 +309,8 @@ def peek_messages(
 ) -> None:
     """Show messages of a queue that are not done, in the order in which they will run.
 
-    They stay where they are: nothing is received, and nothing changes. A message that waits may be
-    in flight: its owner records within a second that it is done.
+    They stay where they are: nothing is received, and nothing changes. Delayed ones come last. A
+    message that waits may be in flight; cancelled ones are not shown.
     """
     require_app(settings)
     if name is not None and kind is not None:

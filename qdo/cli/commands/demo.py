@@ -31,7 +31,11 @@ from qdo.errors import UsageError
     show_default=True,
     help="Number of messages in total.",
 )
-@click.option("--keep", is_flag=True, help="Keep the folder with databases, ledger and log.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep the folder with databases, ledger and log; always if a check fails.",
+)
 def demo(queues: int, messages: int, keep: bool) -> int:
     """Watch three workers share many queues, while one of them is killed.
 

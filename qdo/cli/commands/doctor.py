@@ -30,14 +30,36 @@ FAILED = 1
 CONNECT_SECONDS = 3.0
 _COLUMNS = {"check": "CHECK", "status": "STATUS", "reason": "FOUND", "remedy": "REMEDY"}
 
+_CHECKS = """\b
+Checks:
+  coordinator, broker   can be reached; -latency: the time of nine reads, of a list
+  coordinator-servers   all servers run as one ensemble; unknown without srvr, or
+                        with TLS
+  coordinator-versions  at least 3.6, and none that may lose transactions
+  leader, workers       a registered worker leads, and each worker reports
+  lost-workers          sessions of the last hour that ended with queues, of the
+                        last 20 that the leader remembers
+  versions              all processes have one version, which fits the app's level
+  clocks                differ by less than two seconds, as far as nodes tell
+  disk, open-files      of the embedded files, and of this user, on this machine
+  deadlines             timeout_seconds of jobs, against the broker's longest
+  dead-letters, queues  their numbers; queues by state
+  queues-without-jobs, jobs-without-queues
+                        names of queues, against globs and filters
+  retention             failed: unread messages were deleted; warning: they are at
+                        half of that age; SQS and Kinesis: 20 queues
+  broker-settings       what a starting worker warns about, for 50 queues
+  rights                of the folders and 200 queues; `qdo acl check`: all nodes"""
 
-@click.command()
+
+@click.command(epilog=_CHECKS)
 @with_settings(*SHARED, import_app=False)
 @output_option
 def doctor(form: str, settings: Settings) -> int:
     """Check coordinator, broker, workers, jobs and this machine; exit code 1 if a check failed.
 
-    This only reads, and takes a few seconds. With --app MODULE:APP it also checks the jobs.
+    This only reads, and takes up to ten seconds. With --app MODULE:APP it also checks the jobs.
+    STATUS is ok, warning, failed, or unknown if a check could not find out.
     """
     app, settings = import_app(settings)
     name = require_app(settings)

@@ -53,7 +53,7 @@ def _if_version(function: Callable[..., Any]) -> Callable[..., Any]:
         "--if-version",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Only if the document has this version, as `list` shows it.",
+        help="Only if the document has this version, as `list` shows it; else exit code 5.",
     )(function)
 
 

@@ -70,7 +70,11 @@ def show_events(
     lost; with the setting `history` also changes of owner of queues that match GLOB.
 
     With --follow, events are also workers that come and go, new and deleted queues, and changes of
-    owner and state of these queues. What comes and goes between two looks is not seen.
+    owner and state of these queues. What comes and goes between two looks is not seen. For tens of
+    thousands of queues choose a longer --every: each look reads as much as `qdo queues`.
+
+    With -o jsonl, the keys are time, kind (worker, queue, owner, state, or the command), subject,
+    before, after, reason and by.
     """
     require_app(settings)
     oldest = time.time() - parse_duration(since, "--since")

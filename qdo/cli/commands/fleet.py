@@ -55,6 +55,16 @@ def chores(form: str, settings: Settings) -> None:
     """List when the leader last did each of its chores, and how many nodes it deleted.
 
     The worker that leads does them about once a minute. Without workers nothing is cleaned up.
+    FAULT says why a chore failed; the leader logs it, and repeats the chore in the next minute.
+
+    \b
+    copied-actions  copies entries of `qdo audit` to the history, if there is one
+    lost-actions    ends what workers that are gone were asked for
+    action-outputs  deletes stacks and profiles after an hour, and beyond 100
+    action-log      deletes entries after 30 days, and beyond 5,000
+    format-level    raises the level once all workers have a new version
+    live-settings   deletes versions beyond the last 100
+    empty-locks     deletes nodes of locks that were unused for an hour
     """
     app = require_app(settings)
     found: list[ChoreRecord] = []

@@ -84,7 +84,8 @@ def _since_option(function: _Function) -> _Function:
 def queues(glob: str, since: str, form: str, settings: Settings) -> None:
     """List queues that match GLOB with their attempts, failures and durations.
 
-    P95 is the upper bound of a class of durations: at most three times too large.
+    P95 is the upper bound of a class of durations: at most three times too large. Without an
+    attempt that ran, MEAN and P95 are unknown.
     """
     app = require_app(settings)
     oldest = time.time() - parse_duration(since, "--since")
@@ -109,7 +110,7 @@ def queues(glob: str, since: str, form: str, settings: Settings) -> None:
 @with_settings(*_SETTINGS)
 @output_option
 def failures_(glob: str, since: str, limit: int, slow: bool, form: str, settings: Settings) -> None:
-    """List attempts that failed, of queues that match GLOB, newest first."""
+    """List attempts that failed, or with --slow were slow, of queues that match GLOB."""
     app = require_app(settings)
     oldest = time.time() - parse_duration(since, "--since")
     found = failures(settings.history, app, oldest, glob, limit=limit + 1, slow=slow)

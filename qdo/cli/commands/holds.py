@@ -141,7 +141,8 @@ def pause(
     """Pause the queues that match a GLOB in the whole fleet, also later ones.
 
     No message of them is started; those in flight end. Positions, owners and order do not change.
-    Returns once no message of these queues is in flight anywhere.
+    Returns once no message of these queues is in flight anywhere; after --timeout with exit code 4,
+    and the queues stay paused.
     """
     require_app(settings)
     seconds = None if lasting is None else parse_duration(lasting, "--for")
@@ -202,7 +203,8 @@ def resume(
 ) -> None:
     """Let queues continue that `qdo pause` has stopped.
 
-    GLOB is one of those that `qdo holds` shows, as it was given to `qdo pause`.
+    GLOB is one of those that `qdo holds` shows, as it was given to `qdo pause`. If that pause has
+    several globs, the others stay paused.
     """
     require_app(settings)
     if (bool(globs), id is not None, everything).count(True) != 1:
@@ -302,7 +304,8 @@ def hold(
 
     It starts once no message of them is in flight. They continue when it ends, or when this process
     ends. COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is
-    that of COMMAND.
+    that of COMMAND, or 128 + N after signal N; 4 if they are not paused in time, and 5 if they may
+    have continued too early. Globs of all queues, or of all present ones, need --all.
     """
     app = require_app(settings)
     if not run:
@@ -336,7 +339,7 @@ def hold(
 @with_settings(*SETTINGS)
 @output_option
 def holds(form: str, settings: Settings) -> None:
-    """List pauses and sections with their reasons and ends."""
+    """List pauses and sections with their reasons and ends, and who still runs their messages."""
     require_app(settings)
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout

@@ -42,6 +42,8 @@ def limits() -> None:
     qdo limits delete --app shop:app crm
 
     NAME is in `limits` of the app's jobs. Queues whose job names a limit that does not exist wait.
+    WAITING is the number of permits that processes could use beyond their shares. Processes hand
+    out permits from memory, so the coordinator does not know how many are in use at a moment.
     """
 
 
@@ -73,7 +75,11 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
 @click.argument("name")
 @click.option("--max", "most", metavar="N", help="Permits in all processes; 0 stops, none removes.")
 @click.option("--rate", metavar="RATE", help="Starts in all processes, such as 50/s; or none.")
-@click.option("--burst", metavar="N", help="Starts above the rate; by default those of a second.")
+@click.option(
+    "--burst",
+    metavar="N",
+    help="Starts above the rate; by default those of a second, at least 1.",
+)
 @changing
 @with_settings(*_SETTINGS)
 @output_option

@@ -46,8 +46,13 @@ def move(
     """Hand a queue to a worker, without a pause of any other queue.
 
     The present owner finishes its message and releases the queue, then the worker claims it. The
-    queue stays with the worker until that worker stops or drains. For balance, another queue of
-    the worker may go to another worker. `qdo workers` lists the workers.
+    queue stays with the worker until that worker stops, drains, or does not take it any more; a
+    restarted worker has another name. For balance, another queue of the worker may go to another
+    worker. `qdo workers` lists the workers.
+
+    After --timeout the exit code is 1, and the queue still changes hands later. A worker that
+    drains or does not take the queue is rejected (5), a missing one not found (6). At most 1,000
+    queues of an app can be moved. A leader of an older version ignores the move: exit code 1.
     """
     seconds = parse_duration(timeout, "--timeout")
     with open_coordinator(settings) as (client, layout):
@@ -75,7 +80,9 @@ def _show(move: QueueMove, executed: bool, form: str, out: TextIO | None = None)
 def rebalance(dry_run: bool, form: str, settings: Settings) -> None:
     """Show which queues the leader would assign to other workers now, and why.
 
-    Normally there are none, because the leader does so at once when workers or queues change.
+    Normally there are none, because the leader does so at once when workers or queues change, and
+    once a minute. The same queues twice, a minute apart: the leader does not work, see its log. A
+    worker that claims nothing for ten seconds gets nothing for five minutes, which is not shown.
     """
     if not dry_run:
         raise UsageError(

@@ -28,9 +28,28 @@ from qdo.text import join_some, short_duration
 
 MOST_ETAS = 1000
 """Each is a query. Queues with larger backlogs come first."""
+COLUMNS = """\b
+Columns:
+  STATE         one word; WHY is the reason, of the first message if several fail
+  OWNER         its worker; - if it is free; (gone) if that worker no longer
+                exists, as good as free; `waits for` shards that must be finished
+                first; `no job` or `excluded by all workers`: none takes it;
+                `assigned to` a worker that has not claimed it
+  LAST          time of the last message of those that are all done
+  BACKLOG       messages after LAST; ~ marks an estimate; - if it is unknown
+  AGE           age of the next message; - if unknown, as with SQS without owner
+  ETA           with the setting `history`: the backlog times the mean duration
+                of the last ten jobs or more, for the 1,000 largest backlogs; - if
+                the queue is held, blocked, or without an owner or recorded jobs
+  DELAYED       messages that are not due yet, which BACKLOG leaves out
+  DEAD LETTERS  - if the broker did not return their number
+  ERROR         why the broker did not return the backlog; the exit code is 4
+
+A queue that is `assigned to` a worker for longer than an instant: another program has registered
+as that worker. After 10 seconds the rebalancer assigns the queue to another one."""
 
 
-@click.command()
+@click.command(epilog=COLUMNS)
 @click.argument("glob", default="*")
 @click.option(
     "--state",
@@ -66,7 +85,8 @@ def queues(
 ) -> None:
     """List queues that match GLOB (default: all): state, owner, progress, backlog.
 
-    With the setting `history`, ETA is the time that the backlog takes if nothing interrupts it.
+    Every queue counts that has a node in the coordinator or a message in the broker; finished
+    shards and queues that the broker lacks only while they have dead letters.
     """
     app = require_app(settings)
     rules = rules_of(late, stuck)
@@ -217,7 +237,7 @@ def groups(
 ) -> None:
     """Add up the queues that match GLOB: the worst state, how many need attention, the sums.
 
-    AGE is that of the oldest next message.
+    AGE is that of the oldest next message. A sum is - if a part of it is unknown.
     """
     require_app(settings)
     rules = rules_of(late, stuck)

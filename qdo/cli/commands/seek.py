@@ -31,7 +31,18 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
     running: the owner finishes its message in flight and resumes after the new position. This also
-    repairs a queue that is stuck because its node is corrupt.
+    repairs a queue that is stuck because its node is corrupt. A finished shard starts again.
+
+    \b
+    earliest  the oldest message that the broker still has
+    latest    the end: all messages that wait now are skipped
+    POSITION  a number as in `last`; Kinesis: SEQUENCE, SEQUENCE:SUBSEQUENCE, or
+              SHARD_END to finish a closed shard
+    TIME      ISO 8601, UTC unless it has a time zone; not in the future
+
+    WAITING is the number of messages after both positions; BEHIND, with brokers that cannot count,
+    the age of the first one. A position that the shard never had is rejected. With SQS, which
+    deletes done messages, the command is rejected.
     """
     require_app(settings)
     with open_connections(settings) as connections:
@@ -110,7 +121,9 @@ def delete_queues(
     A queue with messages that are not done, or with dead letters, is only deleted with
     --with-messages. Workers may be running: the owner finishes its running job first. A message
     that is sent meanwhile is never deleted: it keeps the queue, and the command ends with an error.
-    One that is sent later creates the queue again. If the command is interrupted, repeat it.
+    One that is sent later creates the queue again. If the command is interrupted, repeat it: a
+    queue that is only marked as deleted is not processed. Queues of SQS and shards of Kinesis are
+    deleted at AWS; this command then deletes their nodes.
     """
     require_app(settings)
     with open_connections(settings) as connections:

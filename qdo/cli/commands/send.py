@@ -242,9 +242,17 @@ SPACE_BYTES = 1024
 @click.option("--key", metavar="TEXT", help="Key of a single message.")
 @click.option("--header", "headers", metavar="NAME=TEXT", multiple=True, help="May be repeated.")
 @click.option("--raw", is_flag=True, help="Send BODY, or the whole FILE, as bytes instead of JSON.")
-@click.option("--delay", metavar="DURATION", help="Deliver after this delay: 90, 15m, 2h, 7d.")
+@click.option(
+    "--delay",
+    metavar="DURATION",
+    help="Deliver after this delay: 90, 15m, 2h, 7d; with a file, each line.",
+)
 @click.option("--at", metavar="TIME", help="Deliver at this time: ISO 8601, or a Unix time.")
-@click.option("--dedup-key", metavar="TEXT", help="Send only if this key was not sent recently.")
+@click.option(
+    "--dedup-key",
+    metavar="TEXT",
+    help="Store no second message with this key; print the id of the first.",
+)
 @click.option(
     "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
 )
@@ -267,14 +275,14 @@ def send(
     """Send a message with a JSON BODY to QUEUE, or one for each line of a file.
 
     \b
-    qdo send --app hello:app greetings '{"name": "Ada"}'
     qdo send --app hello:app greetings '{"name": "Ada"}' --delay 15m
     qdo send --app churn --file commits.jsonl --queue-field repo
     qdo send --app images thumbnails --raw --file photo.jpg --header content-type=image/jpeg
     producer | qdo send --app hello:app greetings --file -
 
     A message is durable once it is reported as sent. An invalid line ends the command: everything
-    before it is sent, and the number of sent messages is reported on stderr.
+    before it is sent, and the error has its number. JSON text needs double quotes: '"Ada"'. Numbers
+    too large for a float, half surrogate pairs, and keys twice in an object are rejected.
     """
     app = require_app(settings)
     names = _headers(headers)

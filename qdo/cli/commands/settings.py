@@ -215,6 +215,8 @@ def settings() -> None:
 
     Every worker checks them with its own code first. They override settings in code; the settings
     file, the environment and flags of a process override them. They apply between two messages.
+    Exit code 4: a worker did not answer in time; 5: a worker refuses the change, or another
+    operator changed the settings meanwhile. Nothing has changed then. --dry-run asks no worker.
     """
 
 

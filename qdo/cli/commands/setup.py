@@ -60,7 +60,10 @@ def acl() -> None:
 @with_settings(*_OPTIONS)
 @output_option
 def check(form: str, settings: Settings) -> int:
-    """List the nodes whose rights differ from the settings; exit code 1 if there are any."""
+    """List the nodes whose rights differ from the settings; exit code 1 if there are any.
+
+    Any account may check the nodes that it may read; for others FOUND is -.
+    """
     require_app(settings)
     with open_connections(settings, broker=False) as connections:
         client = connections.client
@@ -83,7 +86,8 @@ def check(form: str, settings: Settings) -> int:
 def apply(consent: Consent, form: str, settings: Settings) -> None:
     """Give every node the rights of the settings; list the nodes that differed.
 
-    This needs an account with all rights on these nodes.
+    This needs an account with all rights on these nodes; exit code 4 if some refuse it. With
+    `acl = "open"` it opens all nodes again.
     """
     require_app(settings)
     with open_connections(settings, broker=False) as connections:
@@ -166,8 +170,9 @@ def broker() -> None:
 def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Show the broker file that all workers of an app must use, as their first worker opened it.
 
-    A worker with another file does not start. To change the file, stop all workers and run this
-    command with --reset.
+    A worker with another file does not start: exit code 2. To change the file, stop all workers and
+    run this command with --reset: positions stay, and messages in the old file stay there. Other
+    brokers have nothing to compare.
     """
     app = require_app(settings)
     with open_connections(settings, broker=False) as connections:
@@ -313,7 +318,7 @@ def list_(form: str, settings: Settings) -> None:
 def retire(id: str, delete: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Stop using key ID for new messages: the next key of its purpose comes first.
 
-    It continues to decrypt until it is deleted.
+    It continues to decrypt until it is deleted. Key bytes are in the file and nowhere else.
     """
     path, change = _path(settings), "delete" if delete else "retire"
     before = read_keys(path)
@@ -350,7 +355,8 @@ def config(target: str | None, live: bool, form: str, settings: Settings) -> Non
     """List every setting with its value, unit and origin.
 
     With MODULE:APP, here or in the setting `app`, these are the settings in force, including those
-    in the app's code.
+    in the app's code. A hint on stderr names each value that overrides one in the code, which JSON
+    has as `code`. Every setting is an option, so you can try out a command line.
     """
     if target is not None:
         settings = _of_app(settings, target)

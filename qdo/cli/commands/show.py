@@ -87,9 +87,12 @@ def show_queue(
 ) -> None:
     """Show state, owner, progress, messages in flight, job and last changes of a queue.
 
-    The job is known if --app names the app as MODULE:APP. The owner is asked for its messages in
-    flight, as `qdo ps` does, and has two seconds to answer. `qdo history` shows what the queue did
-    before.
+    NAME is not a glob. The job is known if --app names the app as MODULE:APP. The owner is asked
+    for its messages in flight, as `qdo ps` does: up to ten, and the stack of the first. It has two
+    seconds; without an answer the command says so, and shows the longest run that it reported.
+
+    With -o json, one item: that of `qdo queues` with `process`, `job`, `failing_id`, `changes`,
+    `owners`, `runs`, `in_flight` and `runs_error`.
     """
     app, settings = import_app(settings)
     require_app(settings)

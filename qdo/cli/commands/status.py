@@ -50,7 +50,12 @@ def status(
     form: str,
     settings: Settings,
 ) -> None:
-    """Show workers, the states of queues that match GLOB, and the worst ten with the next step."""
+    """Show workers, the states of queues that match GLOB, and the worst ten with the next step.
+
+    Workers without a report for 30 seconds are named, and what the checks coordinator-servers,
+    lost-workers, clocks and disk of `qdo doctor` find, the queues with the most dead letters, and
+    up to three messages that have run for 30 seconds. JSON has them as one item.
+    """
     app = require_app(settings)
     rules = rules_of(late, stuck)
     pause = parse_duration(window, "--window")
@@ -169,6 +174,15 @@ def check(
     """Print one line about queues that match GLOB, as a monitoring plugin.
 
     Unlike other commands it ends with 0 for OK, 1 for WARNING, 2 for CRITICAL and 3 for UNKNOWN.
+
+    \b
+    CRITICAL  a queue is lost, expiring, blocked, stuck, stopped, no-job,
+              no-worker or unowned; its next message is too old, and it is
+              not paused; or too few workers report
+    WARNING   a queue is rewound, failing, lagging or unknown
+    UNKNOWN   the coordinator or the broker does not answer, the broker's file
+              does not exist although workers have used it, or an option is
+              wrong; max_age=U: no age is known
     """
     require_app(settings)
     oldest = parse_duration(max_age, "--max-age")

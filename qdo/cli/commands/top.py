@@ -54,7 +54,9 @@ _WORKER_COLUMNS = {
 def top(glob: str, every: str, late: str, stuck: str, settings: Settings) -> None:
     """Show the worst queues that match GLOB and the busiest workers, live, until you type q.
 
-    The screen needs a terminal. It only reads: as much as `qdo queues` does, at each look.
+    The screen needs a terminal. It only reads: as much as `qdo queues` does, at each look. It
+    compares each look with that half a minute ago. The rate of a worker is the mean since the
+    report before its last one.
     """
     require_app(settings)
     rules, seconds = rules_of(late, stuck), parse_duration(every, "--every")

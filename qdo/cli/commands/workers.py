@@ -35,8 +35,15 @@ from qdo.text import join_some, one_line, pluralize, printable, printable_lines,
 def workers(form: str, settings: Settings) -> None:
     """List the registered workers with their hosts and their numbers of queues.
 
-    REPORTED is the age of a worker's last report. A worker that died unnoticed stays registered
-    until its session ends, but reports nothing.
+    QUEUES counts the queues that a worker owns, ASSIGNED those that it should own; if they differ,
+    a handover is in progress. FILTER shows the settings queues and exclude, JOBS the globs of the
+    jobs, where a worker does not take everything.
+
+    STATE is what the worker last reported, and REPORTED the age of that report, by this machine's
+    clock. A worker reports every 10 seconds, or three times per session timeout if that is more
+    often. One that died unnoticed stays registered until its session ends, but reports nothing.
+
+    JSON also has the counters of each process: messages processed, failed and so on.
     """
     app = require_app(settings)
     with open_connections(settings, broker=False) as connections:
@@ -104,8 +111,14 @@ _COMPONENT_COLUMNS = (
 def components(form: str, settings: Settings) -> None:
     """List the processes of an app with their versions.
 
-    BUSY is the number of queues with a job that runs. `qdo workers` lists the workers with their
-    queues instead. LIVE is the version of the live settings in use, see `qdo settings`.
+    LEVEL is the level of the format that the process writes to the coordinator. BUSY is the number
+    of queues with a job that runs, when the process last wrote its node. LIVE is the version of the
+    live settings in use. FAULT is why a node is not that of a process. `qdo workers` lists the
+    workers with their queues instead.
+
+    A process that uses locks or permits has the kind `client`. A web server or another sender is
+    listed after `app.register()`. The parent process has no node: `parent`, in JSON, is its id.
+    Processes with the same `settings`, a digest, have equal settings.
     """
     app = require_app(settings)
     with open_connections(settings, broker=False) as connections:
@@ -209,8 +222,12 @@ def ps(
 ) -> None:
     """List the messages that run now, in queues that match GLOB, the longest first.
 
-    Each worker is asked, and its answer is in the action log. RUNNING is an estimate, because the
-    engine reads no clock for each message. WHERE is the innermost line of your code.
+    Each worker is asked, which needs the right to ask, and its answer is in the action log. RUNNING
+    is right to within 10 seconds, because the engine reads no clock for each message. WHERE is the
+    innermost line of your code or of a library; - for `async def` jobs and jobs in processes.
+
+    For a worker whose event loop is blocked, its parent names the message at fault on stderr. The
+    exit code is 4 if a worker does not answer.
     """
     require_app(settings)
     seconds = parse_duration(timeout, "--timeout")
@@ -278,7 +295,7 @@ def action(
     form: str,
     settings: Settings,
 ) -> None:
-    """Ask the workers whose names match GLOB for an action, each at most once.
+    """Ask the workers whose names match GLOB (see `qdo workers`) for an action, once.
 
     \b
     ping               answer
@@ -289,7 +306,7 @@ def action(
     restart            drain, and start again
     reload             restart all workers of the same parent process, also drained ones
 
-    `qdo workers` lists the names. The results are in the action log as well: `qdo audit`.
+    Results are also in `qdo audit`. Exit code 4: a worker did not do it; 6: no worker matches.
     """
     require_app(settings)
     args = _arguments(name, argument, lasting)
