@@ -59,11 +59,14 @@ class AppSettings:
     )
     job_context: str = setting(
         "",
-        "context manager whose value is passed to jobs as context, MODULE:FUNCTION",
+        "context manager, MODULE:FUNCTION, entered once per worker process; jobs get its value as "
+        "context",
         checks.import_reference,
     )
     job_failure: str = setting(
-        "", "function called after every failed attempt, MODULE:FUNCTION", checks.import_reference
+        "",
+        "function, MODULE:FUNCTION, called as f(message, context, error) after each failed attempt",
+        checks.import_reference,
     )
     queues: tuple[str, ...] = setting(
         ("*",),
@@ -71,7 +74,9 @@ class AppSettings:
         checks.non_empty_globs,
     )
     exclude: tuple[str, ...] = setting(
-        (), "leave queues that match one of these globs to other workers", checks.globs
+        (),
+        "leave queues that match one of these globs to other workers, even if they match `queues`",
+        checks.globs,
     )
     broker: str = setting(
         "sqlite:qdo-data/messages.db",
@@ -89,21 +94,25 @@ class AppSettings:
         "",
         "PEM file with the certificate authorities of ZooKeeper's servers; turns TLS on",
     )
-    coordinator_cert: str = setting("", "PEM file with this client's certificate for TLS")
-    coordinator_key: str = setting("", "PEM file with the private key of `coordinator_cert`")
+    coordinator_cert: str = setting(
+        "", "PEM file with this client's certificate; needs `coordinator_key`"
+    )
+    coordinator_key: str = setting(
+        "", "PEM file with the private key of `coordinator_cert`, without a password"
+    )
     coordinator_verify: str = setting(
         "host",
-        "what a server's certificate must fit: host, the host in the address, or ca, only "
-        "`coordinator_ca`",
+        "what a server's certificate must fit: host, the host in the address and `coordinator_ca`, "
+        "or ca, only `coordinator_ca`",
         checks.one_of("host", "ca"),
     )
     coordinator_auth: str = setting(
-        "", "account at the coordinator: digest:NAME or sasl:NAME", checks.account
+        "", "account at the coordinator: digest:NAME or sasl:NAME; needs a password", checks.account
     )
     coordinator_password_file: str = setting(
         "",
-        "file with the password of this account; the variable QDO_COORDINATOR_PASSWORD overrides "
-        "it",
+        "file with the password of this account, in one line; the variable "
+        "QDO_COORDINATOR_PASSWORD overrides it",
     )
     acl: str = setting(
         "open",
@@ -112,7 +121,10 @@ class AppSettings:
         checks.one_of("open", "account", "required"),
     )
     acl_workers: tuple[str, ...] = setting(
-        (), "accounts with all rights; without, this client's own account", checks.accounts
+        (),
+        "accounts with all rights: sasl:NAME, digest:NAME:HASH or x509:SUBJECT; without, this "
+        "client's own account",
+        checks.accounts,
     )
     acl_operators: tuple[str, ...] = setting(
         (),
@@ -130,7 +142,9 @@ class AppSettings:
         "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
     )
     keys: str = setting(
-        "", "file with keys, made with `qdo keys`; processes read it again when it changes"
+        "",
+        "file with keys, made with `qdo keys`; senders, workers and `qdo dead-letters` need it for "
+        "encrypted bodies, and read it again when it changes",
     )
     encrypt: tuple[str, ...] = setting(
         (),
@@ -160,15 +174,19 @@ class Settings(AppSettings):
 
     zone: str = setting(
         "",
-        "where this process runs, such as a data center; `qdo components` shows it",
+        "where this process runs, such as a data center: at most 100 letters, digits, ., - and _; "
+        "only `qdo components` shows it",
         checks.zone,
     )
     processes: int = setting(
-        1, "number of worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
+        1,
+        "number of worker processes that qdo-worker runs; each uses at most one core",
+        checks.between(1, 1024),
+        "processes",
     )
     concurrency: int = setting(
         100,
-        "maximum number of jobs that run at the same time in one process",
+        "maximum number of jobs that run at the same time in one process, each for another queue",
         checks.between(1, 100_000),
         "jobs",
     )
@@ -180,23 +198,27 @@ class Settings(AppSettings):
     executor_processes: int = setting(
         16,
         "child processes that each job with executor 'process' may have in one worker process; "
-        "this many of its messages run at the same time",
+        "at most this many of its messages run at the same time",
         checks.between(1, 1024),
         "processes",
     )
-    burst: bool = setting(False, "exit when every queue is empty, instead of waiting for messages")
+    burst: bool = setting(
+        False,
+        "exit when every queue is empty; delayed, blocked and jobless messages do not count",
+    )
     reload: bool = setting(
         False, "for development: restart workers when the app's Python files change"
     )
     max_messages: int = setting(
         0,
-        "stop after starting jobs for this many messages, in each process; 0 means no limit",
+        "stop after starting jobs for this many messages, in each process; every attempt counts, "
+        "and the last batch is not split; 0 means no limit",
         checks.between(0, 1_000_000_000),
         "messages",
     )
     max_seconds: float = setting(
         0.0,
-        "stop after running for this long; 0 means no limit",
+        "drain after running for this long, in each process; 0 means no limit",
         checks.between(0, 31_536_000),
         "seconds",
     )
@@ -209,14 +231,15 @@ class Settings(AppSettings):
     )
     connect_seconds: float = setting(
         10.0,
-        "how long to try to reach the coordinator at startup; after registering once, a worker "
-        "retries forever",
+        "how long to try to reach the coordinator at startup, before exit code 3; after "
+        "registering once, a worker retries forever",
         checks.between(0.1, 3600),
         "seconds",
     )
     checkpoint_seconds: float = setting(
         0.2,
-        "how often progress is recorded; after kill -9, at most this much is repeated",
+        "how often progress is recorded, less often while the coordinator is slow; after a crash, "
+        "about this much is repeated",
         checks.between(0.001, 3600),
         "seconds",
     )
@@ -235,7 +258,8 @@ class Settings(AppSettings):
     )
     turn_seconds: float = setting(
         0.02,
-        "how long a queue may run before waiting queues get their turn",
+        "how long a queue may run before waiting queues get their turn; no running job is "
+        "interrupted",
         checks.between(0.0001, 60),
         "seconds",
         live=True,
@@ -257,7 +281,7 @@ class Settings(AppSettings):
     )
     backoff_max_seconds: float = setting(
         60.0,
-        "longest pause between attempts",
+        "longest pause between attempts; at least `backoff_seconds`",
         checks.between(0, 86_400),
         "seconds",
         live=True,
@@ -265,65 +289,75 @@ class Settings(AppSettings):
     policies: tuple[QueuePolicy, ...] = setting(
         (),
         "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
-        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
+        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]; only in the "
+        "TOML file and in code",
         live=True,
     )
     retention_seconds: float = setting(
         604_800.0,
-        "how long the broker keeps completed messages, for replay",
+        "how long the broker keeps completed messages, for replay, counted from when they were "
+        "sent; others are never deleted",
         checks.between(0, 3_153_600_000),
         "seconds",
         live=True,
     )
     dead_letter_limit: int = setting(
         0,
-        "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit",
+        "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit; "
+        "not with SQS and Kinesis",
         checks.between(0, 1_000_000_000),
         "dead letters",
         live=True,
     )
     dead_letter_retention_seconds: float = setting(
         0.0,
-        "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever",
+        "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever; "
+        "not with SQS and Kinesis",
         checks.between(0, 3_153_600_000),
         "seconds",
         live=True,
     )
     max_queues: int = setting(
         100_000,
-        "the most queues that the app may have; a message for another one is refused",
+        "the most queues that the app may have; a message for another one is refused; for senders "
+        "and workers",
         checks.between(1, 10_000_000),
         "queues",
     )
     max_body_bytes: int = setting(
         DEFAULT_BODY_BYTES,
-        "largest body that senders accept; a broker may have a lower limit",
+        "largest body that senders accept and workers decode, at most 64 MiB; 256 KiB with SQS and "
+        "1 MiB with Kinesis, unless their addresses allow more",
         checks.between(1, MAX_STORED_BODY_BYTES),
         "bytes",
     )
     history: str = setting(
         "",
         "where workers record what they did, for `qdo history`: sqlite:PATH or "
-        "postgresql://USER@HOST/DATABASE; without, nowhere",
+        "postgresql://USER@HOST/DATABASE; without, nowhere; needs qdo[sql]",
         history_error,
     )
     http: str = setting(
         "",
         "address at which qdo-worker serves /metrics, /healthz and /readyz: HOST:PORT or "
-        "[IPV6]:PORT; without, nowhere",
+        "[IPV6]:PORT; without, nowhere; it has no password; needs qdo[metrics]",
         checks.listen_address,
     )
     doorbell: bool = setting(
         False,
         "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "
-        "at once",
+        "at once; for senders, which must reach the coordinator, and workers",
     )
     log_level: str = setting(
-        "info", "lowest level that is logged", checks.one_of(*LEVELS), live=True
+        "info",
+        "lowest level that is logged: debug, info, warning or error",
+        checks.one_of(*LEVELS),
+        live=True,
     )
     log_format: str = setting(
         "text",
-        "how lines of the log are written: text, or json, one object for each record",
+        "how lines of the log are written: text, or json, one object for each record; for the "
+        "parent process, workers and the processes of jobs",
         checks.one_of(*FORMATS),
     )
     log_config: str = setting(
