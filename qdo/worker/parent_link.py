@@ -145,7 +145,8 @@ def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
         pipe.sendall(json.dumps({"files": sorted(files)}).encode() + b"\n")
     except OSError as error:
         _log.warning(
-            "cannot report source files to the parent; it may overlook that they change: %s", error
+            "cannot report source files to the parent; restart it if it overlooks a change: %s",
+            error,
         )
 
 

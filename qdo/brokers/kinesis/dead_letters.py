@@ -105,7 +105,8 @@ class KinesisDeadLetters(DeadLetterStore):
             self._discard(queue, position)
         except QdoError as error:  # it is sent, and the others must follow
             log.warning(
-                "a dead letter was sent again, and stays a dead letter: %s of queue %r: %s",
+                "a dead letter was sent again, and stays a dead letter; discard it: %s of"
+                " queue %r: %s",
                 POSITIONS.message_id(position, 0),
                 queue,
                 error,

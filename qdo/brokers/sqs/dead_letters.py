@@ -426,7 +426,9 @@ class SqsDeadLetters(DeadLetterStore):
             else:
                 gone.extend(copies)
         for fault in self._delete(gone):
-            log.warning("a dead letter was sent again, and stays a dead letter: %s", fault)
+            log.warning(
+                "a dead letter was sent again, and stays a dead letter; discard it: %s", fault
+            )
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
         """Delete dead letters; return for each whether it existed.

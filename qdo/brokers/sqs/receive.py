@@ -169,7 +169,12 @@ class BodyReader:
             return message
         body = self._objects.get(pointer)
         if body is None:
-            _log.error("queue %s: the body of a message is missing from S3: %s", queue, pointer.key)
+            _log.error(
+                "queue %s: the body of a message is missing from S3; see which program or "
+                "lifecycle rule deleted it: %s",
+                queue,
+                pointer.key,
+            )
             return message._replace(body=b"", headers=unreadable("its body is missing from S3"))
         return message._replace(body=body, headers=with_body_kind(body, message.headers))
 

@@ -155,7 +155,11 @@ class OwnedQueues:
             size=size,
             limit=MAX_VALUE_BYTES,
         )
-        log.error("%s: cannot claim more queues: %s", self._worker.name, error)
+        log.error(
+            "%s: cannot claim more queues; start more worker processes: %s",
+            self._worker.name,
+            error,
+        )
 
     def not_claimed(self, slot: OwnedQueue) -> None:
         """Read the queue again after a failed claim, if it is still assigned."""

@@ -235,7 +235,8 @@ class Batches:
             delay = backoff.delay(1, engine.jitter())
         if alone:
             _log.warning(
-                "%s: a batch of %d messages failed as a whole; retrying each alone in %.2f s: %s",
+                "%s: a batch of %d messages failed as a whole; retrying each alone in %.2f s; raise"
+                " qdo.FailedAt to retry only one: %s",
                 where(slot),
                 len(batch),
                 delay,

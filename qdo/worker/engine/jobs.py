@@ -190,7 +190,11 @@ class JobTable:
         if job is None:
             if queue not in self._jobless:
                 self._jobless.add(queue)
-                _log.error("queue %s: the app has no job for it; its messages wait", queue)
+                _log.error(
+                    "queue %s: the app has no job for it; its messages wait; deploy a job for it, "
+                    "or delete the queue",
+                    queue,
+                )
             return NO_JOB
         if not self._compatibility.fits(queue, job):
             return NO_JOB

@@ -322,15 +322,17 @@ class Reaper:
             a message blocked its loop.
         """
         code = child.reap()
+        how = _how(child, code)
         if child.registered:
             give_up_at = time.monotonic() + self.settings.session_timeout_seconds
             in_flight = [] if stopping and child.blamed is None else child.in_flight
-            reason = _exit_reason(child, code)
+            reason = f"{child.name} (pid {child.pid}) {how}"
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
         else:
             os.close(child.receipts)
         self._reap_dying()
-        _log.log(*_exit_message(child, code, stopping=stopping))
+        level = _exit_level(code, stopping=stopping)
+        _log.log(level, "%s (pid %d) %s", child.name, child.pid, how if code else "finished")
         return code
 
     def step(self) -> None:
@@ -370,21 +372,17 @@ class Reaper:
         closer.start()
 
 
-def _exit_message(child: ChildProcess, code: int, *, stopping: bool) -> tuple[int, str]:
-    """Return log level and message for the exit of a child."""
-    if code == 0:
-        return logging.INFO, f"{child.name} (pid {child.pid}) finished"
-    level = logging.INFO if stopping and code == -signal.SIGTERM else logging.WARNING
-    return level, _exit_reason(child, code)
+def _exit_level(code: int, *, stopping: bool) -> int:
+    """Return the log level for the exit of a child."""
+    expected = code == 0 or (stopping and code == -signal.SIGTERM)
+    return logging.INFO if expected else logging.WARNING
 
 
-def _exit_reason(child: ChildProcess, code: int) -> str:
-    """Return how an unfinished child exited."""
+def _how(child: ChildProcess, code: int) -> str:
+    """Return how an unfinished child ended."""
     if child.blamed is not None:
-        limit = child.blamed.limit_seconds
-        return f"{child.name} (pid {child.pid}) was killed: a job blocked its loop for {limit:g} s"
-    how = f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
-    return f"{child.name} (pid {child.pid}) {how}"
+        return f"was killed: a job blocked its loop for {child.blamed.limit_seconds:g} s"
+    return f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
 
 
 def _signal_name(number: int) -> str:
