@@ -13,12 +13,13 @@ copyright = author
 release = re.search(r'__version__ = "([^"]+)"', (ROOT / "qdo/_version.py").read_text()).group(1)
 version = release
 
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "docs.reference"]
 root_doc = "index"
 exclude_patterns = ["_build"]
 default_role = "literal"
 highlight_language = "text"
 nitpicky = False
+smartquotes = False  # text from the code is shown as the code has it
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -118,7 +118,6 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("history", 3),
         ("queue-states", 4),
         ("on-call", 16),
-        ("log-messages", 2),
         ("capacity", 1),
         ("jobs", 2),
         ("recipes", 11),

@@ -1,4 +1,4 @@
-"""Reading the documentation: its code blocks, tables and sections."""
+"""Reading the documentation: its code blocks and tables."""
 
 from __future__ import annotations
 
@@ -67,12 +67,6 @@ def blocks_in(language: str) -> list[tuple[str, Block]]:
         for number, block in enumerate(blocks(page.read_text(encoding="utf-8")))
         if block.language == language
     ]
-
-
-def section(page: str, title: str) -> str:
-    """Return the text below a title that is underlined with hyphens, up to the next one."""
-    parts = re.split(r"^(.+)\n-+$", read(page), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[title]
 
 
 def table(page: str, kind: str) -> dict[str, list[str]]:
