@@ -46,6 +46,9 @@ class OutboxTable(Protocol):
 class App(Sender):
     """A named application: its jobs and access to its messages.
 
+    >>> qdo.App("mail", attempts=3)
+    <App 'mail' with 0 jobs>
+
     :param name: name of its znode.
     :param job_context: makes the context manager whose value jobs get as their second
         argument; entered once per worker. It may be a generator function with one ``yield``.
@@ -57,7 +60,9 @@ class App(Sender):
     :raises SettingsError: a name or value is invalid.
 
     Any number of threads and greenlets may use an app. After a fork the child opens its own
-    connection to the broker.
+    connection to the broker. Documents, locks, limits, sections, `register` and `live` need the
+    coordinator: they raise CoordinatorUnreachableError if it does not respond, and SharedNameError
+    if a name cannot be part of a znode's path.
     """
 
     def __init__(
@@ -104,25 +109,25 @@ class App(Sender):
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
-        If several globs match a queue, the one with the most literal characters wins: a job for
-        ``mail-*`` takes precedence over a job for ``*``.
+        >>> @app.job("mail-*", policy=qdo.Policy(attempts=3))
+        ... def deliver(message, context): ...
 
-        :param executor: "greenlet", "thread" or "process"; the default is the setting `executor`.
-            An ``async def`` function runs on the worker's asyncio loop.
+        :param queues: a glob; of several that match, the one with most literal characters wins.
+        :param executor: "greenlet", "thread" or "process"; by default the setting `executor`. An
+            ``async def`` function runs on the worker's asyncio loop.
         :param timeout_seconds: how long one message may take; see "Executors and deadlines".
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: number of messages after which a job's process is replaced.
         :param policy: the consequences of failed attempts. The setting `policies` overrides it;
             without a policy, `attempts` and the backoff settings apply.
-        :param order: which messages of a queue wait for each other: all of them ("queue"),
-            those of the same key ("key"), or none ("none").
+        :param order: which messages of a queue wait for each other: all of them ("queue"), those
+            of the same key ("key"), or none ("none").
         :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.
         :param limits: names of limits of the whole fleet; a call needs a permit of each.
         :param per_queue_rate: how often each queue may start a message, such as "5/s".
-        :raises UsageError: the function cannot be called with (message, context) or is a
-            generator, the glob already has a job, or options contradict each other.
+        :raises UsageError: the function or an option is invalid, or the glob has a job already.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
@@ -163,8 +168,6 @@ class App(Sender):
 
         For web servers and others that send. It opens a connection to the coordinator, which locks
         use as well; a forked child registers itself.
-
-        :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
         from qdo.sending.registration import KeptRegistration
 
@@ -177,15 +180,16 @@ class App(Sender):
         """The settings in force in this process now, with the live settings of the app.
 
         Outside of workers the first use connects to the coordinator.
-
-        :raises CoordinatorUnreachableError: it does not respond to the first use.
         """
         return self._live.get().now
 
     def documents(self, name: str) -> Documents:
         """Return a set of documents: JSON values by name, the same in every process of the app.
 
-        :raises SharedNameError: the name cannot be part of a znode's path.
+        >>> plans = app.documents("plans")
+        >>> version = plans.put("acme", {"quota": 100})
+        >>> plans["acme"]["quota"]
+        100
         """
         documents = self._documents[name]
         if not self.hooks.own_middleware:
@@ -202,12 +206,14 @@ class App(Sender):
     ) -> AbstractContextManager[HeldLock]:
         """Hold a lock of the app during a ``with`` block, in one process at a time.
 
+        >>> with app.lock("report", why="monthly report") as lock:
+        ...     lock.valid
+        True
+
         :param shared: hold it together with other shared holders, but not with an exclusive one.
         :param why: shown by `qdo locks`, up to 200 characters.
         :param timeout_seconds: how long to wait for it; None: for ever.
         :raises LockTimeoutError: it is not free in time.
-        :raises SharedNameError: the name cannot be part of a znode's path.
-        :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
         from qdo.fleet.locks import held_lock
 
@@ -216,11 +222,13 @@ class App(Sender):
     def limit(self, *names: str, timeout_seconds: float | None = None) -> PermitRequest:
         """Have a permit of each of these limits during a ``with`` block, or `try_acquire` them.
 
+        >>> with app.limit("crm", timeout_seconds=5):
+        ...     print("call the CRM")
+        call the CRM
+
         :param timeout_seconds: how long a ``with`` block waits for them; None: for ever.
         :raises LimitTimeoutError: there are none in time.
         :raises LimitNotFoundError: the limit does not exist.
-        :raises SharedNameError: the name cannot be part of a znode's path.
-        :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
         from qdo.fleet.permits import PermitRequest
 
@@ -234,12 +242,15 @@ class App(Sender):
         It begins once no message of these queues is in flight anywhere, and ends with the block or
         with this process.
 
+        >>> with app.exclusive("mail-*", why="migration") as section:
+        ...     section.valid
+        True
+
         :param queues: globs of their names.
         :param why: shown by `qdo holds` and `qdo queues`.
         :param timeout_seconds: how long to wait for the messages in flight, and for sections that
             hold the same queues.
         :raises HoldNotObeyedError: they were not paused in time; they continue.
-        :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
         from qdo.fleet.locks import held_section
 

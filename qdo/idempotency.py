@@ -31,6 +31,8 @@ from typing import Any, TypeAlias
 from qdo.errors import UnsupportedError, UsageError
 from qdo.message import Message
 
+__all__ = ["FencedWrites", "ProcessedMessages", "Write"]
+
 SqlSession: TypeAlias = Any
 """A SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a `sqlite3.Connection`, in a
 transaction."""

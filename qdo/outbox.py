@@ -61,6 +61,8 @@ from qdo.sending.messages import (
 )
 from qdo.settings.vaults import marks_of
 
+__all__ = ["Outbox"]
+
 _log = logging.getLogger(__name__)
 
 DEDUP_SECONDS = 604_800.0

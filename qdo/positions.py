@@ -12,6 +12,8 @@ import time
 import uuid
 from typing import Protocol
 
+__all__ = ["format_position", "position_of_time", "time_of_position"]
+
 
 class Positions:
     """Positions that are UUIDv1 times, such as those of the embedded broker; base of all others.

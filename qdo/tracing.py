@@ -23,6 +23,8 @@ from qdo.outcomes import Outcome
 if TYPE_CHECKING:
     from qdo.app import App
 
+__all__ = ["trace"]
+
 MOST_LINKS = 128
 """OpenTelemetry keeps no more links of a span; a batch may have more messages."""
 

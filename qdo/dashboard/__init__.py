@@ -3,3 +3,5 @@
 from qdo.dashboard.app import close_app as close_app
 from qdo.dashboard.app import create_app as create_app
 from qdo.dashboard.board import DashboardOptions as DashboardOptions
+
+__all__ = ["DashboardOptions", "close_app", "create_app"]

@@ -88,6 +88,9 @@ OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
 class Policy:
     """How often and how fast a failed message is retried, and what happens then.
 
+    >>> qdo.Policy(attempts=3, rules=(qdo.Rule(KeyError, then="skip"),)).then
+    'dead-letter'
+
     :ivar attempts: number of attempts of a message, including the first one.
     :ivar backoff_seconds: maximum delay after the first attempt; it doubles with each attempt.
     :ivar backoff_max_seconds: no delay is longer.

@@ -122,6 +122,8 @@ class Sender:
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
 
+        >>> id = app.send("mail-eu", {"to": "Ada"}, key="ada", delay_seconds=60)
+
         :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes, which the
             job gets as bytes. A tuple arrives as a list.
         :param headers: text by name. For bytes, `content-type` describes their format.

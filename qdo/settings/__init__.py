@@ -2,3 +2,5 @@
 
 from qdo.settings.settings import Settings as Settings
 from qdo.settings.sources import load as load
+
+__all__ = ["Settings", "load"]

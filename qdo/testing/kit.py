@@ -141,6 +141,11 @@ KILLED = "the worker process died of SIGKILL"
 class TestKit(Results):
     """An app under test; a context manager.
 
+    >>> with TestKit(app) as kit:
+    ...     id = app.send("mail-eu", {"to": "Ada"})
+    ...     kit.run_until_idle()
+    mail to Ada
+
     Until it is closed, every `app.send` sends to the kit. Settings are those given in code and
     here; neither the settings file nor the environment is read.
 
