@@ -133,10 +133,10 @@ def common_options() -> frozenset[tuple[str, str]]:
     )
 
 
-def option_table(found: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a table of options."""
-    rows = ((f"``{names}``", inline(text)) for names, text in found)
-    return table("34 66", ("Option", "Meaning"), rows)
+def option_list(found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the lines of a list of options."""
+    for names, text in found:
+        yield from (f"``{names}``", f"   {inline(text)}", "")
 
 
 def command_section(context: click.Context, pages: Iterable[str]) -> Iterator[str]:
@@ -155,7 +155,7 @@ def command_section(context: click.Context, pages: Iterable[str]) -> Iterator[st
     if flags <= set(map(flag, options(context))):
         own = [each for each in own if flag(each) not in flags]
         yield from ("Every :ref:`setting <all-settings>` is an option, except tables.", "")
-    yield from option_table(own)
+    yield from option_list(own)
     shared = (f"``{flag(each)}``" for each in options(context) if each in common_options())
     yield f":ref:`Common options <common-options>`: {', '.join(shared)}."
     words = {each + end for each in path.split()[1:] for end in ("", "s")}
@@ -286,7 +286,7 @@ def _commands(page: Reference) -> Iterator[str]:
 
 def _common_options(page: Reference) -> Iterator[str]:
     found = (each for context in contexts() for each in options(context))
-    return option_table(each for each in dict.fromkeys(found) if each in common_options())
+    return option_list(each for each in dict.fromkeys(found) if each in common_options())
 
 
 def _exit_codes(page: Reference) -> Iterator[str]:
