@@ -33,6 +33,8 @@ MEASURED_LOOPS = {
 HOT_RECORDS = {"qdo/message.py Message": "one is built for each message, without keyword arguments"}
 """Classes whose constructors may be wider, with the reason."""
 DOTTED = re.compile(r"\bqdo(?:\.\w+)+")
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Attributes of a node that have statements."""
 TOP_FOLDERS = ("qdo", "workers", "tests", "bench")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -60,6 +62,7 @@ class ParsedFile:
     path: str
     lines: int
     tree: ast.Module = field(repr=False)
+    text: str = field(repr=False)
 
 
 @cache
@@ -70,7 +73,7 @@ def sources(folder: str) -> tuple[ParsedFile, ...]:
         if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
             text = path.read_text(encoding="utf-8")
             name = path.relative_to(ROOT).as_posix()
-            found.append(ParsedFile(name, text.count("\n"), ast.parse(text)))
+            found.append(ParsedFile(name, text.count("\n"), ast.parse(text), text))
     return tuple(found)
 
 
@@ -79,13 +82,14 @@ def definitions(source: ParsedFile) -> tuple[tuple[str, ast.ClassDef | Function]
     """Return all classes and functions of a file, with their names such as ``Class.method``."""
 
     def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef | Function]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | Function):
-                name = f"{prefix}{child.name}"
-                yield name, child
-                yield from visit(child, f"{name}.")
-            else:
-                yield from visit(child, prefix)
+        for block in BLOCKS:  # a walk through all expressions takes ten times as long
+            for child in getattr(node, block, ()):
+                if isinstance(child, ast.ClassDef | Function):
+                    name = f"{prefix}{child.name}"
+                    yield name, child
+                    yield from visit(child, f"{name}.")
+                else:
+                    yield from visit(child, prefix)
 
     return tuple(visit(source.tree, ""))
 
@@ -150,7 +154,7 @@ def fragments(files: Sequence[ParsedFile]) -> list[Finding]:
         if source.lines < FLOOR_LINES
         and not Path(source.path).name.startswith("__")
         and not any(
-            module_of(source) in named_modules(other)
+            Path(source.path).stem in other.text and module_of(source) in named_modules(other)
             for other in files
             if Path(other.path).parent != Path(source.path).parent
         )
@@ -159,8 +163,8 @@ def fragments(files: Sequence[ParsedFile]) -> list[Finding]:
 
 def short_files() -> list[Finding]:
     """Return the `fragments` of qdo/. ``setup.py`` names entry points."""
-    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    return fragments([*sources("qdo"), ParsedFile("setup.py", FLOOR_LINES, setup)])
+    text = (ROOT / "setup.py").read_text(encoding="utf-8")
+    return fragments([*sources("qdo"), ParsedFile("setup.py", FLOOR_LINES, ast.parse(text), text)])
 
 
 def long_functions() -> list[Finding]:

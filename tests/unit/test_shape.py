@@ -25,13 +25,13 @@ def test_exceptions_are_few_and_exist() -> None:
 
 def test_definitions_are_found_at_any_depth() -> None:
     """Functions within functions, classes within blocks."""
-    tree = ast.parse("if 1:\n class A:\n  def b(self):\n   def c(): ...\nasync def d(): ...")
-    names = [name for name, _ in shape.definitions(shape.ParsedFile("x.py", 5, tree))]
+    text = "if 1:\n class A:\n  def b(self):\n   def c(): ...\nasync def d(): ..."
+    names = [name for name, _ in shape.definitions(_file("x.py", 5, text))]
     assert names == ["A", "A.b", "A.b.c", "d"]
 
 
 def _file(path: str, lines: int, text: str = "") -> shape.ParsedFile:
-    return shape.ParsedFile(path, lines, ast.parse(text))
+    return shape.ParsedFile(path, lines, ast.parse(text), text)
 
 
 def test_a_short_file_of_its_own_folder_is_a_fragment() -> None:
