@@ -68,7 +68,7 @@ def test_versions_come_into_force_only_where_accepted(
             ]
             if number % 4 == 0:
                 wait_until(lambda before=before: changed(before), "a proposal")  # type: ignore[misc]
-                os.kill(operators[chance.randrange(2)].pid, signal.SIGKILL)
+                operators[chance.randrange(2)].send(signal.SIGKILL)
             if number % 5 == 0:
                 victim = chance.randrange(2)
                 os.kill(workers[victim].pid, signal.SIGKILL)

@@ -126,7 +126,7 @@ def test_a_section_ends_with_its_maker(shop: SectionShop, outsider: Client) -> N
                         freeze(maker.pid, shop.coordinator)
                         stack.callback(os.kill, maker.pid, signal.SIGCONT)
                     else:
-                        os.kill(maker.pid, signal.SIGKILL)
+                        maker.send(signal.SIGKILL)
                     wait_until(
                         lambda number=number: shop.count("end", "tenant-1") == number + 2,  # type: ignore[misc]
                         "the queue continues",

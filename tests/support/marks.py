@@ -64,11 +64,13 @@ STARTERS = {
 """Names by which tests start processes, in their own code or in that of `tests.support`."""
 PROCESS_FOLDERS = ("tests/acceptance/", "tests/live_aws/")
 EXECUTED = (
+    "tests/contract/broker/test_under_gevent.py",
     "tests/contract/coordinator/test_kazoo_recipes.py",
     "tests/integration/cli/test_completion.py",
     "tests/integration/cli/test_every_command.py",
     "tests/integration/cli/test_installation.py",
     "tests/integration/cli/test_processes.py",
+    "tests/integration/sqs/test_live_suite_runs.py",
     "tests/integration/supervisor/",
     "tests/integration/testing/",
     "tests/integration/worker/executors/test_forks.py",

@@ -70,7 +70,7 @@ def test_foreign_servers_are_refused(
     """The worker ends with exit code 3 and one line that names the reason."""
     foreign = Authority(tmp_path)
     fleet = SecureFleet(tmp_path / "app", coordinator=secure_zookeeper.url(chroot), **tls)
-    config = fleet.config(coordinator_ca=str(foreign.path), connect_seconds=0.5)
+    config = fleet.config(coordinator_ca=str(foreign.path), connect_seconds=2.0)
     for ended in (fleet.worker_ends(config), fleet.qdo("queues", config=config)):
         assert ended.code == 3
         assert "certificate signature failure" in ended.err or "unable to get" in ended.err

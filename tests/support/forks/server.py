@@ -45,8 +45,8 @@ from typing import Any, NoReturn
 REQUESTS = 0
 """The descriptor of the socket for requests."""
 OPTIONAL = (
-    *("boto3", "botocore", "cryptography", "flask", "opentelemetry", "prometheus_client"),
-    *("psycopg", "sqlalchemy", "urllib3"),
+    *("boto3", "botocore", "cryptography", "flask", "google.protobuf", "opentelemetry"),
+    *("prometheus_client", "psycopg", "sqlalchemy", "urllib3"),
 )
 """Libraries that tests hide, or that few processes import: the server is without them."""
 ROOT = str(Path(__file__).parents[3])
@@ -236,14 +236,15 @@ class ForkedWorker:
 
     def _become(self, argv: Sequence[str], env: dict[str, str], pass_fds: Sequence[int]) -> None:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        low = 3
-        for fd in sorted(pass_fds):
-            os.closerange(low, fd)
+        # Objects of the parent own the other descriptors, and may close them at any time. Closed
+        # here, their numbers would soon be those of the worker's own files.
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in {0, *map(int, os.listdir("/proc/self/fd"))} - {1, 2, null, *pass_fds}:
+            with contextlib.suppress(OSError):  # the list had a descriptor of its own
+                os.fstat(fd)
+                os.dup2(null, fd, inheritable=False)
+        for fd in pass_fds:
             os.set_inheritable(fd, True)
-            low = fd + 1
-        os.closerange(low, 1024)
         reset(env)
         sys.orig_argv = [sys.executable, *argv[1:]]
         run("-m", argv[argv.index("-m") + 1], argv[argv.index("-m") + 2 :])

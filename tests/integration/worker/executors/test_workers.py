@@ -144,6 +144,7 @@ def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: s
     assert len(held.said("begin")) == 1
 
 
+@pytest.mark.exec  # `ps` reads command lines
 def test_ps_tells_the_processes_of_an_app_apart(held: Held) -> None:
     """The parent, its workers and their job processes; the app does not see the titles."""
     held.app.send("argv", 60.0)
