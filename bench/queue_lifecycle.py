@@ -100,7 +100,7 @@ def measure(entry: LifecycleResult, url: str, plan: LifecyclePlan) -> None:
     )
     member.start()
     try:
-        wait_until(member.is_leader, PATIENCE_SECONDS, "it leads")
+        wait_until(member.leader.is_leader, PATIENCE_SECONDS, "it leads")
         measure_lists(entry, member, names, plan)
         measure_bells(entry, url, member, heard, names[-plan.resting :], plan)
     finally:
@@ -150,7 +150,7 @@ def measure_bells(
     if bells is None:
         raise RuntimeError("the member does not listen to doorbells")
     used, began = time.process_time(), time.perf_counter()
-    member.doorbells.watch(resting)
+    member.watch_doorbells(resting)
     wait_until(
         lambda: len(bells._seen) == len(resting),
         PATIENCE_SECONDS,

@@ -40,7 +40,7 @@ from qdo.settings.live import SettingsInForce  # noqa: E402
 from qdo.settings.settings import Settings  # noqa: E402
 from qdo.system.clock import clock  # noqa: E402
 from qdo.worker.engine.context import Engine  # noqa: E402
-from qdo.worker.engine.dispatcher import Dispatcher  # noqa: E402
+from qdo.worker.engine.dispatcher import Dispatcher, Loop  # noqa: E402
 from qdo.worker.engine.pipeline import Pipeline  # noqa: E402
 from qdo.worker.executors.router import GreenletExecutor  # noqa: E402
 
@@ -143,8 +143,8 @@ def engine(
     if pipeline.history is not None:
         writer = HistoryWriter(settings.history, app.name, pipeline.history)
         writer.start()
-    dispatcher = Dispatcher(pipeline, concurrency=100, on_quiet=quiet.set)
-    for share in pipeline.limits.join(app.jobs, Layout.of("bench"), member.name, member):
+    dispatcher = Dispatcher(pipeline, concurrency=100, loop=Loop(on_quiet=quiet.set))
+    for share in pipeline.limits.join(app.jobs, Layout.of("bench"), member):
         share.permits.unlimited, share.starts.unlimited = rated, not rated
         share.permits.acknowledge(PERMITS, PERMITS, clock())
         share.starts.set_rate(1.0, clock())

@@ -24,37 +24,44 @@ from qdo.system.clock import clock
 Put = Callable[[Callable[[], object]], None]
 Chore: TypeAlias = Callable[[Client, Layout, CheckOp], int]
 """Cleans up with the leader's fence; returns the number of nodes that it deleted."""
+Change: TypeAlias = Callable[[Client, Layout, str], QueueNode]
+"""A function of `queue_admin`, which changes the node of a queue."""
 
 
 class LeaderQueues:
     """The queue nodes, for a worker that may be the leader.
 
-    :ivar election: None before the worker is registered, as is `rebalancer`.
     :param put: calls a function on the loop of the coordination.
     """
 
-    def __init__(self, client: Client, layout: Layout, put: Put) -> None:
-        self.election: Election | None = None
-        self.rebalancer: Rebalancer | None = None
+    def __init__(
+        self,
+        client: Client,
+        layout: Layout,
+        put: Put,
+        election: Election,
+        rebalancer: Rebalancer,
+    ) -> None:
+        self.election = election
+        self._rebalancer = rebalancer
         self._client = client
         self._layout = layout
         self._put = put
 
     def is_leader(self) -> bool:
         """Return whether this worker is the rebalancer, as far as it knows."""
-        return self.election is not None and self.election.leading
+        return self.election.leading
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
         """Create nodes for the queues that lack one; ignored unless this worker leads.
 
         :param last: the position after which these queues start.
         """
-        if self.rebalancer is not None:
-            self._put(partial(self.rebalancer.create_queues, list(names), last))
+        self._put(partial(self._rebalancer.create_queues, list(names), last))
 
     def queue_names(self) -> tuple[str, ...] | None:
         """Return the names of all queue nodes; None while they are unknown."""
-        return self.rebalancer.queues if self.rebalancer is not None else None
+        return self._rebalancer.queues
 
     def lost_workers(self) -> list[LostWorker]:
         """Return the workers that went without releasing their queues; none unless it leads.
@@ -62,13 +69,11 @@ class LeaderQueues:
         Their times are Unix times.
         """
         ahead = time.time() - clock()
-        lost = self.rebalancer.lost.found if self.rebalancer is not None else ()
-        return [replace(each, at=each.at + ahead) for each in lost]
+        return [replace(each, at=each.at + ahead) for each in self._rebalancer.lost.found]
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""
-        if self.rebalancer is not None:
-            self._put(partial(self.rebalancer.exclude_deleted, names))
+        self._put(partial(self._rebalancer.exclude_deleted, names))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
         """Return the nodes of queues, without missing ones; waits for the coordinator.
@@ -82,10 +87,8 @@ class LeaderQueues:
             read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
         }
 
-    def change_queue(
-        self, change: Callable[[Client, Layout, str], QueueNode], name: str
-    ) -> QueueNode:
-        """Call a function of `queue_admin` for a queue; waits for the coordinator.
+    def change_queue(self, change: Change, name: str) -> QueueNode:
+        """Change the node of a queue; waits for the coordinator.
 
         :raises NodeRefusedError: the coordinator does not let this worker read or write the node.
         :raises CoordinatorUnreachableError: the connection is lost; the change may have been made.
@@ -104,7 +107,7 @@ class LeaderQueues:
         :raises NodeRefusedError: the coordinator does not let this worker list or read the nodes.
         :raises CoordinatorUnreachableError: the connection is lost.
         """
-        if self.election is None or not self.election.leading:
+        if not self.election.leading:
             return 0
         fence = CheckOp(self._layout.rebalancer, self.election.fence)
         return chore(self._client, self._layout, fence)

@@ -33,51 +33,6 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError, QdoError
 from qdo.system.clock import clock
 
-
-class Doorbells:
-    """The doorbells of queues whose owner is idle; does nothing without a callback."""
-
-    def __init__(
-        self, watches: DoorbellWatches | None, put: Callable[[Callable[[], object]], None]
-    ) -> None:
-        self._watches = watches
-        self._put = put
-
-    def watch(self, queues: Sequence[str]) -> None:
-        """Report the next notification of each of these queues."""
-        if self._watches is not None:
-            self._put(partial(self._watches.watch, queues))
-
-    def unwatch(self, queues: Sequence[str]) -> None:
-        """Stop watching the doorbells of these queues, and forget them."""
-        if self._watches is not None:
-            self._put(partial(self._watches.unwatch, queues))
-
-
-class Recordings:
-    """The callers of `Member.record`, each with the event that it waits for."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Claim, Any]] = []
-
-    def add(self, claim: Claim, done: Any) -> None:
-        """Set an event once the progress of a claim is recorded."""
-        self._waiting.append((claim, done))
-
-    def wake(self, ownership: Ownership) -> None:
-        """Wake the callers whose progress is recorded."""
-        if self._waiting:
-            for item in [each for each in self._waiting if ownership.recorded(each[0])]:
-                self._waiting.remove(item)
-                item[1].set()
-
-    def wake_all(self) -> None:
-        """Wake all callers: the registration is over."""
-        for _, done in self._waiting:
-            done.set()
-        self._waiting.clear()
-
-
 log = logging.getLogger(__name__)
 
 
@@ -85,12 +40,10 @@ class Member:
     """A registered worker.
 
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
-    :ivar failure: the error that ended the loop, if one did: a bug. `ownership`: its claims.
-    :ivar leader: the leader's access to queue nodes.
-    :ivar doorbells: the doorbells that this worker watches.
-    :param make_machines: returns further machines for the registered worker of this name.
-    :param on_doorbell: called with the name of a queue of `doorbells` that a sender notified;
-        None: no doorbell is watched.
+    :ivar failure: the error that ended the loop, if one did: a bug.
+    :param make_machines: returns further machines for this member once it is registered.
+    :param on_doorbell: called with the name of a watched queue that a sender notified; None: no
+        doorbell is watched.
     """
 
     def __init__(
@@ -100,7 +53,7 @@ class Member:
         listener: MemberListener,
         *,
         component: Mapping[str, Any],
-        make_machines: Callable[[str], Sequence[Machine]] = lambda name: (),
+        make_machines: Callable[[Member], Sequence[Machine]] = lambda member: (),
         on_doorbell: Callable[[str], None] | None = None,
         options: MemberOptions = MemberOptions(),  # noqa: B008 -- frozen
     ) -> None:
@@ -117,16 +70,16 @@ class Member:
             client, before_flush=self._pass_on_progress, after_step=self._notify
         )
         self._watches = DoorbellWatches(layout, on_doorbell) if on_doorbell is not None else None
-        self.leader = LeaderQueues(client, layout, self._loop.put)
-        self.doorbells = Doorbells(self._watches, self._loop.put)
         self._progressed: deque[Claim] = deque()
         self._registered = self._handler.event_object()
         self._ended = self._handler.event_object()
         self._released = self._handler.event_object()
-        self._recordings = Recordings()
+        self._recordings: list[tuple[Claim, Any]] = []
+        """The callers of `record`, each with the event that it waits for."""
         self._leaving = self._lost_queues = False
-        self.ownership: Ownership | None = None
         self._component: Component | None = None
+        self._ownership: Ownership | None = None
+        self._leader: LeaderQueues | None = None
 
     # --- life -------------------------------------------------------------------------
 
@@ -191,6 +144,13 @@ class Member:
             raise RuntimeError("a member has a lease only after start()")
         return self._loop.lease
 
+    @property
+    def leader(self) -> LeaderQueues:
+        """The duties of a leader, for the case that this worker leads."""
+        if self._leader is None:
+            raise RuntimeError("a member can lead only after start()")
+        return self._leader
+
     # --- called by the engine ---------------------------------------------------------
 
     def call(self, event: Callable[[], object]) -> None:
@@ -204,14 +164,6 @@ class Member:
         if len(waiting) == 1:
             self._loop.put(None)
 
-    def flush(self) -> None:
-        """Send the next checkpoint at once."""
-        self._loop.put(self._hurry)
-
-    def _hurry(self) -> None:
-        if self.ownership is not None:
-            self.ownership.checkpoints.hurry()
-
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         """Checkpoint at once, and wait until ``claim.done`` is recorded.
 
@@ -221,10 +173,10 @@ class Member:
         done = self._handler.event_object()
 
         def begin() -> None:
-            if self.ownership is not None:
-                self.ownership.progress(claim)
-            self._hurry()
-            self._recordings.add(claim, done)
+            if self._ownership is not None:
+                self._ownership.progress(claim)
+                self._ownership.checkpoints.hurry()
+            self._recordings.append((claim, done))
 
         self._loop.put(begin)
         return bool(done.wait(timeout_seconds))
@@ -234,22 +186,22 @@ class Member:
         self._loop.put(partial(self._finished, claim))
 
     def _finished(self, claim: Claim) -> None:
-        if self.ownership is not None:
-            self.ownership.finished(claim)
+        if self._ownership is not None:
+            self._ownership.finished(claim)
 
     def drain(self) -> None:
         """Release all queues, take no new ones, and never lead again."""
         self._loop.put(self._drain)
 
     def _drain(self) -> None:
-        if self.leader.election is not None:
-            self.leader.election.resign("it is draining", for_good=True)
-        if self.ownership is not None:
-            self.ownership.drain()
+        if self._leader is not None:
+            self._leader.election.resign("it is draining", for_good=True)
+        if self._ownership is not None:
+            self._ownership.drain()
 
     def settled(self) -> bool:
         """Return whether exactly the assigned queues are claimed and nothing is in flight."""
-        return self.ownership is not None and self.ownership.settled()
+        return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
         """Wait until all queues are released or lost; return whether all are released."""
@@ -257,16 +209,30 @@ class Member:
 
     def unreleased(self) -> list[str]:
         """Return the names of the queues that are still owned."""
-        return self.ownership.unreleased() if self.ownership is not None else []
+        return self._ownership.unreleased() if self._ownership is not None else []
 
     def refresh_component(self, component: Mapping[str, Any]) -> None:
         """Update the description of this process in its component node."""
         if self._component is not None:
             self._loop.put(partial(self._component.refresh, dict(component)))
 
-    def is_leader(self) -> bool:
-        """Return whether this worker is the rebalancer, as far as it knows."""
-        return self.leader.is_leader()
+    def obey(self, zxid: int) -> None:
+        """Confirm that this worker obeys the holds of this version.
+
+        As an event of the loop: in the current step, the worker's node may have been written.
+        """
+        if self._ownership is not None:
+            self._loop.put(partial(self._ownership.obey, zxid))
+
+    def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
+        """Report the next notification of each of these queues.
+
+        :param gone: queues to watch no longer.
+        """
+        if self._watches is not None and gone:
+            self._loop.put(partial(self._watches.unwatch, gone))
+        if self._watches is not None and queues:
+            self._loop.put(partial(self._watches.watch, queues))
 
     # --- the loop ---------------------------------------------------------------------
 
@@ -280,17 +246,20 @@ class Member:
             raise
 
     def _pass_on_progress(self) -> None:
-        if self.ownership is not None:
+        if self._ownership is not None:
             while self._progressed:
-                self.ownership.progress(self._progressed.popleft())
+                self._ownership.progress(self._progressed.popleft())
 
     def _notify(self) -> None:
         """Wake the callers whose condition now holds."""
-        if (ownership := self.ownership) is None:
+        if (ownership := self._ownership) is None:
             return
         if ownership.draining and ownership.empty():
             self._released.set()
-        self._recordings.wake(ownership)
+        if self._recordings:
+            for each in [each for each in self._recordings if ownership.recorded(each[0])]:
+                self._recordings.remove(each)
+                each[1].set()
 
     # --- the session ------------------------------------------------------------------
 
@@ -326,7 +295,7 @@ class Member:
     def _worker_registered(self, path: str) -> None:
         self.name = name = path.rpartition("/")[2]
         lease, options = self.lease, self._options
-        self.ownership = Ownership(
+        self._ownership = ownership = Ownership(
             self._layout,
             name,
             lease,
@@ -336,14 +305,14 @@ class Member:
             options=options,
         )
         if self._component is not None:
-            self._component.faults = partial(faults, self.ownership.slots)
-        self.leader.rebalancer = rebalancer = Rebalancer(
+            self._component.faults = partial(faults, ownership.slots)
+        rebalancer = Rebalancer(
             self._layout,
             clock=clock,
-            resign=self._resign,
+            resign=lambda reason: self.leader.election.resign(reason),
             wait_for_deleted=options.wait_for_deleted,
         )
-        self.leader.election = election = Election(
+        election = Election(
             self._layout,
             name,
             self._client.client_id[0],
@@ -352,9 +321,12 @@ class Member:
             on_elected=rebalancer.leadership_acquired,
             on_deposed=rebalancer.leadership_lost,
         )
+        self._leader = LeaderQueues(
+            self._client, self._layout, self._loop.put, election, rebalancer
+        )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
-        started: list[Machine] = [self.ownership, rebalancer, election, renewal]
-        started += [*self._make_machines(name), *filter(None, [self._watches])]
+        started: list[Machine] = [ownership, rebalancer, election, renewal]
+        started += [*self._make_machines(self), *filter(None, [self._watches])]
         self._loop.machines.extend(started)
         for machine in started:
             machine.connected()
@@ -367,10 +339,6 @@ class Member:
         )
         self._registered.set()
 
-    def _resign(self, reason: str) -> None:
-        if self.leader.election is not None:
-            self.leader.election.resign(reason)
-
     def _evicted(self) -> None:
         self._loop.put(self._end)  # the worker node is gone, though the session answers
 
@@ -381,11 +349,13 @@ class Member:
         self._loop.end()
         if self._loop.lease is not None:
             self._loop.lease.end()
-        if self.ownership is not None:
-            self._lost_queues = not self.ownership.empty()
-            self.ownership.expire()
+        if self._ownership is not None:
+            self._lost_queues = not self._ownership.empty()
+            self._ownership.expire()
         self._released.set()
-        self._recordings.wake_all()
+        for _, done in self._recordings:
+            done.set()
+        self._recordings.clear()
         self._ended.set()
         self._registered.set()
         if not self._leaving:

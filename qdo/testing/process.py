@@ -29,7 +29,7 @@ from qdo.testing.inline_executor import InlineExecutor
 from qdo.testing.state import State
 from qdo.worker import shared_memory as hands
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
 
@@ -83,6 +83,7 @@ class Process:
             on_stop=self._stop,
             clock=self.clock.passed,
             jitter=world.chance,
+            context=context,
         )
         self._pipeline = Pipeline(engine)
         self._limits = world.limits.shares(world.app.jobs)
@@ -90,14 +91,14 @@ class Process:
         self._dispatcher = Dispatcher(
             self._pipeline,
             concurrency=1,
-            spawn=self._spawned.append,
-            breathe=self._between_turns,
-            clock=self.clock.passed,
+            loop=Loop(
+                spawn=self._spawned.append,
+                breathe=self._between_turns,
+                clock=self.clock.passed,
+            ),
         )
-        engine.limits.resume = self._dispatcher.resume
         self.gate = HoldGate(self._dispatcher)
         self.gate.apply(world.holds.holds)
-        self._pipeline.context = context
         self._unlisten = self._broker.listen(self._woken)
         self._woken(self._broker.catalog.names())
 

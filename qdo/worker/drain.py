@@ -10,11 +10,11 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
+from qdo.coordination.member import Member
 from qdo.system.clock import clock
 from qdo.system.home_loop import home_loop
 from qdo.system.native import reported_deaths
 from qdo.text import join_some, pluralize
-from qdo.worker.duties.duty import MemberApi
 from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Drain:
         self._released: Any = None
         self._session_lost = False
 
-    def run(self, member: MemberApi | None, session_lost: bool = False) -> bool:
+    def run(self, member: Member | None, session_lost: bool = False) -> bool:
         """Finish and release; return whether all messages are finished and recorded.
 
         :param member: None without a registration: then only jobs of lost queues may be running.
@@ -72,7 +72,7 @@ class Drain:
         released = self._released
         return (released is None or released.ready()) and not self._dispatcher.runners
 
-    def _log_released(self, member: MemberApi | None) -> bool:
+    def _log_released(self, member: Member | None) -> bool:
         """Log how the drain ended; return whether all progress is recorded."""
         if self._session_lost:
             _log.warning(
@@ -121,7 +121,7 @@ class Drain:
                     now - slot.started_at,
                 )
 
-    def _log_stuck(self, member: MemberApi | None) -> None:
+    def _log_stuck(self, member: Member | None) -> None:
         running = [slot.queue for slot in self._dispatcher.in_flight()]
         if running:
             names = join_some(running, NAMES_SHOWN)

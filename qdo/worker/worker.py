@@ -35,14 +35,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from gevent.event import Event
 
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
-from qdo.coordination.leader_queues import Chore
-from qdo.fleet.chores import CopiedActionsChore
+from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.message import Message
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.sending.doorbell import attach_doorbell
@@ -67,19 +67,20 @@ from qdo.worker.duties.duty import (
     LeftMessages,
     QueueTimers,
     TimeLimit,
-    keep_action,
+    further_chores,
 )
-from qdo.worker.duties.member_factory import MemberFactory
-from qdo.worker.duties.membership import ClaimEvents, MembershipLoop
+from qdo.worker.duties.member_factory import MemberFactory, MemberParts
+from qdo.worker.duties.membership import ClaimEvents, MembershipLoop, leave
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import Retention
 from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.context import Engine, check_job_policies, policy_lookup
-from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.jobs import check_jobs
 from qdo.worker.engine.pipeline import Pipeline
+from qdo.worker.engine.slot import Slot
 from qdo.worker.executors.base import Executor
 from qdo.worker.executors.router import ExecutorRouter, LimitedExecutor
 from qdo.worker.metrics.duty import MetricsDuty
@@ -138,6 +139,25 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
     return QueueFilter(settings.queues, settings.exclude, jobs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The parts of a worker whose broker is open.
+
+    :ivar gate: keeps held queues still.
+    :ivar listener: the doorbells of its queues; None if none are watched.
+    """
+
+    broker: Broker
+    takes: QueueFilter
+    pipeline: Pipeline
+    dispatcher: Dispatcher
+    gate: HoldGate
+    status: StatusReport
+    discovery: Discovery
+    listener: DoorbellListener | None
+    totals: CheckpointTotals
+
+
 class Worker:
     """A worker process of an app.
 
@@ -154,24 +174,27 @@ class Worker:
     ) -> None:
         self.app = app
         self.settings = settings
-        self.state = "starting"
         self._process = process if process is not None else ProcessContext()
         self._members = members if members is not None else MemberFactory(settings)
+        self._status_due = Event()
+        self._timers_changed = Event()
         self._live = LiveSettings(
             settings,
             app.origin,
             check=lambda changed: check_job_policies(app, changed),
-            publish=lambda: self._status.refresh(),
+            publish=self._status_due.set,
         )
         self._live.in_force.on_change(LogLevelFollower(settings).changed)
         self._executors = ExecutorRouter(settings, self._process.target, self._may_start)
         self._stop = StopRequests(self._process.exit)
-        self._timers_changed = Event()
         self._duties = Duties(self._stop.wakeup.set)
         self._current = CurrentMember()
-        self._broker: Broker
-        self._pipeline: Pipeline
-        self._dispatcher: Dispatcher
+        self._slots: dict[str, Slot] = {}
+
+    @property
+    def state(self) -> str:
+        """The state of this worker, see the module's table."""
+        return self._current.state
 
     # --- life -------------------------------------------------------------------------
 
@@ -196,156 +219,181 @@ class Worker:
         check_job_policies(self.app, settings)
         self._stop.open()
         try:
-            self._broker = open_broker(settings.broker, self.app.name, settings.max_queues)
-            self._members.filter = takes = filter_of(self.app, settings)
-            self._members.use(self._broker)
-            notifier = attach_doorbell(self._broker, settings, self.app.name)
+            broker = open_broker(settings.broker, self.app.name, settings.max_queues)
+            notifier = attach_doorbell(broker, settings, self.app.name)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.app.override_coordinator(live=self._live.in_force))
-                for each in (notifier, self._broker, self.app):
+                for each in (notifier, broker, self.app):
                     if each is not None:
                         stack.callback(each.close)
-                refuse = not self._process.restarted
-                policy_of = policy_lookup(self.app, self._live.in_force)
-                check_jobs(self.app, self._broker, takes.matcher(), policy_of, refuse=refuse)
-                code = self._serve()
+                code = self._serve(broker)
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
         finally:
-            self.state = "stopped"
+            self._current.state = "stopped"
             SIGN.show(False)
             self._stop.close()
 
-    def _serve(self) -> int:
+    def _serve(self, broker: Broker) -> int:
         settings = self.settings
+        takes = filter_of(self.app, settings)
+        policy_of = policy_lookup(self.app, self._live.in_force)
+        refuse = not self._process.restarted
+        check_jobs(self.app, broker, takes.matcher(), policy_of, refuse=refuse)
         addresses = absolute(settings.broker), absolute(settings.coordinator)
         _log.info("app %s, broker %s, coordinator %s", self.app.name, *addresses)
-        self._pipeline, self._dispatcher = self._build_engine()
-        duties = self._build_duties()
-        watchdog = LoopWatchdog(
-            settings.session_timeout_seconds,
+        watchdog = self._watchdog()
+        watchdog.start()
+        try:
+            with self.app.hooks.job_context() as context:
+                running = self._build(broker, takes, context)
+                duties = self._build_duties(running)
+                try:
+                    self._work(running, duties)
+                finally:
+                    clean = self._drain(running)
+                    self._stop.exit_if_stuck(self._executors.under_way())
+                    self._executors.close()
+            _log.info("step 4: the job context is torn down")
+        finally:
+            leave(self._members, self._current)
+            watchdog.stop()
+        if self._current.start_error is not None:
+            raise self._current.start_error
+        return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
+
+    # --- the parts --------------------------------------------------------------------
+
+    def _watchdog(self) -> LoopWatchdog:
+        return LoopWatchdog(
+            self.settings.session_timeout_seconds,
             self._process.in_flight.loop,
             [job.timeout_seconds for job in self.app.jobs],
             contact=self._current.contact,
             tick=self._stop.exit_if_demanded,
             exit=self._process.exit,
         )
-        watchdog.start()
-        try:
-            with self.app.hooks.job_context() as context:
-                self._pipeline.context = context
-                try:
-                    self._work(duties)
-                finally:
-                    clean = self._drain()
-                    self._stop.exit_if_stuck(self._executors.under_way())
-                    self._executors.close()
-            _log.info("step 4: the job context is torn down")
-        finally:
-            self._membership.close()
-            watchdog.stop()
-        if self._membership.start_error is not None:
-            raise self._membership.start_error
-        return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
 
-    # --- the parts --------------------------------------------------------------------
-
-    def _build_engine(self) -> tuple[Pipeline, Dispatcher]:
-        settings = self.settings
-        executor: Executor = self._executors
-        if most := settings.max_messages:
-            reason = f"max_messages reached: this worker has started {pluralize(most, 'message')}"
-            executor = LimitedExecutor(executor, most, partial(self._stop.finish, reason))
+    def _build(self, broker: Broker, takes: QueueFilter, context: Any) -> _Running:
         pipeline = Pipeline(
             Engine.build(
                 self.app,
-                self._broker,
-                executor,
+                broker,
+                self._executor(),
                 self._live.in_force,
                 in_flight=self._process.in_flight,
                 on_stop=self._stop.request,
+                context=context,
             )
         )
-        dispatcher = Dispatcher(
-            pipeline,
-            concurrency=settings.concurrency,
+        loop = Loop(
             spawn=self._duties.spawn,
             schedule=self._timers_changed.set,
             on_quiet=self._stop.wakeup.set,
         )
-        pipeline.on_lane_turn(dispatcher.lane_turns_changed, dispatcher.resume)
-        self._members.make_machines = partial(pipeline.limits.join, self.app.jobs)
-        return pipeline, dispatcher
-
-    def _build_duties(self) -> list[Duty]:
-        """Make the duties: a new periodic task of a worker is one more line here."""
-        counters, ask_parent = self._pipeline.counters, self._process.ask_parent
-        self._members.live, self._members.gate = self._live, (gate := HoldGate(self._dispatcher))
-        self._discovery = Discovery(self._broker, clock, self._current)
-        self._status = StatusReport(
-            self._dispatcher, self._pipeline, self._live, lambda: self.state, self._current
+        dispatcher = Dispatcher(
+            pipeline, concurrency=self.settings.concurrency, loop=loop, slots=self._slots
         )
-        cancel = self._pipeline.cancellations(self._dispatcher.slots)
-        parts = self._live.in_force, ask_parent, self._status.runs, cancel
-        self._members.actions = OwnActions(self._stop, *parts).table()
-        self._membership = MembershipLoop(
+        rings = self.settings.doorbell and broker.capabilities.doorbell
+        return _Running(
+            broker,
+            takes,
+            pipeline,
+            dispatcher,
+            HoldGate(dispatcher),
+            StatusReport(dispatcher, pipeline, self._live, self._current, self._status_due),
+            Discovery(broker, clock, self._current),
+            DoorbellListener(self._slots, self._current) if rings else None,
+            CheckpointTotals(),
+        )
+
+    def _executor(self) -> Executor:
+        most = self.settings.max_messages
+        if not most:
+            return self._executors
+        reason = f"max_messages reached: this worker has started {pluralize(most, 'message')}"
+        return LimitedExecutor(self._executors, most, partial(self._stop.finish, reason))
+
+    def _member_parts(self, running: _Running) -> MemberParts:
+        pipeline, listener = running.pipeline, running.listener
+        actions = OwnActions(
+            self._stop,
+            self._live.in_force,
+            self._process.ask_parent,
+            running.status.runs,
+            pipeline.cancellations(self._slots),
+        )
+        return MemberParts(
+            broker=running.broker,
+            filter=running.takes,
+            make_machines=partial(pipeline.limits.join, self.app.jobs),
+            actions=actions.table(),
+            gate=running.gate,
+            live=self._live,
+            on_doorbell=None if listener is None else listener.rang,
+            totals=running.totals,
+        )
+
+    def _build_duties(self, running: _Running) -> list[Duty]:
+        """Make the duties: a new periodic task of a worker is one more line here."""
+        pipeline, dispatcher = running.pipeline, running.dispatcher
+        events = partial(ClaimEvents, dispatcher, pipeline.counters, running.gate, pipeline.history)
+        membership = MembershipLoop(
             self._members,
+            self._member_parts(running),
             self._current,
-            partial(ClaimEvents, self._dispatcher, counters, gate, self._pipeline.history),
-            self._status.component,
+            events,
+            running.status,
             self._process.in_flight,
-            on_registered=self._registered,
             on_start_error=self._stop.wakeup.set,
         )
         return [
-            self._membership,
-            QueueTimers(self._dispatcher, self._timers_changed),
-            CheckpointProgress(self._dispatcher, self.settings.checkpoint_seconds),
-            self._status,
-            self._discovery,
-            Retention(self._broker, self._dispatcher.slots, self._live.in_force, clock),
-            Chores(self._current, self._further_chores()),
-            *self._optional_duties(),
+            membership,
+            QueueTimers(dispatcher, self._timers_changed),
+            CheckpointProgress(dispatcher, self.settings.checkpoint_seconds),
+            running.status,
+            running.discovery,
+            Retention(running.broker, self._slots, self._live.in_force, clock),
+            Chores(self._current, further_chores(pipeline.history)),
+            *self._optional_duties(running),
         ]
 
-    def _further_chores(self) -> Iterator[tuple[str, Chore]]:
-        if (recorder := self._pipeline.history) is not None:
-            yield "copied-actions", CopiedActionsChore(partial(keep_action, recorder))
-
-    def _optional_duties(self) -> Iterator[Duty]:
-        settings = self.settings
+    def _optional_duties(self, running: _Running) -> Iterator[Duty]:
+        settings, broker, pipeline = self.settings, running.broker, running.pipeline
         if self._process.left:
-            yield LeftMessages(self._broker, self._process.left)
-        if self._pipeline.history is not None:
-            yield HistoryDuty(settings, self.app.name, self._pipeline.history)
-        if self._pipeline.meters is not None:
-            totals, page = self._members.checkpoint_totals, self._process.metrics
-            parts = self._broker, self._dispatcher, self._pipeline, self._current
-            yield MetricsDuty(*parts, totals, page, lambda: self.state)
+            yield LeftMessages(broker, self._process.left)
+        if pipeline.history is not None:
+            yield HistoryDuty(settings, self.app.name, pipeline.history)
+        if pipeline.meters is not None:
+            parts = broker, running.dispatcher, pipeline, self._current
+            yield MetricsDuty(*parts, running.totals, self._process.metrics)
         if self.app.outboxes:
             # Imports SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay
 
-            yield Relay(self.app.outboxes, self._broker, self._current)
-        if settings.doorbell and self._broker.capabilities.doorbell:
-            listener = DoorbellListener(self._dispatcher.slots, self._current)
-            self._members.on_doorbell = listener.rang
-            yield listener
+            yield Relay(self.app.outboxes, broker, self._current)
+        if running.listener is not None:
+            yield running.listener
         if settings.burst:
-            takes, survey = self._members.filter.matcher(), self._members.survey
-            yield Burst(self.app, self._broker, takes, survey, self._is_idle, self._stop.finish)
+            takes, is_idle = running.takes.matcher(), partial(self._is_idle, running.dispatcher)
+            survey, finish = self._members.survey, self._stop.finish
+            yield Burst(self.app, broker, takes, survey, is_idle, finish)
         if settings.max_seconds:
             yield TimeLimit(settings.max_seconds, self._stop.finish)
 
     # --- work -------------------------------------------------------------------------
 
-    def _work(self, duties: list[Duty]) -> None:
+    def _work(self, running: _Running, duties: list[Duty]) -> None:
         """Run the duties, and wait for a reason to stop."""
-        self._broker.attach_receipt_store(self._process.receipts or SharedReceiptStore())
+        broker = running.broker
+        broker.attach_receipt_store(self._process.receipts or SharedReceiptStore())
         mailbox = LoopMailbox()
-        stop_listening = self._broker.listen(
-            lambda names: mailbox.post(partial(self._woken, set(names)))
-        )
+
+        def woken(names: set[str]) -> None:
+            running.dispatcher.wake(names)
+            running.discovery.names_received(names)
+
+        stop_listening = broker.listen(lambda names: mailbox.post(partial(woken, set(names))))
         try:
             for duty in duties:
                 self._duties.start(duty)
@@ -357,46 +405,39 @@ class Worker:
             mailbox.close()
 
     def _should_stop(self) -> bool:
-        failed = self._duties.failed or self._stop.dead_thread or self._membership.start_error
+        failed = self._duties.failed or self._stop.dead_thread or self._current.start_error
         return bool(self._stop.signals or self._stop.finished or failed)
-
-    def _registered(self) -> None:
-        self.state = "running"
-        self._status.refresh()
-
-    def _woken(self, names: set[str]) -> None:
-        self._dispatcher.wake(names)
-        self._discovery.names_received(names)
 
     def _may_start(self, message: Message) -> bool:
         """Return whether a message of a turn under way may (still) be started; for any thread."""
-        slot = self._dispatcher.slots.get(message.queue)
+        slot = self._slots.get(message.queue)
         claim = None if slot is None else slot.claim
         if claim is None or not claim.open or claim.fence != message.fence:
             return False
         return clock() < claim.lease.until
 
-    def _is_idle(self) -> bool:
+    def _is_idle(self, dispatcher: Dispatcher) -> bool:
         """Return whether all queues of this worker are claimed and fully processed."""
-        return self._current.settled() and self._dispatcher.all_idle() and self._duties.quiet
+        return self._current.settled() and dispatcher.all_idle() and self._duties.quiet
 
     # --- shutdown ---------------------------------------------------------------------
 
-    def _drain(self) -> bool:
+    def _drain(self, running: _Running) -> bool:
         """Stop as the module's docstring says; return whether every message was finished."""
-        self.state = "draining"
+        self._current.state = "draining"
         SIGN.show(True)
-        if self._membership.start_error is not None:
+        if self._current.start_error is not None:
             self._duties.end_all()
             return True  # nothing was claimed, and the error says why
         _log.info("step 1: taking no new messages")
         self._duties.begin_drain()
-        self._status.refresh()
+        running.status.refresh()
         budget = self.settings.drain_seconds
-        drain = Drain(self._dispatcher, budget, self._stop.wakeup, lambda: self._stop.signals >= 2)
+        stop, counters = self._stop, running.pipeline.counters
+        drain = Drain(running.dispatcher, budget, stop.wakeup, lambda: stop.signals >= 2)
         member = self._current.member
-        clean = drain.run(member, session_lost=member is None and self._pipeline.counters.lost > 0)
+        clean = drain.run(member, session_lost=member is None and counters.lost > 0)
         self._duties.end_all()
-        counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
+        counts = ", ".join(f"{n} {name}" for name, n in counters.dump().items())
         _log.info("totals: %s", counts)
         return clean

@@ -12,6 +12,8 @@ import gevent
 from qdo.app import App
 from qdo.brokers.registry import open_broker
 from qdo.settings.settings import Settings
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.worker import ProcessContext, Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
 
@@ -53,6 +55,19 @@ class EngineSetup:
     def member(self) -> FakeMember:
         """The newest registration."""
         return self.registrar.members[-1]
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of the worker, once it has asked for a member."""
+        assert self.registrar.parts is not None
+        return self.registrar.parts.gate._dispatcher
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of `dispatcher`."""
+        turns = self.dispatcher._turns
+        assert isinstance(turns, Pipeline)
+        return turns
 
     def start(self, *queues: str) -> None:
         """Run the worker, and grant it queues."""

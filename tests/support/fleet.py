@@ -155,7 +155,7 @@ class MemberFleet:
 
     def create_queues(self, names: list[str]) -> None:
         """Create queues through the current leader."""
-        self.wait(lambda: any(member.is_leader() for member, _ in self.members), "a leader")
+        self.wait(lambda: any(member.leader.is_leader() for member, _ in self.members), "a leader")
         for member, _ in self.members:
             member.leader.create_queues(names)
 
@@ -186,10 +186,10 @@ class MemberFleet:
                 len(engine.claims),
                 Counter(
                     slot.state.value
-                    for slot in (member.ownership.slots.values() if member.ownership else ())
+                    for slot in (member._ownership.slots.values() if member._ownership else ())
                 ),
                 member.settled(),
-                member.is_leader(),
+                member.leader.is_leader(),
             )
             for member, engine in self.members
         ]

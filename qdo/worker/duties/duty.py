@@ -10,23 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import gevent
 from gevent.event import Event
 
 from qdo.brokers.base import OPEN_POLL, Broker
-from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import Chore
-from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.worker_roll import LostWorker
-from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import NodeRefusedError, UnreachableError
+from qdo.coordination.member import Member
+from qdo.errors import NodeRefusedError, QdoError, UnreachableError
 from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
 from qdo.fleet.chores import (
     ChoreRecord,
+    CopiedActionsChore,
     EmptyLocksChore,
     LostActionsChore,
     SurplusChore,
@@ -115,64 +111,20 @@ class Duties:
         self._on_failure()
 
 
-Change = Callable[[Client, Layout, str], QueueNode]
-
-
-class LeaderApi(Protocol):
-    """The part of a member that the leader's duties use."""
-
-    def is_leader(self) -> bool: ...
-    def create_queues(self, names: Iterable[str], last: int = 0) -> None: ...
-    def queue_names(self) -> Sequence[str] | None: ...
-    def lost_workers(self) -> Sequence[LostWorker]: ...
-    def exclude_deleted(self, names: frozenset[str]) -> None: ...
-    def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
-    def change_queue(self, change: Change, name: str) -> QueueNode: ...
-    def do_chore(self, chore: Chore) -> int: ...
-
-
-class DoorbellApi(Protocol):
-    """The doorbells of a member."""
-
-    def watch(self, queues: Sequence[str]) -> None: ...
-
-    def unwatch(self, queues: Sequence[str]) -> None: ...
-
-
-class MemberApi(Protocol):
-    """A registration as the worker uses it: `coordination.member.Member`, or a fake of it."""
-
-    name: str
-    failure: BaseException | None
-
-    @property
-    def lease(self) -> Lease: ...
-
-    def start(self, timeout_seconds: float) -> None: ...
-    def progress(self, claim: Claim) -> None: ...
-    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
-    def finished(self, claim: Claim) -> None: ...
-    def drain(self) -> None: ...
-    def settled(self) -> bool: ...
-    def wait_released(self, timeout_seconds: float) -> bool: ...
-    def unreleased(self) -> list[str]: ...
-    def refresh_component(self, component: Mapping[str, Any]) -> None: ...
-    def is_leader(self) -> bool: ...
-    @property
-    def leader(self) -> LeaderApi: ...
-    @property
-    def doorbells(self) -> DoorbellApi: ...
-    def stop(self) -> None: ...
-
-
 @dataclass(slots=True)
 class CurrentMember:
-    """The registration in force, shared by the duties of a worker.
+    """The registration in force and the state of the worker, shared by its duties.
 
     :ivar member: None while the worker is not registered.
+    :ivar failed: a member whose coordination failed. Its session is open while its jobs run.
+    :ivar start_error: why the first registration failed.
+    :ivar state: see the table in `worker.worker`.
     """
 
-    member: MemberApi | None = None
+    member: Member | None = None
+    failed: Member | None = None
+    start_error: QdoError | None = None
+    state: str = "starting"
 
     def contact(self) -> float:
         """Return when the coordinator last answered; the present time without a registration."""
@@ -312,6 +264,13 @@ def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
     return True
 
 
+def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
+    """Return the chores of a worker that has a history."""
+    if recorder is None:
+        return []
+    return [("copied-actions", CopiedActionsChore(partial(keep_action, recorder)))]
+
+
 LOOK_SECONDS = 1.0
 """How often the listener looks for new idle queues. The doorbell's count shows a notification
 in between."""
@@ -333,7 +292,7 @@ class DoorbellListener(Duty):
     def __init__(self, slots: Mapping[str, Slot], current: CurrentMember | None = None) -> None:
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
-        self._member: DoorbellApi | None = None
+        self._member: Member | None = None
         self._watched: set[str] = set()
         """Queues with a watch in force; a notification ends it."""
         self._known: set[str] = set()
@@ -341,10 +300,9 @@ class DoorbellListener(Duty):
 
     def run(self) -> None:
         while True:
-            member = self._current.member
-            gevent.sleep(self.step(member.doorbells if member else None))
+            gevent.sleep(self.step(self._current.member))
 
-    def step(self, member: DoorbellApi | None) -> float:
+    def step(self, member: Member | None) -> float:
         """Watch queues that became idle; return the seconds until the next step."""
         if member is not self._member:
             self._member = member
@@ -353,10 +311,8 @@ class DoorbellListener(Duty):
         if member is None:
             return LOOK_SECONDS
         gone = self._known.difference(self._slots)
-        if gone:
-            member.unwatch(sorted(gone))
-            self._known -= gone
-            self._watched -= gone
+        self._known -= gone
+        self._watched -= gone
         idle = [
             queue
             for queue, slot in self._slots.items()
@@ -365,8 +321,8 @@ class DoorbellListener(Duty):
             and queue not in self._watched
         ]
         some = idle[:AT_ONCE]
-        if some:
-            member.watch(some)
+        if some or gone:
+            member.watch_doorbells(some, sorted(gone))
             self._watched.update(some)
             self._known.update(some)
         return LOOK_SECONDS if len(some) == len(idle) else SOON_SECONDS
@@ -424,7 +380,7 @@ class Chores(Duty):
             return
         records = []
         for name, chore in self._chores:
-            if member is not self._current.member or not member.is_leader():
+            if member is not self._current.member or not member.leader.is_leader():
                 return
             records.append(self._do(member, name, chore))
         write = partial(write_records, leader=member.name, records=records)
@@ -433,7 +389,7 @@ class Chores(Duty):
         except (UnreachableError, NodeRefusedError) as error:
             _log.warning("cannot write when chores were done: %s; `qdo chores` lags behind", error)
 
-    def _do(self, member: MemberApi, name: str, chore: Chore) -> ChoreRecord:
+    def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
         began, count, fault = clock(), 0, None
         try:
             count = member.leader.do_chore(chore)

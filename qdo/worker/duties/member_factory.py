@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
@@ -24,7 +25,7 @@ from qdo.fleet.action_machine import ActionsWatch, Perform
 from qdo.fleet.components import check_level
 from qdo.fleet.hold_machine import HoldsWatch
 from qdo.fleet.settings_machine import SettingsWatch
-from qdo.queues import EVERYTHING
+from qdo.queues import QueueFilter
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import host_shown
 from qdo.settings.live import LiveSettings
@@ -32,25 +33,40 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
-from qdo.worker.duties.duty import MemberApi
 from qdo.worker.duties.queues import has_dynamic_queues
 from qdo.worker.engine.holds import HoldGate
 
-MakeMachines = Callable[[Layout, str, Member], Sequence[Machine]]
+MakeMachines = Callable[[Layout, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberParts:
+    """The parts of a worker process that each of its members uses.
+
+    :ivar filter: the queues that this worker takes.
+    :ivar make_machines: returns further machines for a registered member.
+    :ivar actions: how the actions are done that operators ask for.
+    :ivar gate: keeps held queues still.
+    :ivar live: the live settings of this process.
+    :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
+    :ivar totals: counts the checkpoints of all members.
+    """
+
+    broker: Broker
+    filter: QueueFilter
+    make_machines: MakeMachines
+    actions: Mapping[str, Perform]
+    gate: HoldGate
+    live: LiveSettings
+    on_doorbell: Callable[[str], None] | None
+    totals: CheckpointTotals
 
 
 class MemberFactory:
     """Opens sessions and makes the member of each.
 
     :ivar connect_seconds: how long one attempt to connect or register may take.
-    :ivar filter: the queues that this worker takes.
-    :ivar make_machines: returns further machines for a registered worker of this name.
-    :ivar actions: how the actions are done that operators ask for.
-    :ivar gate: keeps held queues still; None: holds are not obeyed.
-    :ivar live: the live settings of this process; None: it has none.
-    :ivar checkpoint_totals: what the checkpoints of all its members came to.
-    :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
     """
@@ -59,29 +75,16 @@ class MemberFactory:
         self, settings: Settings, on_session: OnSession = lambda session, timeout: None
     ) -> None:
         self.connect_seconds = settings.connect_seconds
-        self.filter = EVERYTHING
-        self.actions: Mapping[str, Perform] = {}
-        self.gate: HoldGate | None = None
-        self.live: LiveSettings | None = None
-        self.on_doorbell: Callable[[str], None] | None = None
-        self.checkpoint_totals = CheckpointTotals()
-        self.make_machines: MakeMachines = lambda layout, name, member: ()
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
         self._positions = positions_of(settings.broker)
         self._on_session = on_session
-        self._broker_identity = ""
-        self._wait_for_deleted = False
         self._client: Client | None = None
-        self._member: MemberApi | None = None
+        self._member: Member | None = None
 
-    def use(self, broker: Broker) -> None:
-        """Make members for the queues of this broker."""
-        self._broker_identity = broker.identity
-        # Then this worker, as leader, assigns no queue before it has read which are deleted.
-        self._wait_for_deleted = has_dynamic_queues(broker)
-
-    def make(self, listener: MemberListener, component: Mapping[str, Any]) -> MemberApi:
+    def make(
+        self, parts: MemberParts, listener: MemberListener, component: Mapping[str, Any]
+    ) -> Member:
         """Return a member with a session of its own, not registered yet.
 
         :raises UnreachableError: the coordinator does not respond in time.
@@ -92,7 +95,7 @@ class MemberFactory:
         :raises OldProgramError: this version of qdo is too old for the app.
         """
         settings = self._settings
-        self._client = client = self._open()
+        self._client = client = self._open(parts.broker)
         if client.client_id is not None:
             self._on_session(client.client_id, client.negotiated_timeout_seconds)
         self._member = member = Member(
@@ -100,20 +103,21 @@ class MemberFactory:
             self._layout,
             listener,
             component=component,
-            make_machines=lambda name: self._machines(name, member),
-            on_doorbell=self.on_doorbell,
+            make_machines=partial(self._machines, parts),
+            on_doorbell=parts.on_doorbell,
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
-                filter=self.filter,
+                filter=parts.filter,
                 process=f"host {component['host']}, parent process {component['parent']}",
-                wait_for_deleted=self._wait_for_deleted,
+                # As leader, assign no queue before reading which ones are deleted.
+                wait_for_deleted=has_dynamic_queues(parts.broker),
                 positions=self._positions,
-                totals=self.checkpoint_totals,
+                totals=parts.totals,
             ),
         )
         return member
 
-    def _open(self) -> Client:
+    def _open(self, broker: Broker) -> Client:
         """Return a client with a session, after everything that would refuse this worker."""
         settings = self._settings
         client = connect(
@@ -131,40 +135,36 @@ class MemberFactory:
             # Before the parent learns of the session: it would restart a worker that had one.
             check_rights(client, self._layout, self.connect_seconds)
             check_level(client, self._layout)
-            self._check_broker(client)
+            self._check_broker(client, broker)
         except BaseException:
             client.stop()
             client.close()
             raise
         return client
 
-    def _machines(self, name: str, member: Member) -> Sequence[Machine]:
-        """Return what a registered worker runs beside the ownership of queues."""
-        made = [*self.make_machines(self._layout, name, member)]
-        fleet = self._layout.fleet
-        made.append(ActionsWatch(fleet, name, self.actions, wall=time, call=member.call))
-        gate, ownership = self.gate, member.ownership
-        if gate is None or ownership is None:
-            return made
+    def _machines(self, parts: MemberParts, member: Member) -> Sequence[Machine]:
+        """Return what a registered member runs beside the ownership of queues."""
+        fleet, gate = self._layout.fleet, parts.gate
         gate.shut()
-        if self.live is not None:
+        return [
+            *parts.make_machines(self._layout, member),
+            ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
             # Before the holds, whose node opens the gate: jobs start with the settings in force.
-            made.append(SettingsWatch(self._layout.fleet.settings, self.live))
+            SettingsWatch(fleet.settings, parts.live),
+            HoldsWatch(
+                fleet.holds,
+                gate,
+                acknowledge=member.obey,
+                is_leader=member.leader.is_leader,
+                clock=clock,
+                wall=time,
+            ),
+        ]
 
-        def acknowledge(zxid: int) -> None:
-            # As an event of the loop: in this step the own node may have had its turn already.
-            member.call(partial(ownership.obey, zxid))
-
-        is_leader = member.is_leader
-        watch = HoldsWatch(
-            fleet.holds, gate, acknowledge=acknowledge, is_leader=is_leader, clock=clock, wall=time
-        )
-        return [*made, watch]
-
-    def _check_broker(self, client: Client) -> None:
-        if self._broker_identity:
+    def _check_broker(self, client: Client, broker: Broker) -> None:
+        if broker.identity:
             address = absolute(self._settings.broker)
-            node = BrokerNode(self._broker_identity, address, host_shown(self._settings))
+            node = BrokerNode(broker.identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def check_level(self) -> None:
@@ -175,7 +175,7 @@ class MemberFactory:
         if self._client is not None:
             check_level(self._client, self._layout)
 
-    def close(self, member: MemberApi) -> bool:
+    def close(self, member: Member) -> bool:
         """Stop a member and close its session; return whether its session is over.
 
         If the coordinator does not confirm that, the parent closes the session after this process.

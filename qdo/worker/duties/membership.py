@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import gevent
 from gevent.event import Event
 
 from qdo.backoff import Backoff
+from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
 from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
 from qdo.text import describe, pluralize
-from qdo.worker.duties.duty import CurrentMember, Duty, MemberApi
-from qdo.worker.duties.member_factory import MemberFactory
+from qdo.worker.duties.duty import CurrentMember, Duty
+from qdo.worker.duties.member_factory import MemberFactory, MemberParts
+from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.slot import Counters
@@ -48,14 +49,14 @@ class ClaimEvents:
         gate: HoldGate,
         history: Recorder | None = None,
     ) -> None:
-        self.member: MemberApi | None = None
+        self.member: Member | None = None
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
         self._gate = gate
         self._history = history
 
-    def _sender(self) -> MemberApi:
+    def _sender(self) -> Member:
         if self.member is None:
             raise RuntimeError("the member sent an event before it was assigned")
         return self.member
@@ -97,13 +98,11 @@ class ClaimEvents:
 class MembershipLoop(Duty):
     """Registers a worker process, and registers it again whenever its session is over.
 
-    :ivar start_error: why the first registration failed.
+    :param parts: of each member.
     :param current: holds the registration in force for the other duties.
     :param make_events: makes the receiver of the events of one registration.
-    :param describe_worker: returns the component node of a worker with this name.
     :param in_flight: the messages in flight. When a session ends, their attempts are counted.
-    :param on_registered: called after each registration.
-    :param on_start_error: called when `start_error` was set.
+    :param on_start_error: called when the first registration has failed.
     """
 
     name = "registration"
@@ -111,22 +110,20 @@ class MembershipLoop(Duty):
     def __init__(
         self,
         members: MemberFactory,
+        parts: MemberParts,
         current: CurrentMember,
         make_events: Callable[[], ClaimEvents],
-        describe_worker: Callable[[str], Mapping[str, Any]],
+        status: StatusReport,
         in_flight: InFlightTable,
         *,
-        on_registered: Callable[[], None],
         on_start_error: Callable[[], None],
     ) -> None:
-        self.start_error: QdoError | None = None
-        self._failed: MemberApi | None = None
         self._members = members
+        self._parts = parts
         self._current = current
         self._make_events = make_events
-        self._describe_worker = describe_worker
+        self._status = status
         self._in_flight = in_flight
-        self._on_registered = on_registered
         self._on_start_error = on_start_error
 
     def run(self) -> None:
@@ -138,7 +135,7 @@ class MembershipLoop(Duty):
         try:
             self._register(events)
         except QdoError as error:
-            self.start_error = error
+            self._current.start_error = error
             self._on_start_error()
             return
         gevent.spawn(self._members.warn_of_server)
@@ -149,24 +146,8 @@ class MembershipLoop(Duty):
             if lost is not None:
                 self._count_interrupted(lost.name)
 
-    def close(self) -> None:
-        """End the registration in force, if there is one."""
-        member = self._current.member or self._failed
-        self._current.member = self._failed = None
-        if member is None:
-            return
-        if self._members.close(member):
-            _log.info("step 5: %s has left, its session is closed", member.name)
-        else:
-            _log.warning(
-                "step 5: %s has left; the coordinator did not confirm the end of its session. Its"
-                " queues are free once the parent process has closed it, or it has expired",
-                member.name,
-            )
-        name_worker("")
-
     def _register(self, events: ClaimEvents) -> None:
-        member = self._members.make(events, self._describe_worker(""))
+        member = self._members.make(self._parts, events, self._status.component(""))
         events.member = member
         try:
             member.start(self._members.connect_seconds)
@@ -176,7 +157,8 @@ class MembershipLoop(Duty):
             raise
         name_worker(member.name)
         self._current.member = member
-        self._on_registered()
+        self._current.state = "running"
+        self._status.refresh()
 
     def _register_again(self) -> ClaimEvents:
         attempt = 0
@@ -224,7 +206,7 @@ class MembershipLoop(Duty):
             return
         if member.failure is not None:
             # Its jobs still run: `close` ends the session after the drain.
-            self._failed = member
+            self._current.failed = member
             raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
         self._members.close(member)
         _log.warning(
@@ -232,3 +214,20 @@ class MembershipLoop(Duty):
             member.name,
         )
         name_worker("")
+
+
+def leave(members: MemberFactory, current: CurrentMember) -> None:
+    """End the registration in force, if there is one: step 5 of the shutdown."""
+    member = current.member or current.failed
+    current.member = current.failed = None
+    if member is None:
+        return
+    if members.close(member):
+        _log.info("step 5: %s has left, its session is closed", member.name)
+    else:
+        _log.warning(
+            "step 5: %s has left; the coordinator did not confirm the end of its session. Its"
+            " queues are free once the parent process has closed it, or it has expired",
+            member.name,
+        )
+    name_worker("")

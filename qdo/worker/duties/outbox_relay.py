@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 import gevent
 
 from qdo.app import OutboxTable
 from qdo.brokers.base import Broker
+from qdo.coordination.member import Member
 from qdo.errors import UnsupportedError
 from qdo.outbox import DEDUP_SECONDS
 from qdo.text import describe, pluralize
@@ -23,12 +23,6 @@ POLL_SECONDS = 0.5
 """How often the leader looks for new rows."""
 RETRY_SECONDS = 5.0
 """Pause after an error of the database or the broker."""
-
-
-class Leader(Protocol):
-    """The part of a member that a relay uses."""
-
-    def is_leader(self) -> bool: ...
 
 
 class Relay(Duty):
@@ -64,9 +58,9 @@ class Relay(Duty):
         while True:
             gevent.sleep(self.step(self._current.member))
 
-    def step(self, member: Leader | None) -> float:
+    def step(self, member: Member | None) -> float:
         """Relay all rows there are; return the seconds until the next step."""
-        if member is None or not member.is_leader():
+        if member is None or not member.leader.is_leader():
             self.quiet = member is not None
             return LOOK_SECONDS
         results = [self._relay(outbox) for outbox in self._outboxes]

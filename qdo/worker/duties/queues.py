@@ -35,12 +35,13 @@ from gevent.event import Event
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
+from qdo.coordination.leader_queues import Change, LeaderQueues
 from qdo.coordination.queue_admin import is_deleted
 from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import CorruptNodeError, NodeRefusedError, QdoError
 from qdo.queues import command_text, name_error
 from qdo.text import describe, join_some, pluralize
-from qdo.worker.duties.duty import Change, CurrentMember, Duty, LeaderApi
+from qdo.worker.duties.duty import CurrentMember, Duty
 
 
 class QueueInventory:
@@ -213,7 +214,7 @@ class QueueReconciler:
         """The number of queue nodes, without those marked as deleted."""
         return len(self._inventory.nodes - self._inventory.deleted)
 
-    def look(self, queues: LeaderApi) -> bool:
+    def look(self, queues: LeaderQueues) -> bool:
         """Update the names of all queue nodes; the first time, read the nodes as well.
 
         :returns: False while the names are unknown.
@@ -279,7 +280,7 @@ class QueueReconciler:
             )
         inventory.reopened = reopened
 
-    def reread_some(self, queues: LeaderApi) -> None:
+    def reread_some(self, queues: LeaderQueues) -> None:
         """Read some of the nodes again that others may have changed, in turn."""
         if not self._round:
             self._round = list(self._inventory.deleted)
@@ -288,7 +289,7 @@ class QueueReconciler:
         some, self._round = self._round[:REREAD_PER_LIST], self._round[REREAD_PER_LIST:]
         self._read(queues, some)
 
-    def act(self, queues: LeaderApi, fresh: Sequence[str], now: float) -> float:
+    def act(self, queues: LeaderQueues, fresh: Sequence[str], now: float) -> float:
         """Update the nodes of all queues, and create those of `fresh` ones.
 
         :returns: the seconds until the next step.
@@ -313,7 +314,7 @@ class QueueReconciler:
         busy = inventory.waiting or inventory.finished - inventory.deleted
         return PARENTS_SECONDS if busy else _NEVER
 
-    def _start(self, queues: LeaderApi, fresh: Sequence[str], now: float) -> None:
+    def _start(self, queues: LeaderQueues, fresh: Sequence[str], now: float) -> None:
         """Create the nodes of new queues, and of queues whose parents are over."""
         inventory = self._inventory
         if self._end_text is not None:
@@ -342,7 +343,9 @@ class QueueReconciler:
             self._parents_at = 0.0
         return bool(parents)
 
-    def _change(self, queues: LeaderApi, names: list[str], change: Change, template: str) -> bool:
+    def _change(
+        self, queues: LeaderQueues, names: list[str], change: Change, template: str
+    ) -> bool:
         """Change some nodes; return whether any are left to change."""
         some = names[:CHANGED_AT_ONCE]
         done = []
@@ -366,12 +369,12 @@ class QueueReconciler:
         _log_names(template, done)
         return len(names) > len(some)
 
-    def _read(self, queues: LeaderApi, names: Sequence[str]) -> None:
+    def _read(self, queues: LeaderQueues, names: Sequence[str]) -> None:
         for start in range(0, len(names), READ_AT_ONCE):
             some = names[start : start + READ_AT_ONCE]
             self._inventory.read(some, queues.read_queues(some))
 
-    def _exclude_deleted(self, queues: LeaderApi) -> None:
+    def _exclude_deleted(self, queues: LeaderQueues) -> None:
         """Exclude the deleted queues from assignment.
 
         Repeated each time: a rebalancer that lost and regained leadership has forgotten them.
@@ -421,7 +424,7 @@ class Discovery(Duty):
         self._clock = clock
         self._current = current if current is not None else CurrentMember()
         self._wanted = Event()
-        self._leader: LeaderApi | None = None
+        self._leader: LeaderQueues | None = None
         self._reconciler: QueueReconciler | None = None
         self._known: set[str] = set()
         """Names listed or handed over in this term."""
@@ -433,7 +436,7 @@ class Discovery(Duty):
     def run(self) -> None:
         while True:
             member = self._current.member
-            pause = self.step(member.leader if member else None)
+            pause = self.step(None if member is None else member.leader)
             self._wanted.wait(pause)
             self._wanted.clear()
 
@@ -445,7 +448,7 @@ class Discovery(Duty):
             self._wanted.set()
         return bool(fresh)
 
-    def step(self, member: LeaderApi | None) -> float:
+    def step(self, member: LeaderQueues | None) -> float:
         """Create the nodes of new queues; return the seconds until the next step.
 
         Nothing is remembered from an earlier leader or an earlier term. Creating a node that
@@ -476,7 +479,7 @@ class Discovery(Duty):
             )
             return RETRY_SECONDS
 
-    def _create(self, queues: LeaderApi, now: float) -> float:
+    def _create(self, queues: LeaderQueues, now: float) -> float:
         nodes = queues.queue_names()
         if nodes is None and self._broker.max_queues is not None:
             return SOON_SECONDS
@@ -492,7 +495,7 @@ class Discovery(Duty):
             queues.create_queues(usable)
         return max(SOON_SECONDS, self._list_at - now)
 
-    def _reconcile(self, reconciler: QueueReconciler, queues: LeaderApi, now: float) -> float:
+    def _reconcile(self, reconciler: QueueReconciler, queues: LeaderQueues, now: float) -> float:
         if not reconciler.look(queues):
             return SOON_SECONDS
         if now >= self._list_at:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-import gevent
+from gevent.event import Event
 
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
@@ -38,7 +38,7 @@ class StatusReport(Duty):
     """Writes the status of a worker to its component node.
 
     :ivar runs: the messages in flight.
-    :param state: returns the state of the worker.
+    :param due: set when the report has changed.
     """
 
     name = "component"
@@ -49,8 +49,8 @@ class StatusReport(Duty):
         dispatcher: Dispatcher,
         pipeline: Pipeline,
         live: LiveSettings,
-        state: Callable[[], str],
         current: CurrentMember,
+        due: Event,
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
@@ -61,15 +61,16 @@ class StatusReport(Duty):
         self._refresh_seconds = min(
             REFRESH_SECONDS, settings.session_timeout_seconds / REPORTS_PER_SESSION
         )
-        self._state = state
+        self._due = due
         self._live = live
         self._current = current
         self.runs = Runs(dispatcher.in_flight)
 
     def run(self) -> None:
         while True:
-            gevent.sleep(self._refresh_seconds)
-            self.runs.name_long()
+            if not self._due.wait(self._refresh_seconds):
+                self.runs.name_long()
+            self._due.clear()
             self.refresh()
 
     def refresh(self) -> None:
@@ -82,7 +83,7 @@ class StatusReport(Duty):
         """Return the content of the component node of a worker with this name."""
         return {
             **self._process,
-            "state": self._state(),
+            "state": self._current.state,
             "worker": name,
             "concurrency": self._concurrency,
             "queues": len(self._dispatcher.slots),

@@ -147,7 +147,7 @@ class Batches:
         slot.message = message = batch[0]
         counters, began = self._counters, self._engine.clock()
         try:
-            job.call(batch, self._engine.context.value)  # type: ignore[arg-type]
+            job.call(batch, self._engine.context)  # type: ignore[arg-type]
         except MessageExpired:
             self._fetcher.clear(slot)  # messages that are still held are read again
             return TurnResult.MORE

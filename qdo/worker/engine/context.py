@@ -29,13 +29,6 @@ from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory import InFlightTable
 
 
-@dataclass(slots=True)
-class JobContext:
-    """The second argument of jobs and of the app's `job_failure`, set before the first turn."""
-
-    value: Any = None
-
-
 def default_policy(settings: Settings) -> Policy:
     """Return the policy of queues for which neither job nor settings have one."""
     return Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
@@ -69,6 +62,7 @@ class Engine:
     :ivar clock: seconds of leases, turns and backoffs.
     :ivar jitter: returns a number from 0 to 1, for delays.
     :ivar settings: those in force.
+    :ivar context: the second argument of jobs and of the app's `job_failure`.
     """
 
     app: App
@@ -86,8 +80,8 @@ class Engine:
     clock: Callable[[], float]
     jitter: Callable[[], float]
     settings: SettingsInForce
+    context: Any
     counters: Counters = field(default_factory=Counters)
-    context: JobContext = field(default_factory=JobContext)
 
     @classmethod
     def build(
@@ -101,6 +95,7 @@ class Engine:
         on_stop: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = boot_clock,
         jitter: Callable[[], float] = random.random,
+        context: Any = None,
     ) -> Engine:
         """Put the parts together.
 
@@ -130,4 +125,5 @@ class Engine:
             clock=clock,
             jitter=jitter,
             settings=in_force,
+            context=context,
         )

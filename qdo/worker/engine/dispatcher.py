@@ -36,6 +36,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -118,7 +119,23 @@ class SlotTimers:
 
 
 _log = logging.getLogger(__name__)
-Spawn = Callable[[Callable[[], None]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The event loop of a dispatcher.
+
+    :ivar spawn: starts a greenlet that runs a function.
+    :ivar breathe: lets other greenlets and the event loop run between two turns.
+    :ivar schedule: called when `Dispatcher.due` may have become earlier.
+    :ivar on_quiet: called when the last running turn has ended.
+    """
+
+    spawn: Callable[[Callable[[], None]], Any] = gevent.spawn
+    breathe: Callable[[], None] = gevent.sleep
+    schedule: Callable[[], None] = lambda: None
+    on_quiet: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = boot_clock
 
 
 class Dispatcher:
@@ -126,11 +143,9 @@ class Dispatcher:
 
     :ivar slots: by queue.
     :ivar runners: greenlets that run turns. `timers`: the slots that wait.
-    :param turns: runs the turns.
-    :param spawn: starts a greenlet that runs a function.
-    :param breathe: lets other greenlets and the event loop run between two turns.
-    :param schedule: called when `due` may have become earlier.
-    :param on_quiet: called when the last running turn has ended.
+    :param turns: runs the turns; reports here those that wait for lanes, and queues that got the
+        permits they waited for.
+    :param slots: where the slots are kept, for parts that are made before the dispatcher.
     """
 
     def __init__(
@@ -138,24 +153,18 @@ class Dispatcher:
         turns: TurnRunner,
         *,
         concurrency: int,
-        spawn: Spawn = gevent.spawn,
-        breathe: Callable[[], None] = gevent.sleep,
-        schedule: Callable[[], None] = lambda: None,
-        on_quiet: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = boot_clock,
+        loop: Loop = Loop(),
+        slots: dict[str, Slot] | None = None,
     ) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, Slot] = {} if slots is None else slots
         self.runners = 0
+        self.concurrency = concurrency
+        self.timers = SlotTimers()
         self._in_lanes = 0
         self._turns = turns
-        self.concurrency = concurrency
-        self._spawn = spawn
-        self._breathe = breathe
-        self._schedule = schedule
-        self._on_quiet = on_quiet
-        self._clock = clock
+        self._loop = loop
         self._ready: deque[Slot] = deque()
-        self.timers = SlotTimers()
+        turns.report_to(self.lane_turns_changed, self.resume)
 
     # --- called by the coordination member ---------------------------------------------
 
@@ -228,7 +237,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Make slots ready whose time has come, or whose lease is valid again."""
-        now = self._clock()
+        now = self._loop.clock()
         for slot in self.timers.take_due(now):
             self._make_ready(slot)
         resumed = 0
@@ -265,7 +274,7 @@ class Dispatcher:
     def _add_runner(self) -> None:
         if self.runners - self._in_lanes < self.concurrency:
             self.runners += 1
-            self._spawn(self._run)
+            self._loop.spawn(self._run)
 
     def lane_turns_changed(self, change: int) -> None:
         """Count a turn that begins to wait for lanes (1), or that has ended (-1).
@@ -282,7 +291,7 @@ class Dispatcher:
             while (slot := self._take()) is not None:
                 self._run_turn(slot)
                 # Even a single busy queue must let heartbeats and checkpoints run.
-                self._breathe()
+                self._loop.breathe()
                 if self.runners - self._in_lanes > self.concurrency:
                     break  # it replaced a greenlet that waited for lanes and is back
         except JobAborted:
@@ -293,7 +302,7 @@ class Dispatcher:
             if self._ready:
                 self._add_runner()
             if not self.runners:
-                self._on_quiet()
+                self._loop.on_quiet()
 
     def _take(self) -> Slot | None:
         while self._ready:
@@ -310,7 +319,7 @@ class Dispatcher:
         slot.state = SlotState.RUNNING
         slot.woken = False
         slot.greenlet = gevent.getcurrent()
-        slot.started_at = self._clock()
+        slot.started_at = self._loop.clock()
         result = TurnResult.ENDED
         try:
             result = self._turns.turn(slot, member, claim)
@@ -350,7 +359,7 @@ class Dispatcher:
         elif result is TurnResult.WAIT:
             slot.state = SlotState.WAITING
             self.timers.wait(slot)
-            self._schedule()
+            self._loop.schedule()
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
             slot.state = SlotState[result.name]
@@ -363,9 +372,9 @@ class Dispatcher:
 
     def _pause(self, slot: Slot) -> None:
         slot.state = SlotState.PAUSED
-        if self.timers.pause(slot, self._clock()):
+        if self.timers.pause(slot, self._loop.clock()):
             _log.warning("the lease expired: no message is started until the coordinator responds")
-            self._schedule()
+            self._loop.schedule()
 
     def _remove(self, slot: Slot) -> None:
         slot.state = SlotState.GONE

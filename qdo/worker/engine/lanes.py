@@ -364,17 +364,18 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
 
 
 class LaneTurns:
-    """Runs turns of queues with lanes: the `lane.LaneRunner` of all of them.
-
-    :ivar on_turn: called with 1 when a turn begins to wait for lanes, with -1 at its end.
-    """
+    """Runs turns of queues with lanes: the `lane.LaneRunner` of all of them."""
 
     def __init__(self, engine: Engine, outcomes: Outcomes, rows: RowRunner) -> None:
-        self.on_turn: Callable[[int], None] = lambda change: None
+        self._turns_changed: Callable[[int], None] = lambda change: None
         self._engine = engine
         self._rows = rows
         self.broker_failed = outcomes.broker_failed
         self.note_expired = outcomes.note_expired
+
+    def report_to(self, turns_changed: Callable[[int], None]) -> None:
+        """Call a function with 1 when a turn begins to wait for lanes, with -1 at its end."""
+        self._turns_changed = turns_changed
 
     def run(self, turn: Turn) -> TurnResult:
         """Run the lanes of a queue until all are idle; return how the turn ended."""
@@ -382,11 +383,11 @@ class LaneTurns:
         lanes = slot.lanes
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._make_lanes(turn)
-        self.on_turn(1)
+        self._turns_changed(1)
         try:
             result = lanes.turn()
         finally:
-            self.on_turn(-1)
+            self._turns_changed(-1)
         finished = result is TurnResult.TIP and lanes.is_finished()
         if turn.in_force:
             if finished:  # thousands of queues are idle at a time

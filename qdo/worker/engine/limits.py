@@ -355,7 +355,6 @@ class Limits:
     """The limits of a worker process, over all of its registrations.
 
     :ivar waiting: how many queues wait for permits.
-    :ivar resume: called with a waiter that got its permits.
     :ivar clock: seconds of rates.
     :ivar streaks: messages that are started without asking for each.
     """
@@ -364,12 +363,16 @@ class Limits:
         self.waiting = 0
         self.clock = clock
         self.streaks = Streaks()
-        self.resume: Callable[[Any], None] = lambda waiter: None
+        self._resume: Callable[[Any], None] = lambda waiter: None
         self.wake: Callable[[], None] = lambda: None
         self._gates: list[Gate] = []
         self._shares: Mapping[str, PermitShare] = {}
         self._faults: dict[str, str] = {}
         self._arrivals = count()
+
+    def report_to(self, resume: Callable[[Any], None]) -> None:
+        """Call a function with each waiter that got its permits."""
+        self._resume = resume
 
     def gate(self, job: Job) -> Gate | None:
         """Return the gate of a job; None if it has neither limits nor a rate."""
@@ -379,9 +382,7 @@ class Limits:
         self._gates.append(gate)
         return gate
 
-    def join(
-        self, jobs: Iterable[Job], layout: Layout, worker: str, member: Member
-    ) -> list[LimitShare]:
+    def join(self, jobs: Iterable[Job], layout: Layout, member: Member) -> list[LimitShare]:
         """Return the shares of a new registration; those of earlier ones end with their lease."""
         names = {name for job in jobs for name in job.limits}
         self.wake = partial(member.call, lambda: None)
@@ -389,7 +390,7 @@ class Limits:
             name: LimitShare(
                 layout,
                 name,
-                worker,
+                member.name,
                 member.lease,
                 clock=self.clock,
                 on_change=self.changed,
@@ -474,7 +475,7 @@ class Limits:
             del gate.waiting[waiter]
             waiter.awaits_permit = False
             waiter.grant = grant
-            self.resume(waiter)
+            self._resume(waiter)
             if not gate.waiting:
                 open_.remove(gate)
         if served:

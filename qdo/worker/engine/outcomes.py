@@ -130,7 +130,7 @@ class Outcomes:
     def call_failure_hook(self, message: Message, error: BaseException) -> None:
         """Call the app's `job_failure`; its own errors are only logged."""
         try:
-            self._engine.app.hooks.job_failure(message, self._engine.context.value, error)
+            self._engine.app.hooks.job_failure(message, self._engine.context, error)
         except JobAborted:
             raise
         except BaseException:  # noqa: BLE001 - an app's hook must not end the worker

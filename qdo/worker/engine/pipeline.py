@@ -60,24 +60,11 @@ class Pipeline:
         self._lanes = LaneTurns(engine, self._outcomes, self._rows)
         self._subscriptions = Subscriptions(engine.broker, engine.clock)
 
-    @property
-    def context(self) -> Any:
-        """The second argument of jobs; set it before the first turn."""
-        return self._engine.context.value
-
-    @context.setter
-    def context(self, context: Any) -> None:
-        self._engine.context.value = context
-
-    def on_lane_turn(
-        self, callback: Callable[[int], None], resume: Callable[[Any], None] = lambda waiter: None
+    def report_to(
+        self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
     ) -> None:
-        """Call `callback` with 1 when a turn begins to wait for lanes, and with -1 at its end.
-
-        :param resume: called with a queue that got the permits it waited for.
-        """
-        self._lanes.on_turn = callback
-        self.limits.resume = resume
+        self._lanes.report_to(lane_turns_changed)
+        self.limits.report_to(resume)
 
     def cancellations(self, slots: Mapping[str, Slot]) -> Cancellations:
         """Return what cancels messages of these queues."""

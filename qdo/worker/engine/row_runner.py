@@ -58,7 +58,7 @@ class RowRunner:
         queue = slot.queue
         fence = claim.fence
         scheme = self._engine.broker.id_scheme
-        context = self._engine.context.value
+        context = self._engine.context
         call = job.call
         clock = self._engine.clock
         loads, large = ujson.loads, self._engine.decoder.large

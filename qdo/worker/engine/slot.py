@@ -76,6 +76,14 @@ class TurnRunner(Protocol):
     def end(self, slot: Slot) -> None:
         """Drop everything of the slot's claim, and end its subscription at the broker."""
 
+    def report_to(
+        self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
+    ) -> None:
+        """Call one function when turns begin (1) and end (-1) to wait for lanes.
+
+        :param resume: called with a queue or its lanes that got the permits they waited for.
+        """
+
 
 class LaneGroup(Protocol):
     """The lanes of a queue as its slot sees them; see `lanes.Lanes`."""

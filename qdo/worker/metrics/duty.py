@@ -166,7 +166,6 @@ Rows = list[tuple[tuple[str, ...], list[float]]]
 class MetricsDuty(Duty):
     """Publishes the metrics of this process for its parent, until its last message has ended.
 
-    :param state: returns the state of the worker.
     :param page: where they are published.
     """
 
@@ -181,7 +180,6 @@ class MetricsDuty(Duty):
         current: CurrentMember,
         checkpoints: CheckpointTotals,
         page: MetricsPage,
-        state: Callable[[], str],
     ) -> None:
         self._broker = broker
         self._dispatcher = dispatcher
@@ -189,7 +187,6 @@ class MetricsDuty(Duty):
         self._current = current
         self._checkpoints = checkpoints
         self._page = page
-        self._state = state
         self._survey = QueueSurvey()
         self._delays = Histogram(catalog.LOOP_BOUNDS)
         self._failed = False
@@ -210,7 +207,7 @@ class MetricsDuty(Duty):
         """Publish the metrics now; an error is only logged, once."""
         try:
             metrics = {metric.name: rows for metric, rows in self._values().items()}
-            self._page.write({"state": self._state(), "metrics": metrics})
+            self._page.write({"state": self._current.state, "metrics": metrics})
         except Exception:  # noqa: BLE001 - messages do not depend on it
             if not self._failed:
                 _log.exception("cannot publish metrics; /metrics shows the last ones")

@@ -154,13 +154,13 @@ def test_a_member_hears_the_bells_it_attends(
     )
     member.start()
     try:
-        member.doorbells.watch([f"q{number}" for number in range(1000)])
+        member.watch_doorbells([f"q{number}" for number in range(1000)])
         ringer.ring(["q7", "q500", "other"])
         wait_until(lambda: sorted(heard) == ["q500", "q7"], 20.0, "both are heard")
         client._call(_CONNECTION_DROP, None)
         ringer.ring(["q8"])
         wait_until(lambda: heard[2:] == ["q8"], 20.0, "it is heard after the connection is back")
-        member.doorbells.unwatch(["q9"])
+        member.watch_doorbells([], ["q9"])
         ringer.ring(["q9", "q10"])
         wait_until(lambda: heard[3:] == ["q10"], 20.0, "only the one that is attended")
     finally:

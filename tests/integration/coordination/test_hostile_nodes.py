@@ -98,8 +98,8 @@ def all_go_on(fleet: MemberFleet, but: str = "") -> None:
 def faults(fleet: MemberFleet) -> dict[str, str]:
     found: dict[str, str] = {}
     for member, _ in fleet.members:
-        if member.ownership is not None:
-            found.update({slot.queue: slot.fault for slot in member.ownership.slots.values()})
+        if member._ownership is not None:
+            found.update({slot.queue: slot.fault for slot in member._ownership.slots.values()})
     return {queue: fault for queue, fault in found.items() if fault}
 
 
@@ -302,14 +302,14 @@ def test_a_protected_folder_stops_no_queue(
     fleet: MemberFleet, outsider: Client, folder: str
 ) -> None:
     """The leader stays, if it need not list candidates, and plans again when it may list."""
-    leader = next(member for member, _ in fleet.members if member.is_leader())
+    leader = next(member for member, _ in fleet.members if member.leader.is_leader())
     path = f"{LAYOUT.root}/{folder}"
     before = outsider.get_acls(path)[0]
     outsider.set_acls(path, [make_acl("world", "anyone", admin=True, write=True, create=True)])
     all_go_on(fleet)
     outsider.create(LAYOUT.queue("new"), b"")
     all_go_on(fleet)
-    assert leader.is_leader()
+    assert leader.leader.is_leader()
     outsider.set_acls(path, before)
     fleet.wait(lambda: owned(fleet, "new"), "the new queue is assigned")
 

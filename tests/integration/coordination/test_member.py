@@ -80,11 +80,13 @@ def test_the_leader_names_a_worker_that_released_nothing(
         fleet.join()
     fleet.create_queues(names(9))
     fleet.wait(lambda: fleet.balanced(9), "three workers share the queues")
-    (index, *_) = [at for at, (each, _) in enumerate(fleet.members) if each.is_leader() == leads]
+    (index, *_) = [
+        at for at, (each, _) in enumerate(fleet.members) if each.leader.is_leader() == leads
+    ]
     gone = fleet.members[index][0].name
     fleet.end_session(index)
     fleet.wait(lambda: fleet.balanced(9), "the queues are owned again")
-    leader = next(member for member, _ in fleet.members if member.is_leader())
+    leader = next(member for member, _ in fleet.members if member.leader.is_leader())
     fleet.wait(lambda: len(leader.leader.lost_workers()) == 1, "the leader has noticed")
     (lost,) = leader.leader.lost_workers()
     assert (lost.name, lost.process, lost.queues) == (gone, "test pid 7", 3)

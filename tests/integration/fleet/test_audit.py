@@ -20,7 +20,6 @@ from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination import queue_admin, transactions
 from qdo.coordination.client import Client, connect
-from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
@@ -329,8 +328,8 @@ def test_only_the_leader_does_chores(outsider: Client, coordinator_url: str) -> 
     fleet = MemberFleet(coordinator_url)
     try:
         members = [fleet.join()[0] for _ in range(2)]
-        wait_until(lambda: any(each.is_leader() for each in members), "a member leads")
-        leader, other = sorted(members, key=Member.is_leader, reverse=True)
+        wait_until(lambda: any(each.leader.is_leader() for each in members), "a member leads")
+        leader, other = sorted(members, key=lambda each: each.leader.is_leader(), reverse=True)
         name = entry_name(1000.0, "0123abcd")
         path = FLEET.fleet.log_entry(name)
         outsider.create(path, b"")

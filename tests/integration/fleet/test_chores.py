@@ -204,7 +204,7 @@ def test_the_leader_writes_down_its_chores(
     fleet = MemberFleet(coordinator_url)
     try:
         member, _ = fleet.join()
-        wait_until(member.is_leader, "the member leads")
+        wait_until(member.leader.is_leader, "the member leads")
         client.create(LAYOUT.fleet.log_entry("1000000000000-0123abcd"), b"")
         nobody = [ACL(Permissions.ALL, Id("digest", "a:b"))]
         client.set_acls(LAYOUT.fleet.actionoutput, nobody)

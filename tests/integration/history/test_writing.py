@@ -292,7 +292,7 @@ def test_messages_go_on_while_the_server_is_dead(
                 postgresql_server.kill()
             for number in range(start, start + 200):
                 setup.send("ab"[number % 2], number + 1)
-            until(lambda sent=start + 200: setup.worker._pipeline.counters.processed >= sent - 12,  # type: ignore[misc]
+            until(lambda sent=start + 200: setup.pipeline.counters.processed >= sent - 12,  # type: ignore[misc]
                   "the messages are done")  # fmt: skip
             if start == 200:
                 until(lambda: "history: cannot write" in caplog.text, "a write failed")
@@ -301,7 +301,7 @@ def test_messages_go_on_while_the_server_is_dead(
         setup.join()
     finally:
         setup.close()
-    counters = setup.worker._pipeline.counters
+    counters = setup.pipeline.counters
     failed, retried = one_row(url, func.sum(MINUTES.c.failed), func.sum(MINUTES.c.retried))
     assert (done(url), retried) == (counters.processed, counters.retried)
     assert failed == counters.unsuccessful
@@ -327,7 +327,7 @@ def test_a_frozen_server_delays_no_message_and_no_end(
         until(lambda: done(url) == 10, "the history has the first messages")
         postgresql_server.freeze()
         setup.send("q", *range(90))
-        until(lambda: setup.worker._pipeline.counters.processed == 100, "all messages are done")
+        until(lambda: setup.pipeline.counters.processed == 100, "all messages are done")
         setup.stop()
         assert setup.join() == 0
     finally:

@@ -72,7 +72,7 @@ def in_worker(folder: Path, then: Then, sent: list[tuple[str, str]]) -> list[qdo
     try:
         engine.app.send_many(sent)
         engine.start(*{queue for queue, _ in sent})
-        until(lambda: engine.worker._dispatcher.all_idle(), "the end of every queue")
+        until(lambda: engine.dispatcher.all_idle(), "the end of every queue")
     finally:
         engine.close()
     return events

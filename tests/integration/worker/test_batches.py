@@ -78,13 +78,13 @@ def test_messages_come_in_batches_in_their_order(batching: Batching) -> None:
     until(lambda: batching.behind() == 0)
     assert batching.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert len(batching.done()) == 25
-    assert batching.engine.worker._pipeline.counters.processed == 25
+    assert batching.engine.pipeline.counters.processed == 25
 
 
 def test_a_batch_waits_for_more(batching: Batching) -> None:
     """Until it is full, or its time is over."""
     batching.start(0, 1, batch=5, batch_wait_seconds=60)
-    slots = batching.engine.worker._dispatcher.slots
+    slots = batching.engine.dispatcher.slots
     until(lambda: slots["q"].state is SlotState.WAITING)
     batching.engine.send("q", 2, 3)
     until(lambda: len(slots["q"].gathered or ()) == 4)
@@ -202,7 +202,7 @@ def test_a_block_waits_with_the_message_that_failed(batching: Batching) -> None:
     batching.bad[2] = ValueError("no")
     batching.named = True
     batching.start(*range(5), batch=5, policy=qdo.Policy(attempts=1, then="block"))
-    slots = batching.engine.worker._dispatcher.slots
+    slots = batching.engine.dispatcher.slots
     until(lambda: slots["q"].state is SlotState.HELD)
     assert batching.behind() == 3
     batching.bad.clear()
@@ -214,7 +214,7 @@ def test_a_block_waits_with_the_message_that_failed(batching: Batching) -> None:
 def test_a_claim_that_ends_while_gathering_runs_nothing(batching: Batching) -> None:
     """The gathered messages are dropped with it, and the next owner reads them again."""
     batching.start(0, 1, batch=5, batch_wait_seconds=60)
-    slots = batching.engine.worker._dispatcher.slots
+    slots = batching.engine.dispatcher.slots
     until(lambda: slots["q"].state is SlotState.WAITING)
     batching.engine.member.take_back("q")
     until(lambda: not slots)

@@ -333,7 +333,7 @@ def test_errors_and_hosts_stay_out_of_znodes(make: Make, hide: tuple[str, ...]) 
     engine.send("q", MARKER)
     engine.start("q")
     until(lambda: engine.member.claims["q"].failure is not None)
-    host = engine.worker._status.component("w")["host"]
+    host = engine.member.components[-1]["host"]
     assert engine.member.claims["q"].failure.error == (
         "ValueError" if hide else f"ValueError: cannot use {MARKER}"
     )

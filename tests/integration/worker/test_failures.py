@@ -102,7 +102,7 @@ def test_a_wait_is_not_a_failed_attempt(engine: EngineSetup) -> None:
     assert {outcome for _, outcome in failing.outcomes()[:5]} == {"wait"}
     assert failing.outcomes()[-3:] == [(1, "retry"), (2, "dead-letter"), (1, "done")]
     assert failing.told == ["no", "no"]
-    counters = engine.worker._pipeline.counters.dump()
+    counters = engine.pipeline.counters.dump()
     assert (counters["processed"], counters["failed"], counters["retried"]) == (1, 2, 1)
 
 
@@ -137,7 +137,7 @@ def test_a_policy_may_block(engine: EngineSetup) -> None:
     failing = Failing(engine, qdo.Policy(attempts=2, then="block", **FAST))
     engine.send("q", "one", "bad", "two")
     engine.start("q", "other")
-    until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
+    until(lambda: engine.dispatcher.slots["q"].state is SlotState.HELD)
     engine.send("other", "more")
     until(lambda: ("more", 1) in failing.runs)
     assert ("two", 1) not in failing.runs
@@ -147,8 +147,8 @@ def test_a_policy_may_block(engine: EngineSetup) -> None:
     assert marks.position > engine.member.claims["q"].done
     assert [each for each in failing.outcomes() if each[1] == "block"] == [(2, "block")]
     assert engine.member.components is not None
-    engine.worker._dispatcher.wake(["q"])  # a new message changes nothing
-    assert engine.worker._dispatcher.slots["q"].state is SlotState.HELD
+    engine.dispatcher.wake(["q"])  # a new message changes nothing
+    assert engine.dispatcher.slots["q"].state is SlotState.HELD
 
 
 @pytest.mark.parametrize("verdict", ["skip", "dead-letter"])
@@ -159,7 +159,7 @@ def test_an_operators_decision_is_acted_upon_before_all_else(
     failing = Failing(engine, qdo.Policy(attempts=1, then="block"))
     engine.send("q", "bad", "two")
     engine.start("q")
-    until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
+    until(lambda: engine.dispatcher.slots["q"].state is SlotState.HELD)
     marks = head(engine)
     assert marks is not None
     engine.member.decide("q", FailureRecord(marks.position, 1, marks.error, decision=verdict))
@@ -174,7 +174,7 @@ def test_a_retried_queue_counts_from_one(engine: EngineSetup) -> None:
     failing = Failing(engine, qdo.Policy(attempts=1, then="block"))
     engine.send("q", "bad", "two")
     engine.start("q")
-    until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
+    until(lambda: engine.dispatcher.slots["q"].state is SlotState.HELD)
     failing.raises = qdo.Skip("mended")
     engine.member.decide("q", None)
     until(lambda: ("two", 1) in failing.runs)
@@ -200,7 +200,7 @@ def test_a_blocked_queue_stays_so_for_its_next_owner(engine: EngineSetup) -> Non
     engine.send("q", "bad", "two")
     engine.registrar.marks["q"] = FailureRecord(1 << 60, 3, "no", blocked_since=1.0)
     engine.start("q")
-    until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
+    until(lambda: engine.dispatcher.slots["q"].state is SlotState.HELD)
     assert failing.runs == []
 
 
@@ -222,7 +222,7 @@ def test_a_back_off_goes_on_at_the_next_owner(engine: EngineSetup) -> None:
     position = engine.broker.reader("q", 0).fetch(1)[0][0]
     engine.registrar.marks["q"] = FailureRecord(position, 1, "Retry", retry_at=time.time() + 3600)
     engine.start("q")
-    until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.WAITING)
+    until(lambda: engine.dispatcher.slots["q"].state is SlotState.WAITING)
     assert failing.runs == []
 
 
@@ -309,7 +309,7 @@ def test_stop_drains_the_worker_and_counts_nothing(engine: EngineSetup) -> None:
         "the disk is full",
     )
     assert engine.broker.catalog.backlog("q", claim.done).count == 2
-    counters = engine.worker._pipeline.counters.dump()
+    counters = engine.pipeline.counters.dump()
     assert (counters["stopped"], counters["failed"], counters["processed"]) == (1, 0, 1)
 
 
@@ -500,8 +500,8 @@ def test_observers_keep_nothing_of_a_released_queue(engine: EngineSetup) -> None
         engine.member.grant("q")
         until(lambda number=number: len(failing.events) == number)  # type: ignore[misc]
         engine.member.take_back("q")
-        until(lambda: "q" not in engine.worker._dispatcher.slots)
-        assert engine.worker._dispatcher._turns._engine.observers.workers == {}
+        until(lambda: "q" not in engine.dispatcher.slots)
+        assert engine.pipeline._engine.observers.workers == {}
     assert [event.worker for event in failing.events] == [engine.member.name] * 2
 
 

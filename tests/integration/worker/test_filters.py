@@ -162,7 +162,7 @@ def test_the_worker_node_shows_its_filters_throughout(
 
     filters = {"queues": ["a*"], "exclude": []}
     assert node() == {"queues": [], "filter": filters}
-    wait_until(made.is_leader, "it leads")
+    wait_until(made.leader.is_leader, "it leads")
     made.leader.create_queues(["a1", "b1"])
     wait_until(lambda: set(engine.claims) == {"a1"}, "its queue")
     wait_until(lambda: node() == {"queues": ["a1"], "filter": filters}, "the node")
@@ -177,7 +177,7 @@ def test_what_is_granted_and_not_taken_is_not_claimed(
     """A rebalancer of an older version knows no filters, and grants too much."""
     made, engine, client = member
     layout = Layout.of("fleet")
-    wait_until(made.is_leader, "it leads")
+    wait_until(made.leader.is_leader, "it leads")
     made.leader.create_queues(["a1", "b1"])
     wait_until(lambda: set(engine.claims) == {"a1"}, "its queue")
     made.leader.create_queues(["a2"])

@@ -124,9 +124,9 @@ def test_keys_run_side_by_side_and_each_in_order(keyed: Keyed) -> None:
     assert numbers(keyed.ended, "a") == list(range(20))
     assert not keyed.clashes
     until(lambda: keyed.recorded() == 0)
-    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is SlotState.IDLE)
+    until(lambda: keyed.engine.dispatcher.slots["q"].state is SlotState.IDLE)
     assert keyed.engine.member.claims["q"].out_of_order is None
-    assert keyed.engine.worker._dispatcher.slots["q"].lanes is None
+    assert keyed.engine.dispatcher.slots["q"].lanes is None
 
 
 def test_messages_without_a_key_are_one_lane(keyed: Keyed) -> None:
@@ -182,7 +182,7 @@ def test_a_queue_that_waits_for_a_place_is_given_back_at_once(tmp_path: Path, ho
     keyed.hold("p")
     keyed.engine.start("p")
     until(lambda: keyed.begun == ["p"])
-    slots = keyed.engine.worker._dispatcher.slots
+    slots = keyed.engine.dispatcher.slots
     keyed.engine.member.grant("q", "r")
     until(lambda: all(slots[queue].lanes for queue in "qr"))
     getattr(keyed.engine.member, how)("q")
@@ -220,7 +220,7 @@ def test_what_all_queues_hold_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     keyed.hold("p-0", "q-0", "r-0")
     keyed.engine.start("p", "q", "r")
     until(lambda: len(keyed.begun) == 3)
-    permits = keyed.engine.worker._pipeline._engine.permits
+    permits = keyed.engine.pipeline._engine.permits
     assert 0 < permits.held_bytes < 60_000
     keyed.let_go("p-0", "q-0", "r-0")
     until(lambda: len(keyed.ended) == 900)
@@ -259,7 +259,7 @@ def test_what_was_not_recorded_is_repeated_in_order(keyed: Keyed) -> None:
     keyed.engine.registrar.recorded.clear()
     keyed.engine.member.lose("q")
     keyed.let_go("a-0")
-    until(lambda: not keyed.engine.worker._dispatcher.slots)
+    until(lambda: not keyed.engine.dispatcher.slots)
     keyed.engine.member.grant("q")
     until(lambda: len(keyed.ended) == 10 + 1 + 20)
     assert numbers(keyed.ended, "b") == 2 * list(range(10))
@@ -288,7 +288,7 @@ def test_the_attempts_of_every_key_survive_a_handover(keyed: Keyed) -> None:
     keyed.send(*messages("abc", 2))
     keyed.engine.start("q")
     until(lambda: len(keyed.attempts) == 4)
-    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is SlotState.WAITING)
+    until(lambda: keyed.engine.dispatcher.slots["q"].state is SlotState.WAITING)
     keyed.engine.member.take_back("q")
     until(lambda: not keyed.engine.member.claims)
     node = keyed.engine.registrar.nodes["q"]
@@ -347,7 +347,7 @@ def test_what_is_held_is_bounded(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) 
     keyed.engine.start("q")
     until(lambda: keyed.begun == ["a-0"])
     gevent.sleep(0.05)
-    found = keyed.engine.worker._dispatcher.slots["q"].lanes
+    found = keyed.engine.dispatcher.slots["q"].lanes
     assert found is not None
     assert 50 <= len(found.progress) <= 50 + 64
     keyed.let_go("a-0")
@@ -374,7 +374,7 @@ def test_new_messages_start_while_failing_ones_wait(keyed: Keyed, order: Any) ->
     keyed.failing["a-0"] = ValueError("no")
     keyed.send(("a", "a-0"))
     keyed.engine.start("q")
-    dispatcher = keyed.engine.worker._dispatcher
+    dispatcher = keyed.engine.dispatcher
     until(lambda: keyed.begun == ["a-0"] and dispatcher.slots["q"].state is SlotState.WAITING)
     for number in range(3):
         keyed.send(("b", f"b-{number}"), ("c", f"c-{number}"))
@@ -396,7 +396,7 @@ def test_no_lane_starts_without_the_lease(keyed: Keyed) -> None:
     turn = clock() + keyed.engine.settings.turn_seconds
     until(lambda: clock() > turn, "the end of the turn that began with the lease")
     keyed.let_go("a-0")
-    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is SlotState.PAUSED)
+    until(lambda: keyed.engine.dispatcher.slots["q"].state is SlotState.PAUSED)
     assert keyed.begun == ["a-0", "b-0", "b-1"]
     lease.until = clock() + 3600
     until(lambda: keyed.ended == ["b-0", "b-1", "a-0", "a-1"])
@@ -529,7 +529,7 @@ def test_nothing_is_lost_whatever_happens(tmp_path: Path, order: Any, seed: int)
         if chance.random() < 0.6 and "q" in keyed.engine.member.claims:
             lost = chance.random() < 0.5
             (keyed.engine.member.lose if lost else keyed.engine.member.take_back)("q")
-            until(lambda: not keyed.engine.worker._dispatcher.slots)
+            until(lambda: not keyed.engine.dispatcher.slots)
             if lost:
                 excused.update(set(keyed.ended))
             keyed.engine.member.grant("q")
@@ -585,7 +585,7 @@ def test_marks_that_are_read_while_their_lane_runs_count(tmp_path: Path) -> None
         failure=FailureRecord(position, 3, "no", decision="skip")
     )
     keyed.engine.start("q")
-    slots = keyed.engine.worker._dispatcher.slots
+    slots = keyed.engine.dispatcher.slots
     until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes.progress) == 3)
     keyed.let_go("a-0")
     until(lambda: "a-2" in keyed.ended)
@@ -659,7 +659,7 @@ def test_reading_that_failed_is_tried_again_while_a_lane_runs(
     keyed.send(("a", "a-0"))
     keyed.engine.start("q")
     until(lambda: keyed.begun == ["a-0"])
-    fetcher = keyed.engine.worker._pipeline._fetcher
+    fetcher = keyed.engine.pipeline._fetcher
     fetch, faults = fetcher.fetch, [OSError("no disk")]
 
     def failing(*args: Any) -> Any:
@@ -685,7 +685,7 @@ def test_a_place_is_not_lost_with_the_queue_that_waits_for_it(tmp_path: Path) ->
     keyed.hold("x-0", "x-1", "x-2")
     keyed.engine.start("x")
     until(lambda: len(keyed.begun) == 3)
-    permits = keyed.engine.worker._pipeline._engine.permits
+    permits = keyed.engine.pipeline._engine.permits
     for waiting, queue in enumerate("ab", 1):
         keyed.engine.app.send(queue, queue, key=queue)
         keyed.engine.member.grant(queue)
@@ -726,7 +726,7 @@ def test_a_batch_job_resumes_after_out_of_order_progress(keyed: Keyed, tmp_path:
     until(lambda: later.recorded() == 0)
     assert calls == [["a-1"], ["a-2"], ["a-3"], ["a-4"]]
     assert told == ["done", "skip", "done", "done"]
-    until(lambda: later.engine.worker._dispatcher.slots["q"].state is SlotState.IDLE)
+    until(lambda: later.engine.dispatcher.slots["q"].state is SlotState.IDLE)
     later.send(("a", "a-5"), ("b", "b-5"))
     until(lambda: calls[4:] == [["a-5", "b-5"]])
     later.engine.close()

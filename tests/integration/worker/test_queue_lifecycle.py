@@ -180,7 +180,7 @@ def test_retirement_survives_lost_connections_and_leaders(stage: LifecycleSetup)
     stage.broker.names = names[250:]
     stage.fleet.drop_connection(0)
     stage.wait(lambda: any(stage.node(name).deleted for name in names[:250]), "some are retired")
-    leader = next(n for n, (member, _) in enumerate(stage.fleet.members) if member.is_leader())
+    leader = next(n for n, (each, _) in enumerate(stage.fleet.members) if each.leader.is_leader())
     stage.fleet.drop_connection(leader)
     stage.fleet.leave(leader)
     stage.wait(

@@ -129,9 +129,9 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]
         started.append(time.monotonic())
 
     engine.start("q")
-    until(engine.worker._dispatcher.all_idle)
+    until(engine.dispatcher.all_idle)
     turns: list[str] = []
-    pipeline = engine.worker._pipeline
+    pipeline = engine.pipeline
     plain = pipeline.turn
 
     def turn(slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
@@ -159,13 +159,13 @@ def test_two_thousand_idle_queues_take_less_than_2_kib_each(
     engine = make()
     collect(engine)
     engine.start("first")
-    until(engine.worker._dispatcher.all_idle)
+    until(engine.dispatcher.all_idle)
     gc.collect()
     tracemalloc.start()
     try:
         engine.member.grant(*[f"queue-{number:032d}" for number in range(2_000)])
-        until(engine.worker._dispatcher.all_idle)
-        until(lambda: engine.worker._dispatcher.runners == 0)
+        until(engine.dispatcher.all_idle)
+        until(lambda: engine.dispatcher.runners == 0)
         engine.member.events.clear()
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
@@ -303,7 +303,7 @@ def test_a_seek_wakes_an_idle_queue(make: Callable[..., EngineSetup]) -> None:
     seen = collect(engine)
     engine.send("q", 1, 2)
     engine.start("q")
-    until(lambda: len(seen) == 2 and engine.worker._dispatcher.all_idle())
+    until(lambda: len(seen) == 2 and engine.dispatcher.all_idle())
     engine.member.seek("q", 0)
     until(lambda: of(seen, "q") == [1, 2, 1, 2])
 
@@ -317,12 +317,12 @@ def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
     engine.send("q", 1, 2, 3)
     engine.start("q", "other")
     gated.entered.wait()
-    until(engine.worker._dispatcher.in_flight)
+    until(engine.dispatcher.in_flight)
     lease = engine.member.lease
     until_then, lease.until = lease.until, 0.0
     gated.gate.set()
     engine.send("other", 4)
-    until(lambda: len(engine.worker._dispatcher.timers._paused) == 2)
+    until(lambda: len(engine.dispatcher.timers._paused) == 2)
     assert [body for body, _ in gated.seen] == [1, 2]
     lease.until = until_then
     until(lambda: sorted(gated.ended) == [1, 2, 3, 4])
@@ -524,7 +524,7 @@ def test_a_duty_that_dies_stops_the_worker(
     def broken() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(engine.worker._dispatcher, "note_progress", broken)
+    monkeypatch.setattr(engine.dispatcher, "note_progress", broken)
     assert engine.join() == 1
     assert ("CRITICAL", ("progress",)) in [(each.levelname, each.args) for each in caplog.records]
     assert ("finished", "q") in engine.member.events
@@ -665,7 +665,7 @@ def test_the_component_says_what_the_worker_does(make: Callable[..., EngineSetup
 
     engine.send("q", 1, 2, 3)
     engine.start("q")
-    until(lambda: engine.worker._pipeline.counters.attempts == 3)
+    until(lambda: engine.pipeline.counters.attempts == 3)
     engine.stop()
     engine.join()
     last = engine.member.components[-1]

@@ -27,7 +27,7 @@ from qdo.message import Message
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.router import GreenletExecutor
 from tests.simulation.sqs.server import SimulatedCalls, SimulatedSqs
@@ -216,12 +216,13 @@ class SimulatedWorker:
         self.dispatcher = Dispatcher(
             self.pipeline,
             concurrency=CONCURRENCY,
-            spawn=self.run,
-            breathe=moments.sleep,
-            schedule=self._news.set,
-            clock=moments.clock,
+            loop=Loop(
+                spawn=self.run,
+                breathe=moments.sleep,
+                schedule=self._news.set,
+                clock=moments.clock,
+            ),
         )
-        self.pipeline.on_lane_turn(self.dispatcher.lane_turns_changed)
         wakes.append(self.dispatcher.wake)
 
     def _add_job(self, app: App) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gevent.event import Event
 
+from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.worker_roll import LostWorker
@@ -14,10 +15,10 @@ from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.worker.duties.burst import FleetSurvey
-from qdo.worker.duties.member_factory import MemberFactory
+from qdo.worker.duties.member_factory import MemberFactory, MemberParts
 
 
-class FakeMember:
+class FakeMember(Member):
     """Sends a listener the events that the test wants, and records its reports.
 
     :ivar recorded: `last` of each queue as the coordinator would have it.
@@ -37,7 +38,7 @@ class FakeMember:
         self.failure: BaseException | None = None
         self.listener = listener
         self.recorded = {} if recorded is None else recorded
-        self.lease = Lease(lease_seconds / 0.75, now())
+        self._lease = Lease(lease_seconds / 0.75, now())
         self.claims: dict[str, Claim] = {}
         self.events: list[tuple[str, str]] = []
         self.components: list[dict[str, Any]] = []
@@ -114,7 +115,11 @@ class FakeMember:
 
     # --- reports of the engine ---
 
-    def start(self, timeout_seconds: float) -> None:
+    @property
+    def lease(self) -> Lease:
+        return self._lease
+
+    def start(self, timeout_seconds: float = 15.0) -> None:
         self.started.set()
 
     def progress(self, claim: Claim) -> None:
@@ -152,11 +157,7 @@ class FakeMember:
         return self.leading
 
     @property
-    def leader(self) -> FakeMember:
-        return self
-
-    @property
-    def doorbells(self) -> FakeMember:
+    def leader(self) -> Any:
         return self
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
@@ -182,11 +183,9 @@ class FakeMember:
     def do_chore(self, chore: object) -> int:
         return 0
 
-    def watch(self, queues: Sequence[str]) -> None:
+    def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
+        self.bells.difference_update(gone)
         self.bells.update(queues)
-
-    def unwatch(self, queues: Sequence[str]) -> None:
-        self.bells.difference_update(queues)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -213,6 +212,7 @@ class FakeRegistrar(MemberFactory):
     """Makes fake members that share recorded positions.
 
     :ivar members: every member made, the newest last.
+    :ivar parts: of the members.
     :ivar elsewhere: `last` of the queues that other workers have.
     :ivar refusals: raised by the next calls of `make`, one each.
     """
@@ -220,6 +220,7 @@ class FakeRegistrar(MemberFactory):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.members: list[FakeMember] = []
+        self.parts: MemberParts | None = None
         self.recorded: dict[str, int] = {}
         self.marks: dict[str, FailureRecord] = {}
         self.nodes: dict[str, QueueNode] = {}
@@ -227,7 +228,8 @@ class FakeRegistrar(MemberFactory):
         self.elsewhere: dict[str, int] = {}
         self.made = Event()
 
-    def make(self, listener: Any, component: Mapping[str, Any]) -> FakeMember:
+    def make(self, parts: MemberParts, listener: Any, component: Mapping[str, Any]) -> FakeMember:
+        self.parts = parts
         if self.refusals:
             raise self.refusals.pop(0)
         name = f"worker-{len(self.members):010d}"

@@ -217,7 +217,7 @@ def test_a_late_interruption_never_hits_the_next_message(make: Callable[..., Eng
 
     engine.send("q", *range(200))
     engine.start("q")
-    counters = engine.worker._pipeline.counters
+    counters = engine.pipeline.counters
     until(lambda: counters.processed + counters.dead_lettered >= 200)
     assert counters.processed + counters.dead_lettered == 200
     assert seen == sorted(seen)
@@ -314,7 +314,7 @@ def test_jobs_see_their_deadline_coming(make: Callable[..., EngineSetup]) -> Non
     before, after, left = seen[0]
     assert (before, after) == (False, True)
     assert 0.9 < left <= 1.0
-    assert engine.worker._pipeline.counters.processed == 1
+    assert engine.pipeline.counters.processed == 1
 
 
 def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> None:
@@ -464,7 +464,7 @@ def test_a_job_that_returns_too_late_is_done(make: Callable[..., EngineSetup]) -
 
     engine.send("q", 1)
     engine.start("q")
-    counters = engine.worker._pipeline.counters
+    counters = engine.pipeline.counters
     until(lambda: counters.processed == 1)
     assert engine.broker.dead_letters.records() == []
 
@@ -537,14 +537,14 @@ def test_an_async_job_that_waited_starts_only_under_the_lease(
     engine.start("blocks", "waits")
     until(lambda: seen)
     engine.send("waits", 1)
-    until(lambda: len(engine.worker._dispatcher.in_flight()) == 2, "the message that waits")
+    until(lambda: len(engine.dispatcher.in_flight()) == 2, "the message that waits")
     lease = engine.member.lease
     until_before, lease.until = lease.until, 0.0
     release.release()
-    until(lambda: not engine.worker._dispatcher.in_flight(), "the ends of both calls")
+    until(lambda: not engine.dispatcher.in_flight(), "the ends of both calls")
     assert seen == ["begin", "end"]
     lease.until = until_before
-    engine.worker._dispatcher.tick()
+    engine.dispatcher.tick()
     until(lambda: len(seen) == 3)
     assert seen == ["begin", "end", "waits"]
 

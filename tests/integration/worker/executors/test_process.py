@@ -301,7 +301,7 @@ def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
             engine.send(queue, poison)
         engine.send(queue, "after")
     engine.start(*queues.values(), "greenlet")
-    counters = engine.worker._pipeline.counters
+    counters = engine.pipeline.counters
     rounds = 0
     while sum((counters.dead_lettered, counters.skipped, counters.blocked)) < len(POISONS):
         engine.send("greenlet", rounds)
@@ -461,13 +461,13 @@ def test_a_queue_that_waits_for_a_process_can_be_released(shop: Shop) -> None:
     engine.send("plain", 1)
     engine.start("plain")
     (shop.folder / "broken").touch()
-    until(lambda: engine.worker._dispatcher.in_flight())
+    until(lambda: engine.dispatcher.in_flight())
     (claim,) = engine.member.claims.values()
     engine.member.take_back("plain")
     until(lambda: ("finished", "plain") in engine.member.events)
     assert not claim.done
     assert shop.done("plain") == []
-    counters = engine.worker._pipeline.counters
+    counters = engine.pipeline.counters
     assert (counters.attempts, counters.unsuccessful) == (0, 0)
 
 
@@ -477,11 +477,11 @@ def test_nothing_is_started_once_the_lease_is_over(shop: Shop) -> None:
     engine.send("plain", 1)
     (shop.folder / "broken").touch()
     engine.start("plain")
-    until(lambda: engine.worker._dispatcher.in_flight())
+    until(lambda: engine.dispatcher.in_flight())
     lease = engine.member.lease
     until_then, lease.until = lease.until, 0.0
     (shop.folder / "broken").unlink()
-    until(lambda: not engine.worker._dispatcher.in_flight())
+    until(lambda: not engine.dispatcher.in_flight())
     assert shop.done("plain") == []
     lease.until = until_then
     until(lambda: shop.done("plain") == ["1"])

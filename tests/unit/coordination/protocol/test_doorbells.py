@@ -163,11 +163,11 @@ class RecordingMember:
     def __init__(self) -> None:
         self.said: list[tuple[str, list[str]]] = []
 
-    def watch(self, queues: Any) -> None:
-        self.said.append(("attend", sorted(queues)))
-
-    def unwatch(self, queues: Any) -> None:
-        self.said.append(("leave", sorted(queues)))
+    def watch_doorbells(self, queues: Any, gone: Any = ()) -> None:
+        if gone:
+            self.said.append(("leave", sorted(gone)))
+        if queues:
+            self.said.append(("attend", sorted(queues)))
 
 
 def slot_of(name: str, state: SlotState) -> Slot:

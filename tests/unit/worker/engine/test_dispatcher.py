@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from qdo.coordination.protocol.claims import Claim
-from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher
+from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher, Loop
 from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
 from tests.support.fakes.member import FakeMember
 
@@ -27,10 +28,12 @@ class DispatcherSetup:
         self.dispatcher = Dispatcher(
             self,
             concurrency=concurrency,
-            spawn=self.spawned.append,
-            breathe=lambda: None,
-            schedule=self._schedule,
-            clock=lambda: self.now,
+            loop=Loop(
+                spawn=self.spawned.append,
+                breathe=lambda: None,
+                schedule=self._schedule,
+                clock=lambda: self.now,
+            ),
         )
         self.member = FakeMember(self, now=lambda: self.now)
 
@@ -73,6 +76,11 @@ class DispatcherSetup:
 
     def end(self, slot: Slot) -> None:
         self.clear(slot)
+
+    def report_to(
+        self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
+    ) -> None:
+        """Do nothing: these turns have neither lanes nor permits."""
 
     # The test's hands.
 

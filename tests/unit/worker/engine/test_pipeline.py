@@ -68,9 +68,9 @@ class Turnstile:
             SettingsInForce(settings),
             clock=lambda: self.now,
             jitter=lambda: 0.0,
+            context={"shared": 1},
         )
         self.pipeline = Pipeline(self.engine)
-        self.pipeline.context = {"shared": 1}
         self.member = FakeMember(self, now=lambda: self.now)
         self.slot = Slot("q")
         (self.claim,) = self.member.grant("q")
@@ -132,7 +132,7 @@ def test_messages_come_in_order_with_everything_they_carry(stile: Turnstile) -> 
     assert (first.headers, second.headers) == ({"a": "b"}, {})
     assert (first.fence, first.attempt, first.queue) == (stile.claim.fence, 1, "q")
     assert first.id != second.id
-    assert stile.contexts[0] is stile.pipeline.context
+    assert stile.contexts[0] is stile.engine.context
     assert stile.claim.done == 2
     assert stile.pipeline.counters.processed == 2
 

@@ -31,9 +31,9 @@ class StreakSetup:
         gate = self.limits.gate(job)
         assert gate is not None
         self.gate: Gate = gate
-        layout, me = Layout.of("shop"), "worker-0000000001"
+        self.name = "worker-0000000001"
         member: Any = self
-        (self.share,) = self.limits.join([job], layout, me, member)
+        (self.share,) = self.limits.join([job], Layout.of("shop"), member)
         self.share.permits.acknowledge(permits, permits, self.now)
         if tokens:
             self.share.starts.set_rate(rate / tokens, self.now)
@@ -110,7 +110,7 @@ def test_a_limit_that_breaks_stops_the_streak() -> None:
     rows = setup.rows(slot)
     next(rows)
     member: Any = setup
-    setup.limits.join([], Layout.of("shop"), "worker-0000000002", member)
+    setup.limits.join([], Layout.of("shop"), member)
     setup.lease.end()
     assert list(rows) == []
     assert _left(slot) == ROWS - 1
