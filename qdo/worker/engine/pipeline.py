@@ -1,8 +1,9 @@
-"""One turn of a queue: fetch, decode, run, outcome, checkpoint.
+"""One turn of a queue: start, fetch, decode, run, outcome, checkpoint.
 
 ========== ====================================================================================
 step       what happens
 ========== ====================================================================================
+start      find the job, and subscribe to the queue at a polled broker
 fetch      take the remaining rows, or the prefetched batch, or fetch from the broker
 decode     headers and body from JSON; the body stays bytes if the headers say so
 run        call the job, while the claim is open, the lease is valid and the turn lasts
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import UnreachableError
 from qdo.message import Message
 from qdo.worker.engine.batches import Batches
@@ -31,7 +33,7 @@ from qdo.worker.engine.jobs import NO_JOB, BoundJob, Turn
 from qdo.worker.engine.lanes import LaneTurns
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.row_runner import HOT_LOOP, RowRunner
-from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Slot, TurnResult
+from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Rows, Slot, TurnResult
 from qdo.worker.engine.subscriptions import FailureResumer, Subscriptions, advance_to_end
 from qdo.worker.executors.base import JobAborted, MessageExpired
 from qdo.worker.shared_memory import encode_label
@@ -94,49 +96,57 @@ class Pipeline:
 
     def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         """Process messages of a queue until its turn is over; return how it ended."""
-        result = self._turn(slot, member, claim)
+        turn = self._start(slot, member, claim)
+        result = turn if isinstance(turn, TurnResult) else self._run(turn)
         if slot.grant is not None:
             self.limits.leave(slot)
         return result
 
-    def _turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+    def _start(self, slot: Slot, member: ClaimSink, claim: Claim) -> Turn | TurnResult:
+        """Return the turn with its job, or how it ends if no message may be started."""
         if not claim.open:
             return TurnResult.ENDED if claim.over else TurnResult.STILL
         if self._engine.clock() >= claim.lease.until:
             return TurnResult.PAUSED
-        done, failure = claim.done, claim.failure
         try:
-            job = self._engine.jobs.find(slot.queue)
+            turn = Turn(slot, member, claim, self._engine.jobs.find(slot.queue))
         except UnreachableError as error:
             return self._outcomes.broker_failed(slot, "no message is started", error)
-        turn = Turn(slot, member, claim, job)
-        if job is not NO_JOB:
-            if self._subscriptions.needed and slot.subscription is None:
-                try:
-                    self._subscriptions.begin(turn)
-                except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-                    return self._outcomes.broker_failed(slot, UNREADABLE, error)
-            if self._uses_lanes(turn):
-                if job.order == "queue" and turn.is_blocked:
-                    return TurnResult.HELD  # without reading anything
-                self._label(turn, in_line=False)
-                return self._lanes.run(turn)
+        if turn.job is NO_JOB or not self._subscriptions.needed or slot.subscription is not None:
+            return turn
         try:
-            return self._turn_serial(turn)
+            self._subscriptions.begin(turn)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self._outcomes.broker_failed(slot, UNREADABLE, error)
+        return turn
+
+    def _run(self, turn: Turn) -> TurnResult:
+        if self._uses_lanes(turn):
+            return self._run_lanes(turn)
+        done, failure = turn.claim.done, turn.claim.failure
+        try:
+            return self._run_serial(turn)
         except MessageExpired:
             # The job had already ended: messages that are still held are read again.
-            self._fetcher.clear(slot)
+            self._fetcher.clear(turn.slot)
             return TurnResult.MORE
         except JobAborted:
             return TurnResult.ENDED
         finally:
-            if self._runs_out_of_order(claim):
-                # Lanes read what follows: the last row of this turn may have been cancelled.
-                self._fetcher.clear(slot)
-            if claim.done != done and slot.subscription is not None:
-                slot.subscription.done_through(claim.done)
-            if (claim.done != done or claim.failure is not failure) and turn.in_force:
-                member.progress(claim)
+            self._settle(turn, done, failure)
+
+    def _settle(self, turn: Turn, done: int, failure: FailureRecord | None) -> None:
+        """Report the progress since the turn began."""
+        slot, claim = turn.slot, turn.claim
+        if self._runs_out_of_order(claim):
+            # Lanes read what follows: the last row of this turn may have been cancelled.
+            self._fetcher.clear(slot)
+        if claim.done != done and slot.subscription is not None:
+            slot.subscription.done_through(claim.done)
+        if (claim.done != done or claim.failure is not failure) and turn.in_force:
+            turn.member.progress(claim)
+
+    # --- messages that may finish out of order -----------------------------------------
 
     def _runs_out_of_order(self, claim: Claim) -> bool:
         """Return whether messages behind ``claim.done`` are done, failing or cancelled."""
@@ -145,67 +155,34 @@ class Pipeline:
     def _uses_lanes(self, turn: Turn) -> bool:
         """Return whether messages may finish out of order."""
         claim, job, lanes = turn.claim, turn.job, turn.slot.lanes
+        if job is NO_JOB:
+            return False
         if self._runs_out_of_order(claim):
             return True
         if lanes is not None and lanes.claim is claim:
-            return True  # only they know what is done and failing since the last checkpoint
+            return True  # only the lanes know what has finished or failed since the last checkpoint
         return not job.batch and (job.order != "queue" or not claim.positions.stable)
 
-    def _turn_serial(self, turn: Turn) -> TurnResult:
+    def _run_lanes(self, turn: Turn) -> TurnResult:
+        if turn.job.order == "queue" and turn.is_blocked:
+            return TurnResult.HELD  # without reading anything
+        self._label(turn, in_line=False)
+        return self._lanes.run(turn)
+
+    # --- messages one after the other ---------------------------------------------------
+
+    def _run_serial(self, turn: Turn) -> TurnResult:
         result = self._rows.finish_pending(turn)
         if result is not None:
             return result
         if turn.job is NO_JOB:
             return TurnResult.TIP
-        result = self._turn_batch(turn) if turn.job.batch else self._turn_rows(turn)
+        result = self._run_batch(turn) if turn.job.batch else self._run_rows(turn)
         if result is TurnResult.TIP:
             advance_to_end(turn.slot, turn.claim)
         return result
 
-    def _turn_rows(self, turn: Turn) -> TurnResult:
-        slot, claim, engine = turn.slot, turn.claim, self._engine
-        slot.withheld = 0
-        try:
-            rows = self._fetcher.fetch(slot, claim)
-        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            return self._outcomes.broker_failed(slot, UNREADABLE, error)
-        waiting = length_hint(rows)
-        if self._runs_out_of_order(claim):
-            return TurnResult.MORE  # a message was cancelled during the fetch
-        if not waiting:
-            return TurnResult.TIP
-        gate = turn.job.gate
-        if gate is not None:
-            result = gate.enter(slot, claim.fence)
-            if result is not None:
-                return result
-            rows = gate.fetched(slot, rows, claim.fence)
-        # Checked again: the fetch took time, and other greenlets may have run.
-        now = engine.clock()
-        until = min(claim.lease.until, now + engine.settings.now.turn_seconds)
-        if not claim.open or now >= until:
-            return TurnResult.MORE
-        self._label(turn, in_line=True)
-        slot.in_flight_index = engine.in_flight.take(slot.label)
-        slot.unreturned = slot.unstarted = 0
-        try:
-            if turn.job.every_message or turn.has_failure:
-                return self._rows.run_checked(turn, rows, until)
-            return self._rows.run_rows(turn, rows, until, 1)
-        finally:
-            ended = engine.clock()
-            in_doubt = ended >= claim.lease.until
-            engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
-            left = length_hint(rows) + slot.withheld
-            if not slot.unreturned:
-                started = waiting - left - slot.unstarted
-                slot.durations.learn(started, ended - now, ended - until)
-            self.counters.attempts += waiting - left
-            self._fetcher.learn(slot, waiting - left, left)
-            if (meter := turn.job.meter) is not None:
-                meter.turn(slot, waiting - left, now, until)
-
-    def _turn_batch(self, turn: Turn) -> TurnResult:
+    def _run_batch(self, turn: Turn) -> TurnResult:
         self._label(turn, in_line=True)
         claim = turn.claim
         before = claim.done
@@ -213,6 +190,56 @@ class Pipeline:
         if turn.job.every_message and claim.done != before and turn.in_force:
             turn.member.record(claim)
         return result
+
+    def _run_rows(self, turn: Turn) -> TurnResult:
+        rows = self._fetch(turn)
+        if isinstance(rows, TurnResult):
+            return rows
+        slot, claim, engine = turn.slot, turn.claim, self._engine
+        # Checked again: the fetch took time, and other greenlets may have run.
+        began = engine.clock()
+        until = min(claim.lease.until, began + engine.settings.now.turn_seconds)
+        if not claim.open or began >= until:
+            return TurnResult.MORE
+        self._label(turn, in_line=True)
+        slot.in_flight_index = engine.in_flight.take(slot.label)
+        slot.unreturned = slot.unstarted = 0
+        waiting = length_hint(rows)
+        try:
+            if turn.job.every_message or turn.has_failure:
+                return self._rows.run_checked(turn, rows, until)
+            return self._rows.run_rows(turn, rows, until, 1)
+        finally:
+            left = length_hint(rows) + slot.withheld
+            self._count(turn, waiting - left, left, began, until)
+
+    def _fetch(self, turn: Turn) -> Rows | TurnResult:
+        """Return rows that may be started, or how the turn ends without any."""
+        slot, claim, gate = turn.slot, turn.claim, turn.job.gate
+        slot.withheld = 0
+        try:
+            rows = self._fetcher.fetch(slot, claim)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self._outcomes.broker_failed(slot, UNREADABLE, error)
+        if self._runs_out_of_order(claim):
+            return TurnResult.MORE  # a message was cancelled during the fetch
+        if not length_hint(rows):
+            return TurnResult.TIP
+        if gate is None:
+            return rows
+        return gate.enter(slot, claim.fence) or gate.fetched(slot, rows, claim.fence)
+
+    def _count(self, turn: Turn, taken: int, left: int, began: float, until: float) -> None:
+        """Count the messages of a turn, and learn from their duration."""
+        slot, claim, engine = turn.slot, turn.claim, self._engine
+        ended = engine.clock()
+        engine.in_flight.give_back(slot.in_flight_index, in_doubt=ended >= claim.lease.until)
+        if not slot.unreturned:
+            slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
+        self.counters.attempts += taken
+        self._fetcher.learn(slot, taken, left)
+        if (meter := turn.job.meter) is not None:
+            meter.turn(slot, taken, began, until)
 
     def _label(self, turn: Turn, in_line: bool) -> None:
         slot = turn.slot
