@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kazoo.exceptions import KazooException
 
@@ -15,7 +15,6 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.protocol.rebalancer import Rebalancer
-from qdo.coordination.protocol.worker_roll import LostWorker
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError
@@ -63,13 +62,11 @@ class LeaderQueues:
         """Return the names of all queue nodes; None while they are unknown."""
         return self._rebalancer.queues
 
-    def lost_workers(self) -> list[LostWorker]:
-        """Return the workers that went without releasing their queues; none unless it leads.
-
-        Their times are Unix times.
-        """
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that only a leader reports, as fields of `WorkerReport`."""
         ahead = time.time() - clock()
-        return [replace(each, at=each.at + ahead) for each in self._rebalancer.lost.found]
+        lost = [replace(each, at=each.at + ahead) for each in self._rebalancer.lost.found]
+        return {"lost_workers": tuple(lost) or None}
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""

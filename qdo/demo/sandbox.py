@@ -206,8 +206,8 @@ class WatchedFleet:
             unknown = self._queues.keys() - self._pids.keys()
         if unknown:
             for each in worker_statuses(self._client, self._layout):
-                pid = dict(each.details).get("pid")
-                if isinstance(pid, int):
+                pid = each.report.pid
+                if pid is not None:
                     self._pids[each.worker] = pid
         return self._pids
 

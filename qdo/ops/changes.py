@@ -90,10 +90,11 @@ def past_changes(
     :param since: Unix time; earlier changes are left out.
     """
     found = [(entry.at, _command(entry)) for entry in entries]
-    for each in workers:
-        started = dict(each.details).get("started")
-        if isinstance(started, int | float):
-            found.append((float(started), Difference("worker", each.worker, "", "new")))
+    found += [
+        (each.report.started, Difference("worker", each.worker, "", "new"))
+        for each in workers
+        if each.report.started is not None
+    ]
     for lost in lost_workers(workers, since):
         reason = f"it released none of its queues: {lost.process or 'host unknown'}"
         found.append((lost.at, Difference("worker", lost.name, "there", "gone", reason)))

@@ -94,7 +94,7 @@ def worker_item(each: WorkerStatus) -> dict[str, Any]:
         "fault": each.fault,
         "filter": asdict(each.takes),
     }
-    return {**known, **dict(each.details), **known}
+    return {**known, **each.report.dump(), **known}
 
 
 def component_item(process: ProcessDescription) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def overview(
         "app": app,
         "workers": len(workers),
         "silent_workers": silent(workers),
-        "versions": sorted({str(dict(each.details).get("version", "?")) for each in workers}),
+        "versions": sorted({each.report.version or "?" for each in workers}),
         "queues": len(judged),
         "dead_letters": None if uncounted else sum(each or 0 for each in dead),
         "states": {state.value: counts[state] for state in QueueHealth if counts[state]},

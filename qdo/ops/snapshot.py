@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from typing import Any
 
 from qdo.brokers.base import Broker, check_head
 from qdo.brokers.catalog import Backlog
@@ -16,14 +15,14 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_assignment
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, NotFoundError, PositionAheadError, QdoError
 from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.ops.peek import waiting_rows
-from qdo.ops.worker_status import details_of
 from qdo.positions import TIME_POSITIONS
 from qdo.queues import QueueFilter
 from qdo.system.native import run_parallel
-from qdo.text import fine_duration, one_line, short_duration
+from qdo.text import fine_duration, short_duration
 
 
 def ask(
@@ -202,9 +201,6 @@ def crowded_out(broker: Broker | None, nodes: int, names: Collection[str]) -> di
     return dict.fromkeys(names, reason)
 
 
-_FIELDS = 5
-
-
 @dataclass(frozen=True, slots=True)
 class LongRun:
     """A message in flight.
@@ -229,37 +225,16 @@ class LongRun:
         return f"{text} (usually {fine_duration(self.usual_seconds)} at most)"
 
 
-def long_runs(components: Iterable[Mapping[str, Any]]) -> dict[str, LongRun]:
-    """Return the longest run of each queue, from the nodes of worker processes.
-
-    Entries that make no sense were written by another program, and are left out.
-    """
+def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
+    """Return the longest run of each queue. Negative durations are left out."""
     found: dict[str, LongRun] = {}
-    for component in components:
-        entries = component.get("long_runs")
-        for entry in entries if isinstance(entries, list) else ():
-            parsed = _parse(entry)
-            if parsed is None:
-                continue
-            queue, run = parsed
-            if queue not in found or found[queue].seconds < run.seconds:
-                found[queue] = run
+    runs = (run for report in reports for run in report.long_runs)
+    for queue, id, attempt, seconds, usual in runs:
+        if seconds < 0 or (usual or 0.0) < 0:
+            continue
+        if queue not in found or found[queue].seconds < seconds:
+            found[queue] = LongRun(id, attempt, seconds, usual)
     return found
-
-
-def _parse(entry: Any) -> tuple[str, LongRun] | None:
-    if not isinstance(entry, list) or len(entry) != _FIELDS:
-        return None
-    queue, id, attempt, seconds, usual = entry
-    texts = isinstance(queue, str) and isinstance(id, str)
-    numbers = type(attempt) is int and _is_duration(seconds)
-    if not texts or not numbers or not (usual is None or _is_duration(usual)):
-        return None
-    return queue, LongRun(one_line(id), attempt, float(seconds), usual)
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 MOST_SECONDS = 1e12
@@ -348,7 +323,7 @@ def read_snapshot(
     backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
     nodeless = [name for name in names if name not in nodes]
     parents = _parents(client, broker, nodeless, listed)
-    components = [dict(details_of(read.data)) for read in fleet.components or ()]
+    reports = [WorkerReport.parse(read.data) for read in fleet.components or ()]
     return Snapshot(
         names=names,
         nodes=_with_parents(client, layout, nodes, parents),
@@ -359,9 +334,9 @@ def read_snapshot(
         missing=frozenset(names) - listed if broker else frozenset(),
         dead_letters=counted,
         backlogs=backlogs if fault is None else dict.fromkeys(names, fault),
-        lags=_lags(components) if broker and broker.capabilities.doorbell else {},
-        faults=_faults(components) | crowded_out(broker, len(fleet.queues or ()), nodeless),
-        limits=_waits(components),
+        lags=_lags(reports) if broker and broker.capabilities.doorbell else {},
+        faults=_faults(reports) | crowded_out(broker, len(fleet.queues or ()), nodeless),
+        limits=_waits(reports),
         parents=parents,
         unasked=len(whole) - len(backlogs),
         unread=unread,
@@ -373,7 +348,7 @@ def read_snapshot(
         written={name: read.written for name, read in reads.items()},
         created={name: read.created for name, read in reads.items()},
         reported=_reported(fleet.components or ()),
-        long_runs=long_runs(components),
+        long_runs=long_runs(reports),
     )
 
 
@@ -495,42 +470,27 @@ def is_finished(node: QueueNode | None, end: str | None) -> bool:
 
 def _reported(components: Iterable[NodeValue]) -> dict[str, float]:
     """Return when the process of each worker last wrote its node."""
-    return {str(dict(details_of(read.data)).get("worker")): read.written for read in components}
+    return {str(WorkerReport.parse(read.data).worker): read.written for read in components}
 
 
-def _lags(components: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
     """Return the lag of queues in seconds, as workers report it for queues that have one."""
-    found: dict[str, float] = {}
-    for component in components:
-        behind = component.get("behind")
-        if isinstance(behind, dict):
-            found.update(
-                (queue, float(seconds))
-                for queue, seconds in behind.items()
-                if isinstance(seconds, (int, float)) and 0 <= seconds < MOST_SECONDS
-            )
-    return found
+    return {
+        queue: seconds
+        for report in reports
+        for queue, seconds in report.behind.items()
+        if 0 <= seconds < MOST_SECONDS
+    }
 
 
-def _faults(components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def _faults(reports: Iterable[WorkerReport]) -> dict[str, str]:
     """Return why queues are not processed, as workers report it."""
-    found: dict[str, str] = {}
-    for component in components:
-        faults = component.get("faults")
-        if isinstance(faults, dict):
-            found.update((queue, one_line(reason)) for queue, reason in faults.items())
-    return found
+    return {queue: why for report in reports for queue, why in report.faults.items()}
 
 
-def _waits(components: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[str]]:
+def _waits(reports: Iterable[WorkerReport]) -> dict[str, Sequence[str]]:
     """Return the limits for whose permits queues wait, as workers report it."""
-    found: dict[str, Sequence[str]] = {}
-    for component in components:
-        waits = component.get("waits")
-        for queue, names in waits.items() if isinstance(waits, dict) else ():
-            if isinstance(names, list):
-                found[queue] = [one_line(str(name)) for name in names]
-    return found
+    return {queue: names for report in reports for queue, names in report.waits.items()}
 
 
 def _backlogs(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.worker_roll import LostWorker
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.coordination.znodes.worker_report import LostWorker, WorkerReport
 from qdo.queues import EVERYTHING, QueueFilter
-from qdo.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +24,14 @@ class WorkerStatus:
         worker stays registered until its session ends.
     :ivar fault: why it gets no queues: its node cannot be read, or does not belong to a session.
     :ivar process: host and parent process, for people; "" if it is not known.
-    :ivar details: data published by its process: host, pid, version, started, state, ...
+    :ivar report: the facts that its process reports.
     """
 
     worker: str
     queues: int
     assigned: int
     reported: float
-    details: tuple[tuple[str, Any], ...]
+    report: WorkerReport
     takes: QueueFilter = EVERYTHING
     fault: str | None = None
     process: str = ""
@@ -65,7 +62,7 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
                 queues=len(node.queues),
                 assigned=assigned.get(name, 0),
                 reported=max(read.written, component.written),
-                details=() if component is read else details_of(component.data),
+                report=WorkerReport.parse(None if component is read else component.data),
                 takes=node.filter,
                 fault=read.refused or (None if read.session else "its node has no session"),
                 process=node.process,
@@ -77,36 +74,18 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
 def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWorker]:
     """Return the workers that went without releasing their queues, as the leader tells.
 
-    Those whose process has started another worker are left out, and so are entries that make no
-    sense: another program wrote them.
+    Those whose process has started another worker are left out.
 
     :param since: Unix time of the oldest to return.
     """
     present = {each.process for each in workers}
-    found = [_lost_worker(entry) for each in workers for entry in _entries(each)]
-    wanted = (each for each in found if each is not None and each.at >= since)
-    return [each for each in wanted if not each.process or each.process not in present]
-
-
-def _entries(worker: WorkerStatus) -> list[Any]:
-    entries = dict(worker.details).get("lost_workers")
-    return entries if isinstance(entries, list) else []
-
-
-def _lost_worker(entry: Any) -> LostWorker | None:
-    if not isinstance(entry, dict) or entry.keys() != {each.name for each in fields(LostWorker)}:
-        return None
-    name, process, queues, at = (entry[each.name] for each in fields(LostWorker))
-    texts = isinstance(name, str) and is_worker_name(name) and isinstance(process, str)
-    if not texts or type(queues) is not int or not isinstance(at, int | float):
-        return None
-    return LostWorker(name, one_line(process), queues, float(at))
-
-
-def details_of(data: bytes) -> tuple[tuple[str, Any], ...]:
-    """Return the content of a component node; empty if it cannot be read."""
-    value, _ = load(data)
-    return tuple(value.items())
+    return [
+        lost
+        for each in workers
+        for lost in each.report.lost_workers or ()
+        if lost.at >= since and is_worker_name(lost.name)
+        if not lost.process or lost.process not in present
+    ]
 
 
 def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:

@@ -24,10 +24,10 @@ from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_QUEUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.encryption.bodies import BodyVault
 from qdo.encryption.key_ring import KeyRing, new_key, parse_keys
 from qdo.errors import QdoError, UsageError
-from qdo.ops.worker_status import details_of
 from qdo.queues import QueueFilter, is_path_part
 from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import load
@@ -92,7 +92,8 @@ def test_lists_of_queues_are_read(fuzz: Fuzz) -> None:
         node = WorkerNode.parse(data)
         assert WorkerNode.parse(node.encode()).queues == node.queues
         assert all(map(is_path_part, parse_assignment(data) or ()))
-        details_of(data)
+        report = WorkerReport.parse(data)
+        assert WorkerReport.parse(json.dumps(report.dump()).encode()) == report
         BrokerNode.parse(data)
 
     fuzz(plain | packed | cut | packed.map(lambda data: b"x" + data), check)

@@ -322,7 +322,6 @@ def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[s
     processed = item.get("processed")
     return [
         ("process", f"pid {item.get('pid', '?')} on {item.get('host', '?')}"),
-        ("zone", item.get("zone")),
         ("started", _moment(item.get("started"))),
         ("reported", f"{short_duration(max(0.0, time.time() - status.reported))} ago"),
         ("version", f"qdo {item.get('version', '?')}, Python {item.get('python', '?')}"),
@@ -331,6 +330,7 @@ def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[s
         ("messages", processed if processed is None else ", ".join([f"{processed} done", *ended])),
         ("filter", str(status.takes) or None),
         ("jobs", join_some(status.takes.jobs)),
+        *status.report.labelled(),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -94,9 +94,8 @@ class _Screen:
     def _count(self, workers: Sequence[WorkerStatus]) -> None:
         """Compute the rates of workers that have reported since the last look."""
         for each in workers:
-            details: Mapping[str, Any] = dict(each.details)
-            done, at = details.get("processed"), each.reported
-            if not isinstance(done, int):
+            done, at = each.report.processed, each.reported
+            if done is None:
                 continue
             before, count = self._counts.get(each.worker, (at, done))
             if at > before:
@@ -119,15 +118,14 @@ class _Screen:
         emit("", rows[:WORKERS], "table", _WORKER_COLUMNS)
 
     def _worker_row(self, each: WorkerStatus) -> dict[str, Any]:
-        details: Mapping[str, Any] = dict(each.details)
-        busy, rate = details.get("busy"), self._rates.get(each.worker)
+        busy, rate = each.report.busy, self._rates.get(each.worker)
         return {
             "worker": each.worker,
             "queues": each.queues,
-            "busy": busy if isinstance(busy, int) else 0,
+            "busy": busy or 0,
             "rate": None if rate is None else round(rate),
             "reported": f"{short_duration(max(0.0, time.time() - each.reported))} ago",
-            "host": details.get("host"),
+            "host": each.report.host,
         }
 
 

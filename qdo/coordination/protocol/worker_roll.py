@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from qdo.coordination.protocol.machine import Get, NodeRead, Refused, Response
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.coordination.znodes.worker_report import LostWorker
 from qdo.queues import QueueFilter
 from qdo.text import join_some, pluralize
 
@@ -182,21 +182,6 @@ REMEMBERED = 20
 """The last of them: their names are in a node that many clients read."""
 
 Observe: TypeAlias = Callable[[Get, Callable[[Response], None]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LostWorker:
-    """A worker that went without releasing its queues.
-
-    :ivar process: its host and parent process, "" if the leader does not know them.
-    :ivar queues: how many queues were assigned to it.
-    :ivar at: when the leader noticed: a time of its clock, and for all others Unix time.
-    """
-
-    name: str
-    process: str
-    queues: int
-    at: float
 
 
 class LostWorkers:

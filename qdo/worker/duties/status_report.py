@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 from gevent.event import Event
 
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
 from qdo.worker.duties.duty import CurrentMember, Duty
@@ -81,29 +81,26 @@ class StatusReport(Duty):
 
     def component(self, name: str) -> dict[str, Any]:
         """Return the content of the component node of a worker with this name."""
-        return {
-            **self._process,
-            "state": self._current.state,
-            "worker": name,
-            "concurrency": self._concurrency,
-            "queues": len(self._dispatcher.slots),
-            "busy": sum(1 for _ in self._dispatcher.running()),
-            **self._counters.dump(),
-            "behind": lags(self._dispatcher.slots.values()),
-            "faults": self._limits.faults(),
-            "waits": dict(islice(self._limits.waits().items(), MOST_QUEUES)),
-            "long_runs": self._long_runs(),
-            "live": self._live.dump(),
-            **self._lost_workers(),
-        }
-
-    def _lost_workers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the workers that went without releasing their queues, if this one leads."""
         member = self._current.member
-        lost = [] if member is None else [asdict(each) for each in member.leader.lost_workers()]
-        return {"lost_workers": lost} if lost else {}
+        facts = self._process | self._counters.dump()
+        if member is not None:
+            facts |= member.leader.facts()
+        report = WorkerReport(
+            state=self._current.state,
+            worker=name,
+            concurrency=self._concurrency,
+            queues=len(self._dispatcher.slots),
+            busy=sum(1 for _ in self._dispatcher.running()),
+            behind=lags(self._dispatcher.slots.values()),
+            faults=self._limits.faults(),
+            waits=dict(islice(self._limits.waits().items(), MOST_QUEUES)),
+            long_runs=self._long_runs(),
+            live=self._live.dump(),
+            **facts,
+        )
+        return report.dump()
 
-    def _long_runs(self) -> list[tuple[str, str, int, float, float | None]]:
+    def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
         """Return messages that an earlier report has seen: queue, id, attempt and seconds.
 
         The seconds are too few by the time between two reports at most. If a message runs for
@@ -111,14 +108,14 @@ class StatusReport(Duty):
         """
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
-        return [
+        return tuple(
             (
                 *each.key,
                 round(each.seconds, 1),
                 round(each.durations.usual_seconds, 3) if each.is_unusual else None,
             )
             for each in longest
-        ]
+        )
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

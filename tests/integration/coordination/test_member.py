@@ -87,8 +87,8 @@ def test_the_leader_names_a_worker_that_released_nothing(
     fleet.end_session(index)
     fleet.wait(lambda: fleet.balanced(9), "the queues are owned again")
     leader = next(member for member, _ in fleet.members if member.leader.is_leader())
-    fleet.wait(lambda: len(leader.leader.lost_workers()) == 1, "the leader has noticed")
-    (lost,) = leader.leader.lost_workers()
+    fleet.wait(lambda: leader.leader.facts()["lost_workers"], "the leader has noticed")
+    (lost,) = leader.leader.facts()["lost_workers"]
     assert (lost.name, lost.process, lost.queues) == (gone, "test pid 7", 3)
     assert abs(lost.at - time.time()) < 60.0
     records = [each for each in caplog.records if each.name.endswith(".worker_roll")]
@@ -107,7 +107,7 @@ def test_a_worker_that_released_its_queues_is_not_lost(fleet: MemberFleet) -> No
     fleet.wait(lambda: fleet.balanced(9), "two workers share the queues")
     fleet.leave(0)
     fleet.wait(lambda: fleet.balanced(9), "one worker has the queues")
-    assert fleet.members[0][0].leader.lost_workers() == []
+    assert fleet.members[0][0].leader.facts() == {"lost_workers": None}
 
 
 def test_fences_grow_with_every_claim(fleet: MemberFleet) -> None:

@@ -134,7 +134,7 @@ def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
         wait_until(lambda: len(fresh(case).workers()) == number, "a worker registers")  # noqa: B023
     wait_until(lambda: [each.queues for each in fresh(case).workers()] == [2, 2], "the queues")
     frozen = fresh(case).workers()[1]
-    pids = [dict(frozen.details)[name] for name in ("parent", "pid")]
+    pids = [frozen.report.parent, frozen.report.pid]
     for pid in pids:
         freeze(pid, runs.coordinator)
     try:

@@ -10,7 +10,6 @@ from gevent.event import Event
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.worker_roll import LostWorker
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
@@ -168,8 +167,8 @@ class FakeMember(Member):
         """Return no name: whatever is listed is created once more."""
         return ()
 
-    def lost_workers(self) -> list[LostWorker]:
-        return []
+    def facts(self) -> dict[str, Any]:
+        return {}
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         raise AssertionError("the brokers of these tests keep their queues")

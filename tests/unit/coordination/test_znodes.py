@@ -20,8 +20,8 @@ from qdo.coordination.znodes.values import (
     MAX_VALUE_BYTES,
 )
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import QueueNameError, SettingsError
-from qdo.ops.worker_status import details_of
 from qdo.queues import check_queue_name, name_error
 
 
@@ -482,7 +482,7 @@ def test_hostile_values_become_a_value_or_a_fault(number: int) -> None:
     worker.encode()
     assert parse_assignment(data) is None
     BrokerNode.parse(data).encode()
-    details_of(data or b"")
+    WorkerReport.parse(data)
 
 
 def test_a_giant_value_keeps_what_qdo_wrote() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
 from qdo.ops.changes import Difference, Look, changes, past_changes
@@ -41,8 +43,9 @@ def test_every_kind_of_event_in_order() -> None:
 def test_the_past_is_told_by_its_witnesses_in_order() -> None:
     """The action log, the workers, those that the leader has lost, and the claims of a history."""
     lost = {"name": "worker-0000000001", "process": "host a", "queues": 2, "at": 3.0}
-    details = (("started", 1.0), ("lost_workers", [lost, {"name": "forged"}, 7]))
-    workers = [WorkerStatus("worker-0000000002", 1, 1, 9.0, details)]
+    node = {"started": 1.0, "lost_workers": [lost, {"name": "forged"}, 7]}
+    report = WorkerReport.parse(json.dumps(node).encode())
+    workers = [WorkerStatus("worker-0000000002", 1, 1, 9.0, report)]
     claim = RecordedOwner(2.0, 5.0, "worker-0000000001", "a", 7, 1, "drained")
     entries = [replace(SEEK, at=4.0), replace(SEEK, id="0", at=0.5)]
     assert past_changes(entries, workers, [("q", claim)], 1.0) == [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.ops.snapshot import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
@@ -304,16 +307,21 @@ def test_times_can_be_chosen() -> None:
 # --- reports of workers ------------------------------------------------------------------------
 
 
+def reported(*values: Any) -> list[WorkerReport]:
+    return [WorkerReport.parse(json.dumps(value).encode()) for value in values]
+
+
 def test_forged_reports_of_long_runs_are_left_out() -> None:
     good = [["q", "id", 1, 5, None], ["p", "id", 1, 50, 0.2]]
     bad = [None, 7, [], ["q"], ["q", "id", 1, 9], ["q", "id", True, 9, None], [1, 2, 3, 4, 5]]
-    bad += [["q", "id", 1, float("nan"), None], ["q", "id", 1, 9, -1], ["q", "id", 1, 9, "1"]]
-    found = long_runs([{"long_runs": [*good, *bad]}, {"long_runs": "x"}, {}])
+    bad += [["q", "id", 1, -9, None], ["q", "id", 1, 9, -1], ["q", "id", 1, 9, "1"]]
+    unreadable = {"long_runs": [["q", "id", 1, float("nan"), None]]}
+    found = long_runs(reported({"long_runs": [*good, *bad]}, {"long_runs": "x"}, {}, unreadable))
     assert found == {"q": LongRun("id", 1, 5.0), "p": LongRun("id", 1, 50.0, 0.2)}
 
 
 def test_the_longest_run_of_a_queue_counts() -> None:
     found = long_runs(
-        [{"long_runs": [["q", "a", 1, 5, 1]]}, {"long_runs": [["q", "b", 2, 9, None]]}]
+        reported({"long_runs": [["q", "a", 1, 5, 1]]}, {"long_runs": [["q", "b", 2, 9, None]]})
     )
     assert found == {"q": LongRun("b", 2, 9.0)}
