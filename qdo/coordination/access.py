@@ -74,7 +74,7 @@ class NodeRights:
         return self._lists[key]
 
     def stranger(self, acl: Iterable[ACL]) -> str | None:
-        """Return who may change a node with this list although it has no role, None for nobody."""
+        """Return an account without a role that may change a node with this list, or None."""
         known = {each for accounts in (self.accounts or {}).values() for each in accounts}
         for each in acl:
             if each.perms & _CHANGE and each.id not in known:

@@ -414,7 +414,7 @@ class Client(KazooClient):
         self.close()
 
     def detach(self) -> None:
-        """Stop without ending the session: it lives on for its timeout, or for another client."""
+        """Stop without ending the session: it lasts for its timeout, or for another client."""
         self._stopped.set()
         self.drop_connection("the client leaves its session")
         self._give_up()

@@ -1,4 +1,4 @@
-"""What the leader knows and does apart from rebalancing, mostly with the nodes of queues."""
+"""The tasks of the leader beside rebalancing, mostly with the nodes of queues."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def seek(
 
     :param position: the broker's own position, which overrides `last`; None if it has none.
     :param finished: the position of a finished queue; a queue with this position is restored.
-    :param onward: the owner goes on from its own progress if that has got beyond `last`; a queue
-        whose node has got there is not changed. Only for a `last` that positions compare with.
+    :param onward: the owner continues from its own progress if that is beyond `last`; a queue whose
+        node is there already is not changed. Only for a `last` that positions compare with.
     :raises NotFoundError: the queue has no node.
     :raises NodeRefusedError: the coordinator does not let this client read or write the node.
     """

@@ -175,7 +175,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_safe(version: tuple[int, int, int]) -> bool:
-    """Return whether an ensemble of this version keeps what it has acknowledged."""
+    """Return whether an ensemble of this version keeps acknowledged writes."""
     if version[:2] == (3, 9):
         return version >= (3, 9, 2) and version != (3, 9, 3)
     return version >= (3, 8, 4)

@@ -1,4 +1,4 @@
-"""Do what operators ask of a worker: see `qdo.fleet.action_machine`."""
+"""Perform the actions that operators request of a worker: see `qdo.fleet.action_machine`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Limits log lines: ten messages that fail a thousand times a second must not fill the disk, nor
-hide the lines about other queues; and thousands of queues whose broker is away say it together."""
+"""Rate-limit log lines per queue and per sentence.
+
+Messages that fail a thousand times a second neither fill the disk nor hide the lines about other
+queues. Thousands of queues whose broker is away share their lines.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ QUEUE_LOGGERS = (
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.rebalancer",
 )
-"""Loggers with lines about single queues, of which a worker may own many thousands."""
+"""Loggers with lines about single queues; a worker may own many thousands."""
 BROKER_LOGGERS = (
     "qdo.worker.engine.outcomes.broker",
     "qdo.brokers.kinesis.reader",
@@ -102,7 +105,7 @@ class LineLimit(logging.Filter):
         return False
 
     def _forget(self, now: float) -> None:
-        """Drop the windows of quiet queues, of which there may be many thousands."""
+        """Drop the windows of quiet queues: there may be many thousands."""
         if len(self._windows) >= _KEPT:
             self._windows = {
                 name: window

@@ -3,11 +3,11 @@
 The child's end of the pipe reports to the parent, such as the source files that the app imported,
 and notices the parent's death.
 
-A forked copy of a worker process runs nothing of the worker. A fork copies all greenlets, and the
-event loop of which they wait. Code that waits through gevent in the copy, such as a lock in a
-library's fork handler, would let them go on there: messages would run a second time, and events of
-the shared epoll descriptor would be lost to the worker. So the copy begins with an event loop of
-its own, which knows only the greenlet that forked.
+A forked copy of a worker process runs nothing of the worker. A fork copies all greenlets and
+their event loop. Code that waits through gevent in the copy, such as a lock in a library's fork
+handler, would resume them there: messages would run a second time, and the worker would lose
+events of the shared epoll descriptor. So the copy begins with an event loop of its own, which
+knows only the greenlet that forked.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def send_settings(pipe: socket.socket, settings: Settings) -> None:
     try:
         pipe.sendall(json.dumps({"settings": dataclasses.asdict(settings)}).encode() + b"\n")
     except OSError as error:
-        _log.warning(
-            "cannot report the settings to the parent, which goes on with its own: %s", error
-        )
+        _log.warning("cannot report the settings to the parent, which keeps its own: %s", error)
 
 
 def send_files(pipe: socket.socket, files: Iterable[str]) -> None:

@@ -93,8 +93,8 @@ _COMMANDS = {
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
 _ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-"""Requests that are not performed together with others: Sync returns the newest zxid of which
-all events have been reported."""
+"""Requests that are not performed together with others: Sync returns the newest zxid whose events
+have all been reported."""
 Pair = tuple[Any, Any]
 """A request, and the object that takes the answer (None without a waiting caller)."""
 

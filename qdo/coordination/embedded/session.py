@@ -462,7 +462,7 @@ class _SilentPipe:
         return self._ends[0]
 
     def drain(self) -> None:
-        """Do nothing: nobody writes to it."""
+        """Do nothing: no process writes to it."""
 
     def close(self) -> None:
         """Close both ends; idempotent."""

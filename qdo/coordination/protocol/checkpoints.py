@@ -26,6 +26,7 @@ from qdo.coordination.protocol.machine import (
     Response,
     SetOp,
 )
+from qdo.coordination.protocol.owned_queues import Recovery
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
@@ -47,7 +48,7 @@ Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, SetOp]
 
 @dataclass(slots=True)
 class CheckpointTotals:
-    """What the checkpoints of one process came to, over all of its registrations.
+    """The results of the checkpoints of one process, over all of its registrations.
 
     :ivar results: transactions that were "recorded", "rejected" or "unanswered".
     :ivar queues: how often the progress of a queue was recorded.
@@ -70,31 +71,17 @@ class Owner(Protocol):
         """Called when the worker's own node does not exist."""
 
 
-class NodeRecovery(Protocol):
-    """The part of `Recovery` that checkpoints use."""
-
-    def reread(self, slot: OwnedQueue) -> None:
-        """Read the queue's node again: it is not as remembered."""
-
-    def refused(self, slot: OwnedQueue, reason: str) -> None:
-        """Give up a queue whose node cannot be written."""
-
-    def doubt(self, slots: list[OwnedQueue]) -> None:
-        """Record that a transaction of these queues was not answered."""
-
-
 class Checkpoints:
-    """Which queues have progressed, and the transactions that record it.
+    """Records the progress of queues in transactions.
 
-    :ivar recovery: what reads nodes again whose state is unknown; set before the first flush.
+    :param recovery: reads nodes again whose state is unknown.
     """
-
-    recovery: NodeRecovery
 
     def __init__(
         self,
         layout: Layout,
         owner: Owner,
+        recovery: Recovery,
         *,
         clock: Callable[[], float],
         interval_seconds: float,
@@ -102,6 +89,7 @@ class Checkpoints:
     ) -> None:
         self._layout = layout
         self._owner = owner
+        self._recovery = recovery
         self._clock = clock
         self._interval = interval_seconds
         self._round_trip = 0.0
@@ -186,7 +174,7 @@ class Checkpoints:
         self.in_flight -= 1
         if isinstance(answer, NoResponse):
             self._totals.results["unanswered"] += 1
-            self.recovery.doubt([slot for slot, _ in batch])
+            self._recovery.doubt([slot for slot, _ in batch])
             return
         self._round_trip = self._clock() - sent_at
         self._totals.latency.observe(self._round_trip)
@@ -207,7 +195,7 @@ class Checkpoints:
             slot.node = node
             slot.version = version
             if slot.again:
-                self.recovery.reread(slot)
+                self._recovery.reread(slot)
             elif slot.progressed() is not node:
                 self._dirty[slot.queue] = slot
 
@@ -218,9 +206,9 @@ class Checkpoints:
             return
         for index, (slot, _) in enumerate(batch, start=1):
             if answer.refuses(index):
-                self.recovery.refused(slot, answer.reason)
+                self._recovery.refused(slot, answer.reason)
                 continue
             self._dirty[slot.queue] = slot
             if index == answer.index or slot.again:
-                self.recovery.reread(slot)
+                self._recovery.reread(slot)
         self.hurry()

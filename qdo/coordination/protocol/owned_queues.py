@@ -170,7 +170,7 @@ class OwnedQueues:
         """Replace the claim after an operator's change.
 
         :param before: the node as it was known. If no change since then moved the queue back,
-            what the owner has done meanwhile is not repeated.
+            the messages that the owner has finished meanwhile are not repeated.
         """
         old = slot.claim
         if old is not None:

@@ -105,20 +105,23 @@ class Ownership(Machine):
         self._acquisition = Acquisition(
             layout, name, self, self.slots, positions, clock=clock, lease=lease
         )
-        self.checkpoints = Checkpoints(
-            layout,
-            self,
-            clock=clock,
-            interval_seconds=options.checkpoint_seconds,
-            totals=options.totals,
-        )
         self._queues = OwnedQueues(
             self, self._own_node, self._acquisition, self.slots, listener, lease, positions
         )
         self._recovery = Recovery(
-            self, layout, name, self._queues, self._own_node, positions, self.checkpoints.mark
+            self, layout, name, self._queues, self._own_node, positions, self._mark
         )
-        self.checkpoints.recovery = self._recovery
+        self.checkpoints = Checkpoints(
+            layout,
+            self,
+            self._recovery,
+            clock=clock,
+            interval_seconds=options.checkpoint_seconds,
+            totals=options.totals,
+        )
+
+    def _mark(self, slot: OwnedQueue) -> None:
+        self.checkpoints.mark(slot)
 
     # --- called by the engine ---------------------------------------------------------
 

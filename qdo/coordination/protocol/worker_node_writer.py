@@ -69,7 +69,7 @@ class WorkerNodeWriter:
 
     @property
     def free(self) -> bool:
-        """Whether a write may be started."""
+        """Whether no write is in flight."""
         return not self._closed
 
     @property

@@ -1,8 +1,8 @@
 """The registered workers, which of them get queues, and which were lost.
 
 Every client of the coordinator can create a node below `workers`. Only nodes that end with a
-session are workers, and only workers that claim what they are granted keep getting queues.
-Otherwise the queues of a foreign node would be nobody's.
+session are workers, and only workers that claim their assigned queues keep getting queues.
+Otherwise no worker would process the queues of a foreign node.
 
 Lost workers are those that went without releasing their queues. Nodes of workers and processes end
 with their session, so afterwards only the leader can name a worker that was killed, frozen or cut
@@ -145,7 +145,7 @@ class WorkerRoll:
         return claiming or able
 
     def judge(self, share_of: Callable[[str], Collection[str]]) -> float:
-        """Find workers that claim nothing of what is assigned to them and to nobody else.
+        """Find workers that claim none of the queues assigned to them only.
 
         A worker whose queues are all still owned by others is not to blame.
 
@@ -209,7 +209,7 @@ class LostWorkers:
     def examine(self, shares: Mapping[str, Collection[str]]) -> None:
         """Find out about workers that are gone, before others get their queues.
 
-        A queue that was assigned to nobody else and still has such a worker as owner was not
+        A queue that was assigned to no other worker and still has such a worker as owner was not
         released. One of them is read: all others need no request.
 
         :param shares: the queues that are still assigned to each worker that is gone.

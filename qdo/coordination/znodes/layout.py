@@ -20,7 +20,7 @@ _VERSION = re.compile(r"[0-9]{10}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """The paths of what the processes of one app share beside queues."""
+    """The paths of the nodes that the processes of one app share beside queues."""
 
     root: str
 

@@ -436,7 +436,7 @@ class QueueNode:
         )
 
     def continues(self, before: QueueNode) -> bool:
-        """Return whether all operators' changes since an older node let its owner go on."""
+        """Return whether the owner may continue after the changes since an older node."""
         return self.seek - before.seek == self.onward - before.onward
 
     def with_failure(self, failure: FailureRecord | None) -> QueueNode:

@@ -143,7 +143,7 @@ class MemberFactory:
         return client
 
     def _machines(self, parts: MemberParts, member: Member) -> Sequence[Machine]:
-        """Return what a registered member runs beside the ownership of queues."""
+        """Return the machines that a registered member runs beside its ownership of queues."""
         fleet, gate = self._layout.fleet, parts.gate
         gate.shut()
         return [
@@ -199,7 +199,7 @@ class MemberFactory:
         return len(counted)
 
     def warn_of_server(self) -> None:
-        """Log a warning if the servers may lose what they have acknowledged."""
+        """Log a warning if the servers may lose acknowledged writes."""
         if self._client is not None:
             warn_of_server(self._client)
 

@@ -188,7 +188,7 @@ class LoopWatchdog:
             self._ended.release()
 
     def _leave(self) -> None:
-        """Exit: the job may block for ever, and nobody else ends this process."""
+        """Exit: the job may block forever, and no other process ends this one."""
         if self._exit is not None:
             _log.error(
                 "the event loop is still blocked by %s, and the parent process did not end this"

@@ -1,4 +1,4 @@
-"""Cancels messages of the queues that this process owns: only their owner knows what has started.
+"""Cancel messages of owned queues: only the owner knows which messages have started.
 
 A cancelled message is recorded in the queue's node, behind `last`. So the next owner does not
 start it either. The queue runs in lanes until it has passed the message.

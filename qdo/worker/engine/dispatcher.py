@@ -45,7 +45,8 @@ import gevent
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.clock import clock as boot_clock
 from qdo.text import pluralize
-from qdo.worker.engine.slot import ClaimSink, LaneGroup, Slot, SlotState, TurnResult, TurnRunner
+from qdo.worker.engine.pipeline import Pipeline
+from qdo.worker.engine.slot import ClaimSink, LaneGroup, Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 
 PAUSE_CHECK_SECONDS = 0.05
@@ -150,7 +151,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        turns: TurnRunner,
+        turns: Pipeline,
         *,
         concurrency: int,
         loop: Loop = Loop(),

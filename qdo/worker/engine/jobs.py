@@ -149,7 +149,7 @@ class BoundJob:
     decodes: bool = False
     """Its process decodes large bodies."""
     gate: Gate | None = None
-    """What it needs before a message is started, None for nothing."""
+    """Gives the permits that each message needs; None if it needs none."""
     meter: JobMeter | None = None
     """Counts its turns for the metrics; None without them, and for batches, whose call counts."""
 

@@ -307,7 +307,7 @@ class WatermarkTracker:
     def runs(self, most: int) -> tuple[Run, ...]:
         """Return the lowest runs above the watermark, at most `most`.
 
-        Recorded runs of which no message was read yet come last.
+        Recorded runs without a message that was read come last.
         """
         found: list[Run] = []
         node = self._head.after

@@ -61,23 +61,12 @@ class PermitShare(Protocol):
     def awaits_token(self) -> bool: ...
 
 
-class RowGate(Protocol):
-    """Starts messages of a job with limits; see `limits.Gate`."""
-
-    limits: Any
-    allows_streak: bool
-
-    def due(self, queue: str, fence: int) -> float: ...
-
-    def note_start(self, queue: str, fence: int) -> None: ...
-
-
 class GatedRows:
-    """Rows of which each is returned with permits; ends early where there are none."""
+    """Returns each row with permits; ends early where there are none."""
 
     __slots__ = ("_fence", "_gate", "_rows", "_slot")
 
-    def __init__(self, gate: RowGate, slot: Slot, rows: Any, fence: int) -> None:
+    def __init__(self, gate: Gate, slot: Slot, rows: Any, fence: int) -> None:
         self._gate = gate
         self._slot = slot
         self._rows = rows
@@ -117,7 +106,7 @@ class StreakRows(GatedRows):
 
     __slots__ = ("_most", "_shares")
 
-    def __init__(self, gate: RowGate, slot: Slot, rows: Rows, fence: int) -> None:
+    def __init__(self, gate: Gate, slot: Slot, rows: Rows, fence: int) -> None:
         super().__init__(gate, slot, rows, fence)
         self._shares: tuple[PermitShare, ...] = ()
         self._most = 0
@@ -145,7 +134,7 @@ class StreakRows(GatedRows):
                 yield islice(self._rows, 1)
 
     def settle(self) -> None:
-        """Count what was started since the streak began; its first start was counted before."""
+        """Count the starts of the streak, without the first one, which is counted already."""
         count = self._most - length_hint(self._rows) - 1
         now = self._gate.limits.clock()
         for share in self._shares:
@@ -170,7 +159,7 @@ class Streaks:
 
     @property
     def may_begin(self) -> bool:
-        """Whether the next message may begin one, or is asked for alone.
+        """Return whether the next message may begin a streak instead of being asked for singly.
 
         An interruption costs time for each row that was fetched.
         """
@@ -270,7 +259,7 @@ class Grant:
 
 
 class Gate:
-    """What a job must have before it starts a message.
+    """The permits that a job must have before it starts a message.
 
     :ivar limits: all limits of the process.
     :ivar names: the job's limits, in the order in which their permits are taken.
@@ -305,7 +294,7 @@ class Gate:
             self._last[queue] = fence, self.limits.clock()
 
     def forget(self, queue: str) -> None:
-        """Drop what is known of a queue that is not owned any more."""
+        """Forget a queue that is not owned any more."""
         self._last.pop(queue, None)
 
     def admits(self, waiter: PermitWaiter) -> bool:
@@ -438,12 +427,12 @@ class Limits:
             grant.release()
 
     def forget(self, queue: str) -> None:
-        """Drop what is known of a queue that is not owned any more."""
+        """Forget a queue that is not owned any more."""
         for gate in self._gates:
             gate.forget(queue)
 
     def changed(self) -> None:
-        """Look at what has changed in a share."""
+        """Serve the waiting queues after a share has changed."""
         self.streaks.interrupt()
         for name, share in self._shares.items():
             if share.fault == self._faults.get(name):
@@ -486,7 +475,7 @@ class Limits:
     def _coming(self, gate: Gate) -> set[str]:
         """Return the limits that those behind a waiting queue must not take before it.
 
-        Nothing if it waits for a limit of which this process has nothing: that may take long.
+        None if this process has no share of a limit: that wait may be long.
         """
         shares = [self._shares.get(name) for name in gate.names]
         has_all = all(share is not None and share.has_share for share in shares)

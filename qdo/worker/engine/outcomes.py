@@ -168,7 +168,7 @@ class Outcomes:
         self._observers.report(message, "lost", describe(error))
         _log.warning(
             "%s: message %s failed while its queue was released, lost or changed by an operator;"
-            " the next claim of the queue runs it again, or does what the operator decided: %s",
+            " the next owner retries it, or applies the operator's decision: %s",
             where(slot),
             message.id,
             describe(error),

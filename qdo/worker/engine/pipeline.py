@@ -65,6 +65,10 @@ class Pipeline:
     def report_to(
         self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
     ) -> None:
+        """Call a function with 1 when a turn begins to wait for lanes, with -1 at its end.
+
+        :param resume: called with a queue or its lanes that got the permits they waited for.
+        """
         self._lanes.report_to(lane_turns_changed)
         self.limits.report_to(resume)
 

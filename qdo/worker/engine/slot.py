@@ -1,4 +1,4 @@
-"""One owned queue as the worker engine keeps it: its counts, and what was read ahead."""
+"""One owned queue as the worker engine keeps it, its prefetched rows, and the counts."""
 
 from __future__ import annotations
 
@@ -62,27 +62,6 @@ class ClaimSink(Protocol):
     def finished(self, claim: Claim) -> None: ...
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
-
-
-class TurnRunner(Protocol):
-    """Runs the turns; see `pipeline.Pipeline`."""
-
-    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
-        """Process messages of a queue until its turn is over."""
-
-    def clear(self, slot: Slot) -> None:
-        """Drop everything read for the slot's claim; the queue is read again afterwards."""
-
-    def end(self, slot: Slot) -> None:
-        """Drop everything of the slot's claim, and end its subscription at the broker."""
-
-    def report_to(
-        self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
-    ) -> None:
-        """Call one function when turns begin (1) and end (-1) to wait for lanes.
-
-        :param resume: called with a queue or its lanes that got the permits they waited for.
-        """
 
 
 class LaneGroup(Protocol):

@@ -1,4 +1,4 @@
-"""What a slot resumes with: its subscription at a polled broker, and its recorded failure.
+"""Resume a queue with its subscription at a polled broker and its recorded failure.
 
 A subscription lasts as long as its claim, while a slot's reader comes and goes with its turns.
 

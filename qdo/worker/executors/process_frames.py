@@ -337,4 +337,4 @@ def _exit_unless(alive: bool) -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the job has ended, and what it left is about to."""
+    """Do nothing: the job has ended, and its leftover processes are about to be killed."""

@@ -197,7 +197,7 @@ class LimitedExecutor(Executor):
             self._on_reached()
 
     def decodes(self, job: Job) -> bool:
-        """Return what the inner executor says."""
+        """Return whether the job's process decodes large bodies."""
         return self._inner.decodes(job)
 
     def under_way(self) -> int:

@@ -46,7 +46,7 @@ class TurnWait:
     def run(self) -> None:
         """Wait until the job has ended, and raise its exception.
 
-        There is no other way out: while the job runs, its queue must not continue. A job that
+        It never returns earlier: while the job runs, its queue must not continue. A job that
         returns after its deadline has succeeded: its message is done.
 
         :raises JobTimeoutError: the deadline stopped the job.

@@ -134,7 +134,7 @@ FROM_WORKERS = (
     *(SESSIONS_LOST, LEASES_EXPIRED, LEASE, REGISTERED, CHECKPOINTS, CHECKPOINT_QUEUES),
     *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY),
 )
-"""What the worker processes publish."""
+"""The metrics that worker processes publish."""
 
 BUILD = Metric("qdo_build_info", _SUM, "1, with the versions.", ("version", "python"))
 PROCESSES = Metric(
@@ -149,7 +149,7 @@ LOOP_BLOCKED = Metric(
 HEALTHY = Metric("qdo_healthy", _SUM, "1 if /healthz answers with 200, 0 otherwise.")
 READY = Metric("qdo_ready", _SUM, "1 if /readyz answers with 200, 0 otherwise.")
 FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
-"""What the parent process knows itself."""
+"""The metrics of the parent process itself."""
 
 
 Labels = tuple[str, ...]
@@ -165,7 +165,7 @@ _MERGE: dict[MetricKind, Callable[[float, float], float]] = {
 def parse(values: Any) -> dict[Metric, Series]:
     """Return the metrics that a process has published.
 
-    :param values: what was in its memory, which its jobs may have written.
+    :param values: the content of its memory, which its jobs may have written.
     :raises ValueError: these are not metrics.
     """
     try:

@@ -1,4 +1,4 @@
-"""The duty "metrics": publish what a worker process counts, and the states of its queues."""
+"""The duty "metrics": publish the counts of a worker process, and the states of its queues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class QueueSurvey:
                 breathe()
 
     def ask(self, broker: Broker) -> None:
-        """Look up at the broker what the owner does not know."""
+        """Ask the broker for the oldest messages that the owner does not know."""
         if broker.capabilities.subscriptions:
             return  # each subscription knows it
         known = [(slot, slot.claim) for slot in self._unknown if slot.claim is not None]

@@ -1,4 +1,4 @@
-"""Counts what the jobs of a worker process do, for `/metrics`.
+"""Count the attempts of a worker process's jobs, for `/metrics`.
 
 Reading the clock for each message would cost a job that does nothing more than 2 % of its rate. So
 a turn of a queue is measured as a whole: it lasts `turn_seconds`, or as long as one message that
@@ -33,7 +33,7 @@ OTHERS = "(others)"
 
 
 class JobMeter:
-    """What the jobs of one glob of queues have done in this process.
+    """Counts the attempts of one glob of queues in this process.
 
     :ivar done: messages whose job returned.
     :ivar outcomes: other attempts, by their outcome.

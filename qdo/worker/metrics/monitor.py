@@ -1,12 +1,12 @@
-"""What a parent process answers about itself and its worker processes, from any thread.
+"""Answer requests about a parent process and its worker processes, from any thread.
 
-The main loop of the parent tells what it supervises, in each of its steps. Everything else is read
-when somebody asks: from memory that the processes share with their parent, and from the kernel. So
-a process that hangs, or has stopped, is seen from outside.
+The main loop of the parent reports its processes in each of its steps. Everything else is read for
+each request: from memory that the processes share with their parent, and from the kernel. So a
+process that hangs, or has stopped, is seen from outside.
 
-`MetricsPage` is the metrics of a worker process, in memory shared with its parent. The process
-writes them about once a second. The parent reads them when somebody asks, also those of a process
-that hangs or has just died. Nothing waits for anything, and no loop is woken.
+`MetricsPage` has the metrics of a worker process, in memory shared with its parent. The process
+writes them about once a second. The parent reads them for each request, also those of a process
+that hangs or has just died. Reader and writer never wait, and no loop is woken.
 
 Layout: two halves, which are written in turn. Each has the number of the write (8 bytes), the
 length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed within a
@@ -51,7 +51,7 @@ _HEADER = struct.Struct("<QII")
 class MetricsPage:
     """The memory for the metrics of this process.
 
-    :param fd: its descriptor; None without a parent, where nobody reads metrics.
+    :param fd: its descriptor; None without a parent: then no process reads the metrics.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -117,7 +117,7 @@ def _read(fd: int) -> Any:
 
 
 STEP_SECONDS = 1.0
-"""The longest pause between two steps of the main loop while somebody may ask."""
+"""The longest pause between two steps of the main loop while requests are served."""
 SILENT_SECONDS = 10.0
 """A main loop that has made no step for this long does not supervise."""
 BLOCKED_SECONDS = 1.0
@@ -183,7 +183,7 @@ class Monitor:
     # --- for the main loop ------------------------------------------------------------
 
     def look(self, slots: Sequence[SlotView]) -> None:
-        """Take note of the processes; called in each step of the main loop."""
+        """Record the processes; called in each step of the main loop."""
         self._stepped_at = time.monotonic()
         living = {each.name: each.child for each in slots if each.child is not None}
         with self._changing:

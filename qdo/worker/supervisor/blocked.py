@@ -13,9 +13,9 @@ session timeout ago, however long the present job has blocked.
 
 A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
 
-The parent also does what operators ask of such a worker, over its own connection. The worker itself
-cannot read what it is asked for. So its parent runs the machine of actions for as long as the loop
-is blocked, as a second actor: see `qdo.fleet.action_machine`. A parent whose workers are not
+The parent also performs the actions that operators request of such a worker, which cannot read the
+requests itself. Over its own connection, the parent runs the machine of actions for as long as the
+loop is blocked, as a second actor: see `qdo.fleet.action_machine`. A parent whose workers are not
 blocked has no connection.
 """
 

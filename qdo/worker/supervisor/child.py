@@ -55,13 +55,13 @@ class ChildProcess:
     :ivar settings: the settings in force, those in the app's code included, as it reported them;
         None before.
     :ivar files: the app's source files, as it reported them; only with the setting `reload`.
-    :ivar asked: what operators asked of it, as it reported: the parent acts for it.
+    :ivar asked: the actions that it passed on from operators: the parent performs them.
     :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
         because one of them blocked its loop, only that one.
     :ivar blamed: the state of its event loop for which it is killed, None if it is not.
     :ivar keeper: keeps its session alive, or did so last.
     :ivar dumps: its stacks, which it writes when the parent asks for them.
-    :ivar metrics: what it counts, for any thread.
+    :ivar metrics: its counts, for any thread.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.

@@ -146,8 +146,8 @@ class RestartPolicy:
     :ivar slots: the processes.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
-    :ivar burst: nobody waits for a burst worker that cannot start: it is not restarted, not even
-        if it ran before. A signal, such as the one of the kernel that lacks memory, is no reason.
+    :ivar burst: do not restart a worker that exits before it registers, even if it ran before. A
+        worker that a signal ended, such as the kernel's when memory is short, is restarted.
     """
 
     size: int

@@ -272,7 +272,7 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
         return False
     try:
         if session.root:
-            # Without a right the session lives all the same; operators lack the note.
+            # Without the right, the session stays open; operators only lack the note.
             with contextlib.suppress(NodeRefusedError):
                 note_in_component(client, Layout(session.root), note)
     finally:

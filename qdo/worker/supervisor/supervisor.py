@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class HttpService:
-    """The HTTP server of a parent, and what it shows; without an address, nothing.
+    """The HTTP server of a parent and its pages; without an address, it does nothing.
 
     Leaving it as a context manager closes the server.
     """
@@ -112,7 +112,7 @@ class HttpService:
         return None if self._monitor is None else time.monotonic() + STEP_SECONDS
 
     def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
-        """Take note of the processes that a parent supervises."""
+        """Record the processes that a parent supervises."""
         if self._monitor is not None:
             self._monitor.look(
                 [
@@ -392,7 +392,7 @@ class _Parent:
             self._watcher.add(child.files)
 
     def _act_for(self, children: Iterable[tuple[int, ChildProcess]]) -> None:
-        """Do for workers what operators asked of them."""
+        """Perform the actions that operators requested of workers."""
         for slot, child in [*children]:
             while child.asked:
                 action = child.asked.pop(0)

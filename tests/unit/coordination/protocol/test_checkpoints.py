@@ -15,7 +15,10 @@ from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 def test_large_nodes_share_a_transaction_only_while_they_fit() -> None:
     """ZooKeeper drops the connection for a request that is too large."""
     owner = cast(Any, SimpleNamespace(path="/w"))
-    checkpoints = Checkpoints(Layout.of("app"), owner, clock=lambda: 0.0, interval_seconds=1.0)
+    nothing: Any = None
+    checkpoints = Checkpoints(
+        Layout.of("app"), owner, nothing, clock=lambda: 0.0, interval_seconds=1.0
+    )
     failing = tuple(FailureRecord(position, 1, "x" * 300) for position in range(1, 151))
     large, small = QueueNode(out_of_order=OutOfOrderProgress(other_failures=failing)), QueueNode(1)
     chosen = [(OwnedQueue(f"q{n}"), large if n < 40 else small) for n in range(40 + 2 * BATCH)]
