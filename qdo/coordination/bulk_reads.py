@@ -1,4 +1,7 @@
-"""Reads of many nodes, in few requests, without waiting for one answer after the other."""
+"""Read many nodes in few requests, without waiting for one answer after the other.
+
+The functions raise CoordinatorUnreachableError if the connection is lost.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,6 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
     """Return the existing nodes at `paths`, in their order.
 
     A node that cannot be read hides no other: see `NodeValue.refused`.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     many = len(paths) > 1
     answers = _in_batches(client, paths) if many else pipelined(client, client.get_async, paths)
@@ -108,7 +109,6 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
     """Return the sorted names below each node that exists.
 
     :raises NodeRefusedError: the children of a node cannot be listed.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     found = read_permitted_children(client, paths)
     for path, names in found.items():
@@ -118,10 +118,7 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
-    """Return the sorted names below each node that exists, None where they cannot be listed.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the sorted names below each node that exists, None where they cannot be listed."""
     answers = pipelined(client, client.get_children_async, paths)
     return {
         path: None if isinstance(names, Exception) else sorted(names)

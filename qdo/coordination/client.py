@@ -235,7 +235,6 @@ def _bad_address(url: str) -> SettingsError:
 class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
-    :ivar address: the address of the coordinator.
     :ivar access: how it connects, and the rights on the nodes that it creates.
     :ivar may_look_on: a user who may only read the file of the coordinator can read its nodes.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which

@@ -45,8 +45,6 @@ class DoorbellNotifier:
     It can be used from any thread, greenlet or loop. The first notification creates its connection
     and the thread that uses it.
 
-    :param url: the coordinator.
-    :param access: how it connects.
     :param session_timeout_seconds: timeout of its session, which has no ephemeral nodes.
     """
 

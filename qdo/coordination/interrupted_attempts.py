@@ -58,7 +58,6 @@ def count_interrupted(
     A message of a worker that lives in another session is not counted.
 
     :param client: in the session of the worker, or in any session once that one has ended.
-    :param positions: the broker's kind of positions.
     :raises CoordinatorUnreachableError: the connection is lost, or the transaction failed for
         another reason than a late checkpoint.
     """

@@ -30,6 +30,10 @@ Change: TypeAlias = Callable[[Client, Layout, str], QueueNode]
 class LeaderQueues:
     """The queue nodes, for a worker that may be the leader.
 
+    Methods that wait for the coordinator raise CoordinatorUnreachableError if the connection is
+    lost; a change may have been made then. They raise NodeRefusedError if the coordinator does not
+    let this worker list, read or write the nodes.
+
     :param put: calls a function on the loop of the coordination.
     """
 
@@ -76,8 +80,6 @@ class LeaderQueues:
         """Return the nodes of queues, without missing ones; waits for the coordinator.
 
         One that the coordinator refuses has a fault.
-
-        :raises CoordinatorUnreachableError: the connection is lost.
         """
         reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
         return {
@@ -85,11 +87,7 @@ class LeaderQueues:
         }
 
     def change_queue(self, change: Change, name: str) -> QueueNode:
-        """Change the node of a queue; waits for the coordinator.
-
-        :raises NodeRefusedError: the coordinator does not let this worker read or write the node.
-        :raises CoordinatorUnreachableError: the connection is lost; the change may have been made.
-        """
+        """Change the node of a queue; waits for the coordinator."""
         try:
             return change(self._client, self._layout, name)
         except KazooException as error:
@@ -100,9 +98,6 @@ class LeaderQueues:
 
         It gets the leader's fence, and puts it first into each of its transactions: a worker that
         lost leadership changes nothing. Not called, with the result 0, unless this worker leads.
-
-        :raises NodeRefusedError: the coordinator does not let this worker list or read the nodes.
-        :raises CoordinatorUnreachableError: the connection is lost.
         """
         if not self.election.leading:
             return 0

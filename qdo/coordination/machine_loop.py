@@ -33,7 +33,6 @@ class MachineLoop:
     :ivar machines: the machines, in the order in which their requests are performed.
     :ivar lease: renewed by every acknowledged transaction; None before the session starts.
     :ivar running: False once the session is over.
-    :ivar up: whether the session is connected.
     :param before_flush: called in each step after all events were delivered.
     :param after_step: called in each step after all requests were performed.
     """

@@ -17,6 +17,9 @@ whose answer was lost is recognized by its entry.
 
 Positions that an operator imports from a file are seeks that leave a mark. The mark is a key of the
 queue node, which owners keep. With it the same file moves a queue once.
+
+A change raises NotFoundError for a queue without a node, and NodeRefusedError if the coordinator
+does not let this client read, write or delete the node.
 """
 
 from __future__ import annotations
@@ -72,8 +75,6 @@ def seek(
     :param finished: the position of a finished queue; a queue with this position is restored.
     :param onward: the owner continues from its own progress if that is beyond `last`; a queue whose
         node is there already is not changed. Only for a `last` that positions compare with.
-    :raises NotFoundError: the queue has no node.
-    :raises NodeRefusedError: the coordinator does not let this client read or write the node.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -111,7 +112,6 @@ def decide(
 
     :param decision: "retry": the message runs again, and its attempts count from 1. "skip" or
         "dead-letter": the owner, or the next one, ends the message in this way before other work.
-    :raises NotFoundError: the queue has no node.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided
         about one of them; nothing is changed.
     """
@@ -234,7 +234,6 @@ def remove(
 
     :param entry: makes the entry in the action log.
     :returns: the owner; "" if the node is deleted, does not exist, or is not marked.
-    :raises NodeRefusedError: the coordinator does not let this client delete the node.
     """
     path = layout.queue(queue)
     owner = ""
@@ -373,7 +372,6 @@ def place(
     """Continue a queue after the position in `wanted`, once for each file; create a missing node.
 
     :param finished: see `queue_admin.seek`.
-    :raises NodeRefusedError: the coordinator does not let this client read or write the node.
     """
     make_folder(client, layout.queues)
     if _created(client, layout, queue, _with_mark(wanted, id), record):

@@ -5,6 +5,9 @@ Some versions of ZooKeeper may lose acknowledged transactions.
 If a follower dies while it synchronizes with a new leader, an ensemble of these versions may come
 back without transactions that it had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
 3.9.3 alone ZOOKEEPER-4925. A single server is not affected.
+
+The checks raise CoordinatorUnreachableError if they take longer than their time, or if the session
+is lost.
 """
 
 from __future__ import annotations
@@ -63,10 +66,7 @@ _Result = TypeVar("_Result")
 
 
 def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> Lease:
-    """Create the persistent nodes; return the lease of the session.
-
-    :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
-    """
+    """Create the persistent nodes; return the lease of the session."""
     return _retried(partial(_prepare, client, layout), client, layout, timeout_seconds)
 
 
@@ -77,7 +77,6 @@ def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None
 
     :raises OpenTreeError: an account without a role can change a node.
     :raises NodeRefusedError: this account may not read its rights.
-    :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
     """
     rights = client.access.rights
     if rights is not None and rights.required:
@@ -101,7 +100,6 @@ def check_broker(
     Workers with different files would share the queues by name, and each would miss the messages
     in the files of the others.
 
-    :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
     :raises BrokerMismatchError: it is another file.
     """
     read = partial(_first_broker, client, layout, broker)

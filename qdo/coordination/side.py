@@ -45,7 +45,6 @@ class SideConnection:
 
     A forked child opens its own: it makes a new object.
 
-    :ivar client: its client.
     :ivar pid: the process that opened it.
     :param client: open and connected; closed by `close`.
     :param lease: renewed by every transaction, for a session that owns nodes.
@@ -139,7 +138,6 @@ class LeasedConnection(SideConnection):
 
     :ivar lease: valid while the session certainly lives.
     :ivar path: path of the node of this process, "" before it is registered.
-    :ivar over: whether the session has ended.
     :ivar waiters: events that are set once it has ended.
     :param component: the description of this process; `host` is part of its node's name.
     :raises CoordinatorUnreachableError: the coordinator does not respond.

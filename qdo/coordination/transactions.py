@@ -2,7 +2,10 @@
 
 A transaction has one of three results, and none of them is an error: `Committed`, `Rejected`
 because of one of its operations, or `NoResponse`. After `NoResponse` it may have taken effect, or
-may do so later. `settle` ends that doubt: once it returns, a read shows what became of it.
+may do so later. `settle` ends that doubt: once it returns, a read shows its outcome.
+
+All functions raise NodeRefusedError if the account may not read or change a node, and
+CoordinatorUnreachableError without an answer in time; a change may then have taken effect.
 """
 
 from __future__ import annotations
@@ -38,11 +41,7 @@ Decide = Callable[[Node], Sequence[Op] | None]
 
 
 def read(client: Client, path: str) -> Node:
-    """Read a node.
-
-    :raises NodeRefusedError: this account may not read it.
-    :raises CoordinatorUnreachableError: no answer in time.
-    """
+    """Read a node."""
     deadline = clock() + ANSWER_SECONDS
     while True:
         answer = client.handler.async_result()
@@ -84,11 +83,7 @@ def _answered(client: Client, answer: Any) -> Committed | Rejected | NoResponse:
 
 
 def make_folder(client: Client, path: str) -> None:
-    """Create a node without data and all nodes above it, unless they exist.
-
-    :raises NodeRefusedError: this account may not create one of them.
-    :raises CoordinatorUnreachableError: no answer in time.
-    """
+    """Create a node without data and all nodes above it, unless they exist."""
     deadline = clock() + ANSWER_SECONDS
     while True:
         try:
@@ -108,7 +103,6 @@ def settle(client: Client, root: str) -> None:
     A committed transaction of the same session is a barrier. It changes nothing.
 
     :param root: the path of a node that exists.
-    :raises CoordinatorUnreachableError: no answer in time, or the session is over.
     """
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [CheckOp(root)]), NoResponse):
@@ -135,8 +129,6 @@ def change(
         lost is decided again, on the node as it is then.
     :param guess: the node for the first decision, which saves a read if it is right.
     :returns: the transaction; None if `decide` returned None.
-    :raises NodeRefusedError: this account may not change one of the nodes.
-    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     unanswered = False
     while True:

@@ -40,10 +40,7 @@ AskParent = Callable[[str], None]
 class OwnActions:
     """The actions of one worker process.
 
-    :param in_force: the settings that are in force now.
     :param ask_parent: asks the parent process for an action; None without a parent.
-    :param runs: the messages in flight.
-    :param cancellations: cancels messages of owned queues.
     """
 
     def __init__(

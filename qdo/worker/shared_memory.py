@@ -173,8 +173,6 @@ class InFlightTable:
     """The entries of one process.
 
     :ivar positions: positions of the messages in flight, at the indexes from `take`.
-    :ivar loop: the state of the event loop.
-    :param entries: number of entries.
     :param fd: descriptor of the shared memory, None without a parent.
     """
 

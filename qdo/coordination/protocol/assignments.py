@@ -281,7 +281,6 @@ class AssignmentReader:
     such a node and writes it again.
 
     :ivar known: whether there is an assignment, as far as it was read since the last connection.
-    :param on_read: called with the assigned queues.
     """
 
     def __init__(

@@ -60,7 +60,6 @@ class QueueState(Enum):
 class Claim:
     """One ownership of one queue by this process, as the worker engine sees it.
 
-    :ivar queue: name of the queue.
     :ivar fence: number of the claim; grows with every claim of the queue by any worker.
     :ivar done: position up to which all messages are done. Starts at the recorded `last`; the
         engine sets it after each message.
@@ -72,7 +71,6 @@ class Claim:
     :ivar unconfirmed: names of messages that are done, see `QueueNode.unconfirmed`.
     :ivar refresh: called before any of these is recorded, to bring them up to date; None if they
         always are.
-    :ivar positions: the broker's kind of positions.
     :ivar before: the claim that this one continues, until it begins; see `take_over`.
     :ivar open: whether messages may be started, while the lease is valid.
     :ivar held: it is not open because its queue is held; it opens again when the hold ends.

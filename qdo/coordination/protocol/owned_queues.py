@@ -65,7 +65,6 @@ class OwnedQueues:
     """The queues of one registration.
 
     :ivar slots: all queues that are assigned or owned, by name.
-    :ivar assigned: the names of the assigned queues.
     :ivar finished: the queues that can be released.
     :ivar full: whether the worker node cannot hold another queue.
     """

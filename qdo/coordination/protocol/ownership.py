@@ -55,7 +55,6 @@ class MemberOptions:
     :ivar process: host and parent process of the worker, for people.
     :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
         marked as deleted are known; see `rebalancer.Rebalancer`.
-    :ivar positions: the broker's kind of positions.
     :ivar totals: where checkpoints are counted; None: nowhere.
     """
 

@@ -55,7 +55,6 @@ def plan(
 ) -> dict[str, list[str]]:
     """Return the queues of each worker.
 
-    :param queues: all queues to be handled.
     :param workers: all workers that may handle them; without workers the plan is empty.
     :param current: the present queues of each worker. Unknown workers and queues in it are
         ignored; a queue of several workers counts for the first of them by name.

@@ -16,10 +16,7 @@ a job has blocked the process, the answers are there but not yet read."""
 
 
 class SilenceDetector:
-    """Says when a connection has been silent for too long. Times are in seconds.
-
-    :param timeout_seconds: the session timeout.
-    """
+    """Says when a connection has been silent for too long. Times are in seconds."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds

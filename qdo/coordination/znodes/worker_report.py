@@ -47,7 +47,6 @@ class WorkerReport:
     :ivar busy: number of its queues with a job that runs.
     :ivar processed: for the counts from here to `undone` see `engine.slot.Counters`.
     :ivar behind: age of the first unprocessed message in seconds, by queue.
-    :ivar faults: why queues are not processed.
     :ivar waits: by queue, the limits for whose permits it waits.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
     :ivar live: its answer to the live settings.

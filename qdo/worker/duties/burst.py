@@ -49,7 +49,6 @@ class Burst(Duty):
     lists each queue. Not counted are queues that this worker does not take, queues without a
     job in the app, and queues whose node excludes them from processing.
 
-    :param takes: whether this worker takes a queue.
     :param survey: returns who has these queues, see `fleet_survey`.
     :param is_idle: whether all queues of this worker are claimed and fully processed.
     :param finish: called with the reason when everything is processed.
@@ -110,7 +109,6 @@ def fleet_survey(
     """Return who has these queues, without those that must not be processed.
 
     :param worker: name of the asking worker. Its own queues are left out.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     owned: set[str] = set()

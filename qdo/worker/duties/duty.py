@@ -221,7 +221,6 @@ class LeftMessages(Duty):
 class HistoryDuty(Duty):
     """Runs the thread that writes the history, until the last message of the worker has ended.
 
-    :param app: name of the app.
     :raises SettingsError: a library is missing.
     """
 
@@ -284,7 +283,6 @@ class DoorbellListener(Duty):
     """The doorbells of one worker process.
 
     :param slots: its queues by name, as the dispatcher keeps them.
-    :param current: the member that `run` uses.
     """
 
     name = "doorbell"

@@ -44,11 +44,9 @@ OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 class MemberParts:
     """The parts of a worker process that each of its members uses.
 
-    :ivar filter: the queues that this worker takes.
     :ivar make_machines: returns further machines for a registered member.
     :ivar actions: how the actions are done that operators ask for.
     :ivar gate: keeps held queues still.
-    :ivar live: the live settings of this process.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :ivar totals: counts the checkpoints of all members.
     """
@@ -191,7 +189,6 @@ class MemberFactory:
         """Count an attempt for each message that was in flight when an earlier session ended.
 
         :returns: the number of counted attempts.
-        :raises UnreachableError: the connection is lost.
         """
         if self._client is None or not in_flight:
             return 0

@@ -29,7 +29,6 @@ class Relay(Duty):
     """Empties the outboxes of an app while its member leads.
 
     :ivar quiet: the last look found every outbox empty, or another worker leads.
-    :param current: the member that `run` uses.
     :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
     """
 

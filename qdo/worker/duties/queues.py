@@ -53,7 +53,6 @@ class QueueInventory:
     :ivar reopened: finished queues that were listed again later and receive messages: they were
         recreated under the same name.
     :ivar nodes: names of all queue nodes, as last listed.
-    :param end_position_text: see `Capabilities.end_position_text`.
     :param missing_lists_before_retire: see `Capabilities.missing_lists_before_retire`.
     """
 
@@ -218,7 +217,6 @@ class QueueReconciler:
         """Update the names of all queue nodes; the first time, read the nodes as well.
 
         :returns: False while the names are unknown.
-        :raises CoordinatorUnreachableError: the connection is lost.
         """
         names = queues.queue_names()
         if names is None:
@@ -409,10 +407,7 @@ def has_dynamic_queues(broker: Broker) -> bool:
 
 
 class Discovery(Duty):
-    """Creates nodes for the broker's queues while its member leads.
-
-    :param current: the member that `run` uses.
-    """
+    """Creates nodes for the broker's queues while its member leads."""
 
     name = "discovery"
 

@@ -37,7 +37,6 @@ WORTH_SECONDS = 1.0
 class StatusReport(Duty):
     """Writes the status of a worker to its component node.
 
-    :ivar runs: the messages in flight.
     :param due: set when the report has changed.
     """
 

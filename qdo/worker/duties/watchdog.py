@@ -59,7 +59,6 @@ class BlockedLoop:
         `seconds`; "stopped": the whole process did not run (SIGSTOP, suspend, overloaded
         machine).
     :ivar blocked_by: the message and the job in flight.
-    :ivar stack: the main thread's stack.
     """
 
     kind: str
@@ -118,7 +117,6 @@ class LoopWatchdog:
 
     :ivar beat: clock time at which the loop last ran.
     :param state: where the parent reads the state of the loop.
-    :param timeouts: the time limits of all jobs.
     :param contact: returns the time at which the coordinator last answered.
     :param tick: called on the native thread at every check.
     :param exit: exits the process at once; None: a blocked loop is only reported.

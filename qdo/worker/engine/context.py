@@ -56,12 +56,10 @@ class Engine:
     :ivar counters: totals since the start of the process.
     :ivar in_flight: where turns record the message in flight.
     :ivar permits: limits the lanes that run at once, over all queues.
-    :ivar policy_of: returns the failure policy of a queue.
     :ivar recorded: returns the text of an error as the queue's node shows it.
     :ivar on_stop: called with the reason when a job asks to stop the worker.
     :ivar clock: seconds of leases, turns and backoffs.
     :ivar jitter: returns a number from 0 to 1, for delays.
-    :ivar settings: those in force.
     :ivar context: the second argument of jobs and of the app's `job_failure`.
     """
 

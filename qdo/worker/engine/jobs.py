@@ -46,8 +46,6 @@ def check_jobs(
     A broker whose queues differ in their order must list them all. This also reveals missing
     permissions or a wrong address at the start.
 
-    :param takes: returns whether this worker takes a queue.
-    :param policy: returns the failure policy of a queue.
     :param refuse: raise an error for queues whose jobs require more.
     :raises UsageError: with the remedy, naming the first such job and its queues.
     :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.

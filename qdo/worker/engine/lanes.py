@@ -65,7 +65,6 @@ class Lanes:
     :ivar progress: which messages are done, pending or cancelled.
     :ivar admitted_at: when its own rate lets the next lane start.
     :ivar grant: permits for the next lane to start; see `limits`.
-    :ivar awaits_permit: it waits for permits.
     :param turn: the turn that created the lanes; its slot, claim and job are theirs.
     """
 

@@ -101,7 +101,6 @@ class Slot:
     :ivar limit: rows of the next fetch; follows the number that a turn processes.
     :ivar fetched: position of the last of the rows that were fetched.
     :ivar waited: this worker has started the backoff of the message in ``claim.failure``.
-    :ivar broker_failures: failures of the broker in a row.
     :ivar not_before: clock time before which a waiting slot must not run.
     :ivar alarm: clock time at which `tick` checks a waiting slot, `inf` for never.
     :ivar pending_dead_letter: dead letter to store before anything else happens, and
@@ -112,7 +111,6 @@ class Slot:
     :ivar gathering_until: clock time until which it waits for more rows; 0 while not waiting.
     :ivar singles: number of messages to run one at a time before the next batch.
     :ivar grant: the permits with which its next message may start; see `limits`.
-    :ivar awaits_permit: it waits for permits.
     :ivar label: the names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
     :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose

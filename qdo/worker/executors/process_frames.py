@@ -268,7 +268,6 @@ def keep(worker: int, fds: Iterable[int]) -> None:
     Each of the two leads a process group of its own, in the session of the worker process.
     Elsewhere than on Linux, nothing is forked, and the parent kills the group of its worker.
 
-    :param worker: the worker process.
     :param fds: descriptors of the job's process, which the keeper closes.
     """
     if not LINUX:

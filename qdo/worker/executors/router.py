@@ -156,7 +156,6 @@ class ExecutorRouter(Executor):
 class LimitedExecutor(Executor):
     """Starts jobs of another executor for a limited number of messages.
 
-    :param most: the number of messages.
     :param on_reached: called on the event loop when the jobs of all these messages have started;
         it must not block. A drain that began earlier would keep the last ones from starting.
     """

@@ -66,7 +66,6 @@ class QueueSurvey:
     def take(self, slots: Sequence[Slot], now: float, breathe: Callable[[], None]) -> None:
         """Look at queues.
 
-        :param now: Unix time.
         :param breathe: lets other greenlets run.
         """
         for number, slot in enumerate(slots, start=1):

@@ -37,7 +37,6 @@ class JobMeter:
 
     :ivar done: messages whose job returned.
     :ivar outcomes: other attempts, by their outcome.
-    :ivar durations: of attempts.
     :ivar dwell: time from sending to the start of one message of each turn.
     """
 
@@ -106,7 +105,6 @@ class JobMeters:
     """The meters of one worker process.
 
     :ivar by_glob: by the glob of queues of the job.
-    :param job_for: returns the job of a queue.
     """
 
     def __init__(

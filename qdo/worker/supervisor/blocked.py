@@ -174,11 +174,7 @@ class BlockedActions(threading.Thread):
 
 
 def registered_name(client: Client, layout: Layout, session: int) -> str | None:
-    """Return the name of the worker that is registered in a session, None if there is none.
-
-    :raises NodeRefusedError: this account may not list the workers.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the name of the worker that is registered in a session, None if there is none."""
     found = read_children(client, [layout.workers]).get(layout.workers, [])
     for node in read_nodes(client, [layout.worker(name) for name in found]):
         if node.session == session:

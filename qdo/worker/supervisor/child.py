@@ -294,7 +294,6 @@ class Reaper:
 
     :ivar left: descriptors of the receipt stores of dead children, for the next child to
         release. The parent that takes one closes it.
-    :ivar settings: the settings in force.
     :param wakeup: called from another thread when sessions are closed.
     """
 

@@ -143,7 +143,6 @@ class RestartPolicy:
     """The slots of one parent.
 
     :ivar size: number of worker processes to start with.
-    :ivar slots: the processes.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
     :ivar burst: do not restart a worker that exits before it registers, even if it ran before. A
