@@ -17,7 +17,7 @@ senders     create and write doorbells; read documents
 ==========  ===================================================================================
 
 An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
-all apps: everybody may read them and create nodes below them.
+all apps: all accounts may read them and create nodes below them.
 """
 
 from __future__ import annotations

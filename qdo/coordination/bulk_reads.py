@@ -96,12 +96,7 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
 
 def _value(path: str, data: bytes | None, stat: ZnodeStat) -> NodeValue:
     return NodeValue(
-        path,
-        data or b"",
-        stat.version,
-        stat.ephemeralOwner,
-        stat.mtime / 1000,
-        created=stat.czxid,
+        path, data or b"", stat.version, stat.ephemeralOwner, stat.mtime / 1000, created=stat.czxid
     )
 
 
@@ -152,7 +147,7 @@ def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any
                 if isinstance(value, NoNodeError):
                     yield path, None
                 elif isinstance(value, Exception) and not is_refusal(value):
-                    raise _unreachable(client, value) from value
+                    raise connection_lost(client, value) from value
                 else:
                     yield path, value
 
@@ -165,10 +160,11 @@ def _answer(client: Client, pending: Any) -> Any:
     except (KazooException, client.handler.timeout_exception) as error:
         if is_refusal(error):
             return error
-        raise _unreachable(client, error) from error
+        raise connection_lost(client, error) from error
 
 
-def _unreachable(client: Client, error: BaseException) -> CoordinatorUnreachableError:
+def connection_lost(client: Client, error: BaseException) -> CoordinatorUnreachableError:
+    """Return the error to raise for an error of kazoo or of its handler."""
     return CoordinatorUnreachableError(
         url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
     )

@@ -1,4 +1,4 @@
-"""Notifying the owners of queues that new messages were sent.
+"""Notify the owners of queues of new messages.
 
 A notification is a hint. Without it the owner finds the message with its next poll. So a failed
 notification is not an error for the sender, and sending never waits for one.

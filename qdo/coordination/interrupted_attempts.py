@@ -1,4 +1,4 @@
-"""Counting an attempt for each message that was in flight when its process or its session ended.
+"""Count an attempt for each message that was in flight when its process or its session ended.
 
 A parent counts for its dead child in the child's own session, before it closes that session. The
 queues have no other owner until then. A worker whose session expired counts in its next session,
@@ -19,11 +19,10 @@ from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
-from qdo.coordination.bulk_reads import is_refusal, read_nodes, refusal_reason
+from qdo.coordination.bulk_reads import connection_lost, is_refusal, read_nodes, refusal_reason
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
-from qdo.errors import CoordinatorUnreachableError
 from qdo.positions import TIME_POSITIONS, Positions
 
 TRIES = 3
@@ -80,11 +79,7 @@ def count_interrupted(
 
 
 def _count(
-    client: Client,
-    layout: Layout,
-    in_flight: Sequence[InFlight],
-    reason: str,
-    positions: Positions,
+    client: Client, layout: Layout, in_flight: Sequence[InFlight], reason: str, positions: Positions
 ) -> tuple[list[InFlight], list[InFlight]]:
     """Try once; return the messages to retry, and those that were counted."""
     workers = sorted({each.worker for each in in_flight})
@@ -143,9 +138,7 @@ def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[boo
                 return True, path
         return _is_late(results), None
     except KazooException as error:
-        raise CoordinatorUnreachableError(
-            url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
-        ) from error
+        raise connection_lost(client, error) from error
 
 
 def _is_late(results: Sequence[object]) -> bool:

@@ -65,7 +65,7 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
 
 class KazooDriver:
-    """Sends requests; for each answer, `put` gets a function that delivers it.
+    """Sends requests; for each answer, `put` gets a function that delivers it on the loop.
 
     A read that fails because of its node gets `Refused`. A request that fails for a reason without
     an answer for machines, such as a full disk, gets none: `refused` is called, and the loop drops
@@ -85,7 +85,7 @@ class KazooDriver:
         refused: Callable[[Exception], None],
     ) -> None:
         self._client = client
-        self._put = put
+        self.put = put
         self._refused = refused
 
     def read(
@@ -162,10 +162,6 @@ class KazooDriver:
     def last_zxid(self) -> int:
         """Return the zxid of the latest answer."""
         return int(self._client.last_zxid)
-
-    def put(self, event: Callable[[], object]) -> None:
-        """Have a function called on the loop."""
-        self._put(event)
 
     def _get_watched(self, path: str, then: Callback, watcher: Watcher) -> None:
         """Read a node and watch it; a missing one is watched through `exists`.

@@ -38,12 +38,7 @@ class LeaderQueues:
     """
 
     def __init__(
-        self,
-        client: Client,
-        layout: Layout,
-        put: Put,
-        election: Election,
-        rebalancer: Rebalancer,
+        self, client: Client, layout: Layout, put: Put, election: Election, rebalancer: Rebalancer
     ) -> None:
         self.election = election
         self._rebalancer = rebalancer

@@ -38,11 +38,7 @@ class MachineLoop:
     """
 
     def __init__(
-        self,
-        client: Client,
-        *,
-        before_flush: Callable[[], None],
-        after_step: Callable[[], None],
+        self, client: Client, *, before_flush: Callable[[], None], after_step: Callable[[], None]
     ) -> None:
         self.machines: list[Machine] = []
         self.lease: Lease | None = None

@@ -25,7 +25,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import KazooState
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import connection_lost, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.lease import Lease, Renewal
@@ -87,7 +87,7 @@ class SideConnection:
     def close(self) -> None:
         """End the loop and the session; idempotent."""
         atexit.unregister(self.close)
-        # The loop closes it when the session has expired, perhaps while its user does.
+        # The loop and the user may close it at the same time, after the session has expired.
         if self.pid != os.getpid() or not self._unclosed.acquire(blocking=False):
             return
         self._loop.put(self._loop.end)
@@ -143,12 +143,7 @@ class LeasedConnection(SideConnection):
     :raises CoordinatorUnreachableError: the coordinator does not respond.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        layout: Layout,
-        component: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, client: Client, layout: Layout, component: Mapping[str, Any]) -> None:
         # This transaction proves that the session lives.
         sent_at = clock()
         settle(client, layout.root)
@@ -237,6 +232,4 @@ def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -
         try:
             client.set(read.path, encode({**value, **note}))
         except KazooException as error:
-            raise CoordinatorUnreachableError(
-                url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
-            ) from error
+            raise connection_lost(client, error) from error

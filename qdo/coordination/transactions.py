@@ -16,7 +16,7 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError
 from kazoo.protocol.serialization import GetData, Transaction
 
-from qdo.coordination.bulk_reads import is_refusal
+from qdo.coordination.bulk_reads import connection_lost, is_refusal
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import committed, node_read, operation
 from qdo.coordination.protocol.machine import (
@@ -28,7 +28,7 @@ from qdo.coordination.protocol.machine import (
     Op,
     Rejected,
 )
-from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+from qdo.errors import NodeRefusedError
 from qdo.system.clock import clock
 
 ANSWER_SECONDS = 15.0
@@ -54,7 +54,7 @@ def read(client: Client, path: str) -> Node:
             if is_refusal(error):
                 raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             if not isinstance(error, ConnectionLoss) or clock() > deadline:
-                raise _unreachable(client, error) from error
+                raise connection_lost(client, error) from error
         client.handler.sleep_func(AGAIN_SECONDS)
 
 
@@ -93,7 +93,7 @@ def make_folder(client: Client, path: str) -> None:
             if is_refusal(error):
                 raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             if not isinstance(error, ConnectionLoss) or clock() > deadline:
-                raise _unreachable(client, error) from error
+                raise connection_lost(client, error) from error
         client.handler.sleep_func(AGAIN_SECONDS)
 
 
@@ -107,7 +107,7 @@ def settle(client: Client, root: str) -> None:
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [CheckOp(root)]), NoResponse):
         if client.session_over or clock() > deadline:
-            raise _unreachable(client, TimeoutError("no answer"))
+            raise connection_lost(client, TimeoutError("no answer"))
         client.handler.sleep_func(AGAIN_SECONDS)
 
 
@@ -148,9 +148,3 @@ def change(
         else:
             settle(client, root)
             unanswered = True
-
-
-def _unreachable(client: Client, error: BaseException) -> CoordinatorUnreachableError:
-    return CoordinatorUnreachableError(
-        url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
-    )

@@ -31,14 +31,7 @@ from kazoo.protocol.connection import (
     STOP_CONNECTING,
     ConnectionHandler,
 )
-from kazoo.protocol.serialization import (
-    Auth,
-    Close,
-    GetChildren,
-    GetChildren2,
-    Sync,
-    Transaction,
-)
+from kazoo.protocol.serialization import Auth, Close, GetChildren, GetChildren2, Sync, Transaction
 from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
 from kazoo.retry import ForceRetryError
 from kazoo.security import Id

@@ -224,12 +224,7 @@ class EmbeddedSession:
         if row is None or row.boot != boot() or not secrets.compare_digest(row.password, password):
             raise SessionExpiredError("Session has expired")
         return SessionRow(
-            row.id,
-            row.password,
-            row.timeout_milliseconds,
-            row.generation + 1,
-            row.slot,
-            row.boot,
+            row.id, row.password, row.timeout_milliseconds, row.generation + 1, row.slot, row.boot
         )
 
     def _begun(self, timeout_seconds: float) -> SessionRow:

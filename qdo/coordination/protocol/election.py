@@ -140,11 +140,7 @@ class Election(Machine):
             self._register()
 
     def resign(
-        self,
-        reason: str,
-        *,
-        for_good: bool = False,
-        cool_down_seconds: float = COOL_DOWN_SECONDS,
+        self, reason: str, *, for_good: bool = False, cool_down_seconds: float = COOL_DOWN_SECONDS
     ) -> None:
         """Give up leadership and candidacy; run again after a cool-down unless `for_good`."""
         leading = self.leading
@@ -232,8 +228,7 @@ class Election(Machine):
 
     def _refused(self, what: str, path: str, reason: str) -> None:
         self.resign(
-            f"it cannot {what} {path}: {reason}; correct its ACL",
-            cool_down_seconds=REFUSED_SECONDS,
+            f"it cannot {what} {path}: {reason}; correct its ACL", cool_down_seconds=REFUSED_SECONDS
         )
 
     def _recreate(self, path: str) -> None:

@@ -88,12 +88,7 @@ class Renewal(Machine):
     """
 
     def __init__(
-        self,
-        path: str,
-        lease: Lease,
-        *,
-        clock: Callable[[], float],
-        on_gone: Callable[[], None],
+        self, path: str, lease: Lease, *, clock: Callable[[], float], on_gone: Callable[[], None]
     ) -> None:
         super().__init__()
         self._path = path

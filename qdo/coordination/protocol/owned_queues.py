@@ -30,14 +30,7 @@ from qdo.coordination.protocol.claims import (
     QueueState,
 )
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import (
-    Get,
-    Machine,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Response,
-)
+from qdo.coordination.protocol.machine import Get, Machine, NodeRead, NoResponse, Refused, Response
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode

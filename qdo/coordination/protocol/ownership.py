@@ -30,13 +30,7 @@ from qdo.coordination.protocol.assignments import AssignmentReader
 from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints, CheckpointTotals
 from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import (
-    Committed,
-    Machine,
-    Rejected,
-    Response,
-    SetOp,
-)
+from qdo.coordination.protocol.machine import Committed, Machine, Rejected, Response, SetOp
 from qdo.coordination.protocol.owned_queues import OwnedQueues, Recovery
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout

@@ -49,9 +49,7 @@ from qdo.queues import QueueFilter
 
 
 def plan(
-    queues: Iterable[str],
-    workers: Iterable[str],
-    current: Mapping[str, Iterable[str]],
+    queues: Iterable[str], workers: Iterable[str], current: Mapping[str, Iterable[str]]
 ) -> dict[str, list[str]]:
     """Return the queues of each worker.
 
@@ -173,9 +171,7 @@ Homes = dict[str, list[list[str]]]
 
 
 def _homes(
-    classes: list[_Class],
-    groups: list[list[str]],
-    current: Mapping[str, Iterable[str]],
+    classes: list[_Class], groups: list[list[str]], current: Mapping[str, Iterable[str]]
 ) -> Homes:
     """Move the held queues out of the classes; the remaining ones are homeless."""
     group_of = {name: group for group, names in enumerate(groups) for name in names}

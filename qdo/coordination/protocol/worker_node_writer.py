@@ -97,11 +97,7 @@ class WorkerNodeWriter:
 
     def _own(self, node: WorkerNode) -> WorkerNode:
         return replace(
-            node,
-            draining=self.draining,
-            filter=self.filter,
-            holds=self.holds,
-            process=self.process,
+            node, draining=self.draining, filter=self.filter, holds=self.holds, process=self.process
         )
 
     def commit(

@@ -217,10 +217,7 @@ class OutOfOrderProgress:
 
 
 def cancel_outcome(
-    progress: OutOfOrderProgress | None,
-    failures: Iterable[FailureRecord],
-    done: int,
-    position: int,
+    progress: OutOfOrderProgress | None, failures: Iterable[FailureRecord], done: int, position: int
 ) -> CancelOutcome:
     """Return what becomes of a message that is to be cancelled, if it has not been started.
 

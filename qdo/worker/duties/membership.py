@@ -210,8 +210,7 @@ class MembershipLoop(Duty):
             raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
         self._members.close(member)
         _log.warning(
-            "%s: session expired, all its queues are lost; registering as a new worker",
-            member.name,
+            "%s: session expired, all its queues are lost; registering as a new worker", member.name
         )
         name_worker("")
 

@@ -35,10 +35,7 @@ class Relay(Duty):
     name = "outbox"
 
     def __init__(
-        self,
-        outboxes: Sequence[OutboxTable],
-        broker: Broker,
-        current: CurrentMember | None = None,
+        self, outboxes: Sequence[OutboxTable], broker: Broker, current: CurrentMember | None = None
     ) -> None:
         can = broker.capabilities
         if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:

@@ -24,8 +24,7 @@ _log = logging.getLogger(__name__)
 class Fetcher:
     """Reads for the slots of a worker.
 
-    :param fetch: maximum rows of one fetch.
-    :ivar most: the same.
+    :ivar most: maximum rows of one fetch.
     """
 
     def __init__(self, broker: Broker, fetch: int, clock: Callable[[], float]) -> None:

@@ -23,8 +23,7 @@ from qdo.brokers.base import Subscription
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.values import encode
-from qdo.worker.engine.jobs import Turn
-from qdo.worker.engine.slot import ClaimSink, Counters, Row, Slot, TurnResult
+from qdo.worker.engine.slot import ClaimSink, Counters, Row, Slot
 
 
 class LaneOwner(Protocol):
@@ -199,19 +198,6 @@ class Lane:
         """Drop messages that are done, and update the queue's claim."""
         self._owner.settle(self)
         self._owner.publish()
-
-
-class LaneRunner(Protocol):
-    """Runs the messages of lanes; see `lanes.LaneTurns`."""
-
-    def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
-        """Run messages of a lane until a time; return how that ended."""
-
-    def broker_failed(self, slot: Slot, what: str, error: Exception) -> TurnResult:
-        """Let a slot wait for its broker, which failed."""
-
-    def note_expired(self, slot: Slot, position: int) -> None:
-        """Count a message that the broker took back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.jobs.options import Order
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import Turn, in_batches
-from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneRunner, LaneSlot, LaneSpec
+from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneSlot, LaneSpec
 from qdo.worker.engine.limits import Grant
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.row_runner import RowRunner
@@ -68,7 +68,7 @@ class Lanes:
     :param turn: the turn that created the lanes; its slot, claim and job are theirs.
     """
 
-    def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneRunner) -> None:
+    def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneTurns) -> None:
         slot, claim = turn.slot, turn.claim
         self.claim = claim
         self.counters = engine.counters
@@ -363,7 +363,7 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
 
 
 class LaneTurns:
-    """Runs turns of queues with lanes: the `lane.LaneRunner` of all of them."""
+    """Runs turns of queues with lanes."""
 
     def __init__(self, engine: Engine, outcomes: Outcomes, rows: RowRunner) -> None:
         self._turns_changed: Callable[[int], None] = lambda change: None

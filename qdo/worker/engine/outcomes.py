@@ -139,12 +139,7 @@ class Outcomes:
             )
 
     def apply(
-        self,
-        turn: Turn,
-        row: Row,
-        message: Message,
-        error: BaseException,
-        decision: Decision,
+        self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
         """Carry out a decision about a failed attempt, unless the queue was lost."""
         if not turn.in_force:

@@ -87,10 +87,7 @@ class ExecutorRouter(Executor):
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        target: str | None,
-        may_start: Callable[[Message], bool],
+        self, settings: Settings, target: str | None, may_start: Callable[[Message], bool]
     ) -> None:
         self._settings = settings
         self._target = target

@@ -114,8 +114,7 @@ class BlockedActions(threading.Thread):
             time.sleep(LOOK_SECONDS)
 
     def _is_blocked(self) -> bool:
-        seen = self._child.loop()
-        return seen is not None and seen.beat == self._report.beat
+        return _is_blocked(self._child, self._report)
 
     # --- what it does ---------------------------------------------------------------------
 
@@ -134,9 +133,8 @@ class BlockedActions(threading.Thread):
 
     def _state(self) -> str:
         report = self._child.loop() or self._report
-        what = report.blocked_by or "an unknown job that lets no other thread run"
         seconds = clock() - report.beat
-        return f"pid {self._child.pid}, event loop blocked for {seconds:.1f} s by {what}"
+        return f"pid {self._child.pid}, event loop blocked for {seconds:.1f} s by {_job(report)}"
 
     def _ping(self, args: Values, finish: Finish) -> Result:
         return Result(self._state())
@@ -281,11 +279,7 @@ class BlockedLoops:
             "blocked_by": report.blocked_by or "an unknown job",
             "blocked_since": time.time() - blocked,
         }
-
-        def is_blocked() -> bool:
-            seen = child.loop()
-            return seen is not None and seen.beat == report.beat
-
+        is_blocked = partial(_is_blocked, child, report)
         child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
         child.keeper.start()
 
@@ -299,5 +293,14 @@ class BlockedLoops:
 
 
 def _cause(report: LoopReport) -> str:
-    what = report.blocked_by or "an unknown job that lets no other thread run"
-    return f"its event loop has been blocked by {what}"
+    return f"its event loop has been blocked by {_job(report)}"
+
+
+def _job(report: LoopReport) -> str:
+    return report.blocked_by or "an unknown job that lets no other thread run"
+
+
+def _is_blocked(child: ChildProcess, report: LoopReport) -> bool:
+    """Return whether the loop of a child has not run since a report."""
+    seen = child.loop()
+    return seen is not None and seen.beat == report.beat

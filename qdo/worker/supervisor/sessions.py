@@ -184,18 +184,23 @@ def close_session(
         client has another one.
     :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
     """
-    client = connect(
-        session.url,
-        access=session.access,
-        session_timeout_seconds=session_timeout_seconds,
-        client_id=(session.id, session.password),
-    )
-    client.open(patience_seconds)
+    client = _attached(session, session_timeout_seconds, patience_seconds)
     try:
         before(session, client)
         client.stop()
     finally:
         client.close()
+
+
+def _attached(session: Session, timeout_seconds: float, patience_seconds: float) -> Client:
+    client = connect(
+        session.url,
+        access=session.access,
+        session_timeout_seconds=timeout_seconds,
+        client_id=(session.id, session.password),
+    )
+    client.open(patience_seconds)
+    return client
 
 
 class SessionKeeper(threading.Thread):
@@ -258,14 +263,7 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     :param note: keys for the component node of the worker.
     :raises UnreachableError: the coordinator did not respond in time.
     """
-    timeout = session.timeout_seconds
-    client = connect(
-        session.url,
-        access=session.access,
-        session_timeout_seconds=timeout,
-        client_id=(session.id, session.password),
-    )
-    client.open(timeout / 3)
+    client = _attached(session, session.timeout_seconds, session.timeout_seconds / 3)
     if client.client_id is None or client.client_id[0] != session.id:
         client.stop()  # ends the new session that it got instead
         client.close()

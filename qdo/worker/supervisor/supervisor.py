@@ -32,7 +32,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from qdo.brokers.registry import closing_seconds
@@ -71,10 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class HttpService:
-    """The HTTP server of a parent and its pages; without an address, it does nothing.
-
-    Leaving it as a context manager closes the server.
-    """
+    """The HTTP server of a parent and its pages; without an address, it does nothing."""
 
     def __init__(self) -> None:
         self._server: WebServer | None = None
@@ -126,15 +123,8 @@ class HttpService:
                 ]
             )
 
-    def __enter__(self) -> HttpService:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the server."""
         if self._server is not None:
             self._server.close()
 
@@ -210,7 +200,7 @@ def supervise(
     adopt_orphans()
     prepare_closing(settings.coordinator)
     parent = _Parent(settings, target, argv, child)
-    with parent.signals(), parent.http:
+    with parent.signals(), contextlib.closing(parent.http):
         parent.http.listen(settings)
         return parent.run()
 
@@ -434,14 +424,11 @@ class _Parent:
                     _log.info("%s: restarting in %.1f s", slot_name(slot), after_seconds)
                 case WaitForReload(slot):
                     _log.warning(
-                        "%s cannot start, waiting until a file of the app changes",
-                        slot_name(slot),
+                        "%s cannot start, waiting until a file of the app changes", slot_name(slot)
                     )
                 case GiveUp(slot, code):
                     _log.error(
-                        "%s cannot start (exit code %d); stopping qdo-worker",
-                        slot_name(slot),
-                        code,
+                        "%s cannot start (exit code %d); stopping qdo-worker", slot_name(slot), code
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
