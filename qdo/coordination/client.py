@@ -348,7 +348,7 @@ class Client(KazooClient):
         # chroot, too: a server that requires accounts refuses the first request, not the session.
         if self._answer(Exists(self.chroot or "/", None), deadline):
             return
-        # Not with ensure_path("/"), which creates only the last part of the chroot.
+        # ensure_path("/") would create only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
         for depth in range(1, len(parts) + 1):
             path = "/" + "/".join(parts[:depth])
@@ -384,7 +384,7 @@ class Client(KazooClient):
         return cast(Any, super()).create_async(path, value, acl, *rest, **options)
 
     def _abandon(self) -> None:
-        # In the background: stopping waits for a connection attempt that may be stuck.
+        # Stop in the background: it waits for a connection attempt that may be stuck.
         self._stopped.set()
         self.handler.spawn(self._give_up)
 

@@ -131,7 +131,7 @@ def _retried(
     except InvalidACLError as error:
         raise acl_rejected() from error
     except NoAuthError as error:
-        # Not unreachable: a service manager would restart the worker forever.
+        # For an unreachable coordinator, a service manager would restart the worker forever.
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
     except KazooException as error:

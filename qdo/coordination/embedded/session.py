@@ -303,7 +303,7 @@ class EmbeddedSession:
         if self._silent():
             self._expire()
         foreign = self.look(watching=watching)
-        # Spread, so that not all processes wake at once to expire the same session.
+        # Jitter: otherwise every process wakes to expire the same session.
         silence = self._watchdog.due() + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
         self.due = min(self._next_beat, silence)
         self._watchdog.expect(self.due)

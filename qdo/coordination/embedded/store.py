@@ -108,7 +108,7 @@ class Store:
         """Open or create the file; raise DatabaseError if it cannot be used."""
         self.path = path
         self.wakeups = f"{path}.wakeups"
-        # Not synced by SQLite at each commit: `sync` does that, outside of the write lock.
+        # `sync` syncs commits instead of SQLite, outside of the write lock.
         self._db = open_database(path, _FORMAT, durable=False)
         self._log_file = -1
         try:

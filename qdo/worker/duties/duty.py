@@ -367,7 +367,7 @@ class Chores(Duty):
 
     def run(self) -> None:
         while True:
-            # Not at the same moment in all workers: an election may just be under way.
+            # Jitter: workers must not all run during an election.
             gevent.sleep(self._period_seconds * random.uniform(0.9, 1.1))  # nosec B311
             self.step()
 

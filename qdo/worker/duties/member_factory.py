@@ -130,7 +130,7 @@ class MemberFactory:
             client.stop()
             raise
         try:
-            # Before the parent learns of the session: it would restart a worker that had one.
+            # Check before the parent learns of the session: it restarts a worker that had one.
             check_rights(client, self._layout, self.connect_seconds)
             check_level(client, self._layout)
             self._check_broker(client, broker)

@@ -56,7 +56,7 @@ class Cancellations:
         if slot.pending_dead_letter is not None:
             raise CannotCancelError("a dead letter of the queue is being stored")
         outcomes = self._decide(slot, claim, list(positions))
-        # Also for those that were cancelled before: their record may be outstanding.
+        # Record messages that were cancelled before, too: their record may be outstanding.
         recorded = member.record(claim, RECORD_SECONDS)
         if not recorded or slot.claim is not claim or claim.over:
             raise CannotCancelError("the worker could not record it")

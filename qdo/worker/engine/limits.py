@@ -321,7 +321,7 @@ class Gate:
         lanes.admitted_at = self.due(lanes.queue, fence)
         if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
             return False
-        # Before the lane starts its message, the next lane asks.
+        # The next lane asks before this one starts its message.
         self.note_start(lanes.queue, fence)
         return True
 

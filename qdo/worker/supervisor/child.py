@@ -89,7 +89,7 @@ class ChildProcess:
         self.asked: list[str] = []
         self._given = settings
         self._received = b""
-        # Not a pipe: the child reads the end of the stream from it when the parent has died.
+        # A socket pair: the child reads the end of the stream when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._table = shared_memory.make_memory()

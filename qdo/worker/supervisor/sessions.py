@@ -152,7 +152,7 @@ class SessionCloser(threading.Thread):
                 describe(error),
             )
             return
-        # Not again, neither when the close is repeated nor in the next session.
+        # Count each once, also if the close is repeated, and in the next session.
         self._in_flight = tuple(each for each in self._in_flight if each not in counted)
         if counted:
             _log.warning(
