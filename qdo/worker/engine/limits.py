@@ -475,7 +475,7 @@ class Limits:
     def _coming(self, gate: Gate) -> set[str]:
         """Return the limits that those behind a waiting queue must not take before it.
 
-        None if this process has no share of a limit: that wait may be long.
+        Empty if this process has no share of a limit: that wait may be long.
         """
         shares = [self._shares.get(name) for name in gate.names]
         has_all = all(share is not None and share.has_share for share in shares)
