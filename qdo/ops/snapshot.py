@@ -347,10 +347,7 @@ def read_snapshot(
         timed=broker is not None and broker.positions is TIME_POSITIONS,
         written={name: read.written for name, read in reads.items()},
         created={name: read.created for name, read in reads.items()},
-        reported={
-            str(report.worker): read.written
-            for report, read in zip(reports, fleet.components or (), strict=True)
-        },
+        reported=_reported(reports, fleet.components or ()),
         long_runs=long_runs(reports),
     )
 
@@ -469,6 +466,14 @@ def is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None
 def is_finished(node: QueueNode | None, end: str | None) -> bool:
     """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
     return node is not None and end is not None and node.position == end
+
+
+def _reported(
+    reports: Iterable[WorkerReport], components: Iterable[NodeValue]
+) -> dict[str, float]:
+    """Return when the process of each worker last wrote its node."""
+    pairs = zip(reports, components, strict=True)
+    return {str(report.worker): read.written for report, read in pairs}
 
 
 def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:

@@ -47,6 +47,8 @@ class WorkerReport:
     :ivar started: Unix time.
     :ivar concurrency: how many jobs it runs at once.
     :ivar busy: number of its queues with a job that runs.
+    :ivar blocked_by: the message and the job that block its event loop; written by its parent.
+    :ivar blocked_since: Unix time.
     :ivar processed: for the counts from here to `undone` see `engine.slot.Counters`.
     :ivar behind: age of the first unprocessed message in seconds, by queue.
     :ivar waits: by queue, the limits for whose permits it waits.
@@ -69,6 +71,8 @@ class WorkerReport:
     concurrency: int | None = None
     queues: int | None = None
     busy: int | None = None
+    blocked_by: str | None = None
+    blocked_since: float | None = None
     processed: int | None = None
     failed: int | None = None
     retried: int | None = None
