@@ -468,9 +468,7 @@ def is_finished(node: QueueNode | None, end: str | None) -> bool:
     return node is not None and end is not None and node.position == end
 
 
-def _reported(
-    reports: Iterable[WorkerReport], components: Iterable[NodeValue]
-) -> dict[str, float]:
+def _reported(reports: Iterable[WorkerReport], components: Iterable[NodeValue]) -> dict[str, float]:
     """Return when the process of each worker last wrote its node."""
     pairs = zip(reports, components, strict=True)
     return {str(report.worker): read.written for report, read in pairs}
