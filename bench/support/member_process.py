@@ -97,7 +97,7 @@ class MemberCommands:
         return {
             "held": len(self._journal.claims),
             "settled": self._member.settled(),
-            "leads": self._member.is_leader(),
+            "leads": self._member.leader.is_leader(),
         }
 
     def leave(self) -> dict[str, Any]:

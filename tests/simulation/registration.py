@@ -81,12 +81,12 @@ class SimulatedMember(Member):
         self.engine.member = self
         super()._worker_registered(path)
 
-    def _further_machines(self, worker: str) -> Sequence[Machine]:
+    def _further_machines(self, member: Member) -> Sequence[Machine]:
         made: list[Machine] = []
         if self.process.limits is not None:
-            made.append(SimulatedJobs(self, worker, self.process.limits).share)
+            made.append(SimulatedJobs(self, member.name, self.process.limits).share)
         if self.process.actions is not None:
-            made.append(self.process.actions.join(self, worker))
+            made.append(self.process.actions.join(self, member.name))
         return made
 
     def stop(self) -> None:
