@@ -1,7 +1,10 @@
 """Ask workers for actions, check their arguments, and wait for their results.
 
-A glob of workers is nothing that workers know: each worker gets a node of its own, and has a result
-of its own. See `action_machine` for what workers do.
+Commands resolve globs: each worker gets a node of its own, and has a result of its own.
+`action_machine` has the part of the workers.
+
+Calls raise NodeRefusedError if the account may not list workers or ask them, and
+CoordinatorUnreachableError without an answer in time; some workers may have been asked then.
 """
 
 from __future__ import annotations
@@ -34,15 +37,15 @@ from qdo.fleet.action_machine import DONE, LOST, Action, UnfitError
 from qdo.fleet.audit_entries import MAX_TEXT, AuditEntry, Values, entry_name
 from qdo.fleet.names import writer
 from qdo.system.clock import clock
+from qdo.system.polling import polls
 
 UNANSWERED = "unanswered"
 """The outcome of an action that did not end in time."""
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.004, 0.1
 
 
 @dataclass(slots=True)
 class Asked:
-    """An action that one worker was asked for.
+    """An action that a command asked one worker for.
 
     :ivar id: the name of its node, and of its entry in the action log.
     :ivar outcome: "done", "failed", "rejected", "expired", "lost", or "unanswered".
@@ -59,17 +62,12 @@ class Asked:
     _began: float = field(default_factory=clock, repr=False)
 
     def end(self, outcome: str, result: str) -> None:
-        """Record the result."""
         self.outcome, self.result = outcome, result
         self.seconds = clock() - self._began
 
 
 def list_workers(client: Client, layout: Layout) -> list[str]:
-    """Return the names of the registered workers.
-
-    :raises NodeRefusedError: this account may not list them.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the names of the registered workers."""
     names = read_children(client, [layout.workers]).get(layout.workers, [])
     return [name for name in names if is_worker_name(name)]
 
@@ -90,12 +88,10 @@ def ask_workers(
     reason: str = "",
     by: str = "",
 ) -> list[Asked]:
-    """Ask each of these workers for an action; return what they were asked for.
+    """Ask each of these workers for an action; return one record for each.
 
     :param within_seconds: they do not begin it later.
-    :param by: who asks, if that is not the user of this process.
-    :raises NodeRefusedError: this account may not ask for actions; some workers may be asked.
-    :raises CoordinatorUnreachableError: no answer in time; some workers may be asked.
+    :param by: the operator, if it is not the user of this process.
     """
     now, fleet = time.time(), layout.fleet
     action = Action(name, args, round(now + within_seconds, 3), by or writer(), reason)
@@ -146,22 +142,17 @@ def wait_for_results(
 ) -> None:
     """Wait until all actions have ended, and record their results.
 
-    Those that have not ended in time stay unanswered.
-
-    :raises CoordinatorUnreachableError: the connection is lost; the actions are done all the same.
+    Actions that have not ended in time stay unanswered. A lost connection does not stop them.
     """
-    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
     waiting = {each.id: each for each in asked if each.seconds is None}
-    while waiting:
+    for _ in polls(timeout_seconds, client.handler.sleep_func):
         _record(client, layout, waiting)
-        if not waiting or clock() > deadline:
+        if not waiting:
             return
-        client.handler.sleep_func(pause)
-        pause = min(1.1 * pause, _LAST_PAUSE_SECONDS)
 
 
 def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
-    """Record the results of the actions that have ended, and remove these."""
+    """Record the results of the ended actions, and remove these from `waiting`."""
     ended = []
     for node in read_nodes(client, [layout.fleet.log_entry(id) for id in waiting]):
         id = node.path.rpartition("/")[2]
@@ -175,6 +166,8 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
     for node in read_nodes(client, list(outputs)):
         outputs[node.path].output = node.data.decode(errors="replace")
 
+
+# --- the arguments of actions; the functions raise UnfitError for others ---
 
 _NUMBER = re.compile("[0-9]{1,100}")
 
@@ -199,10 +192,7 @@ _LIMITS: Mapping[str, float] = MappingProxyType(
 
 
 def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return the arguments of the action "cancel": `queue`, and the positions in `positions`.
-
-    :raises UnfitError: they are not a text and decimal numbers.
-    """
+    """Return the arguments of the action "cancel": `queue`, and the positions in `positions`."""
     queue, text = args.get("queue"), args.get("positions")
     found = str(text).split()
     if (
@@ -215,10 +205,7 @@ def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
 
 
 def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
-    """Return the arguments of one or more actions that cancel messages.
-
-    Several, because the values of an action are short.
-    """
+    """Return the arguments of actions that cancel messages: several, because values are short."""
     batches: list[str] = []
     for position in map(str, positions):
         if batches and len(batches[-1]) + len(position) < MAX_TEXT:
@@ -229,10 +216,7 @@ def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
 
 
 def seconds_of(action: str, args: Mapping[str, Any]) -> float:
-    """Return the argument `seconds` of an action.
-
-    :raises UnfitError: it is not a number within the limit of the action.
-    """
+    """Return the argument `seconds` of an action, which has a limit for it."""
     found, most = args.get("seconds"), _LIMITS[action]
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
         raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {found!r}")
@@ -240,10 +224,7 @@ def seconds_of(action: str, args: Mapping[str, Any]) -> float:
 
 
 def level_of(args: Mapping[str, Any]) -> str:
-    """Return the argument `level` of the action "log-level".
-
-    :raises UnfitError: it is not a level.
-    """
+    """Return the argument `level` of the action "log-level"."""
     found = args.get("level")
     if found not in LEVELS:
         raise UnfitError(f"level must be one of {', '.join(LEVELS)}, got {found!r}")
@@ -251,10 +232,7 @@ def level_of(args: Mapping[str, Any]) -> str:
 
 
 def runs_of(args: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the arguments of the action "runs": a glob of queues, and how many messages at most.
-
-    :raises UnfitError: one has the wrong type.
-    """
+    """Return the arguments of the action "runs": a glob of queues, and the most messages."""
     glob, most = args.get("queues"), args.get("most")
     if not isinstance(glob, str) or type(most) is not int or not 0 < most <= MAX_RUNS:
         raise UnfitError(

@@ -1,8 +1,11 @@
-"""The action log: who changed what with which command, and why.
+"""The action log: the operator, the command, the change and the reason.
 
 Every command that changes a node of the coordinator writes one entry in the transaction of this
-change: either both happen or neither. An entry is a node of its own, and is never written again.
+change: either both happen or neither. An entry is a node of its own, and never changes.
 Its name begins with its time, so the newest entries are found without reading any.
+
+Reads raise NodeRefusedError if the account may not list the log, and CoordinatorUnreachableError
+if the connection is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
 from qdo.fleet.names import writer
 
 READ_AT_ONCE = 200
-"""Entries in one read, while those that match are searched."""
+"""Entries in one read, during a search for matching ones."""
 
 Entry = Callable[[Values, Values], CreateOp]
 
@@ -32,7 +35,7 @@ class AuditTrail:
 
     :param command: its name, such as "seek".
     :param reason: why the operator runs it.
-    :param by: who runs it, if that is not the user of this process.
+    :param by: the operator, if it is not the user of this process.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class AuditTrail:
 
     @contextmanager
     def change(self, target: str) -> Iterator[Entry]:
-        """Return a function that makes the entry of one change: an operation for its transaction.
+        """Yield a function that makes the entry of one change: an operation for its transaction.
 
         The function takes the values before and after. It may be called again when the transaction
         is repeated: the entry keeps its path, so it can be written only once.
@@ -84,7 +87,7 @@ class AuditTrail:
     def note(self, target: str, before: Values, after: Values) -> str | None:
         """Write the entry of a change that was made elsewhere, such as in the broker.
 
-        :returns: why there is no entry, None if there is one.
+        :returns: why it could not write the entry, None if it did.
         """
         try:
             with self.change(target) as entry:
@@ -106,10 +109,8 @@ def read_entries(
 ) -> list[AuditEntry]:
     """Return the newest entries, newest first.
 
-    :param selects: returns whether an entry is one of those to return.
+    :param selects: returns whether to return an entry.
     :param since: Unix time of the oldest entry to return.
-    :raises NodeRefusedError: this account may not list the log.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     names = entry_names(client, layout)
     wanted = sorted((name for name in names if entry_time(name) >= since), reverse=True)
@@ -121,10 +122,7 @@ def read_entries(
 
 
 def entry_names(client: Client, layout: Layout) -> list[str]:
-    """Return the names of all entries, in no order.
-
-    :raises NodeRefusedError: see `read_entries`, as for the other error.
-    """
+    """Return the names of all entries, in no order."""
     folder = layout.fleet.actionlog
     return read_children(client, [folder]).get(folder, [])
 

@@ -1,4 +1,4 @@
-"""The entries of the action log: their names, their content, and which of them are too many."""
+"""The entries of the action log: their names, their content, and when to delete them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from qdo.coordination.znodes.values import encode, load
+from qdo.coordination.znodes.values import encode, load, text_of
 from qdo.fleet.names import overlap
 from qdo.queues import is_glob
 
@@ -25,8 +25,9 @@ MAX_OUTPUTS = 100
 KEEP_OUTPUT_SECONDS = 3600.0
 """The leader deletes older ones."""
 AHEAD_SECONDS = 86400.0
-"""Entries whose time is further in the future count as the oldest ones: nobody wrote them then."""
+"""Entries whose time is further in the future count as the oldest ones: their time is wrong."""
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
+_TEXTS = ("by", "account", "command", "target", "reason")
 
 Values = Mapping[str, "str | int | float | bool | None"]
 
@@ -53,7 +54,7 @@ class AuditEntry:
     :ivar at: Unix time by the clock of its writer.
     :ivar by: user and host.
     :ivar account: the account at the coordinator, "" for none.
-    :ivar target: the name of what was changed, such as a queue.
+    :ivar target: the name of the changed thing, such as a queue.
     :ivar before: the changed values; None if the entry has none, as is `after`.
     :ivar fault: why the entry cannot be read, None if it can.
     """
@@ -74,16 +75,15 @@ class AuditEntry:
         return is_selected(self.command, self.target, glob)
 
     def encode(self) -> bytes:
-        """Return the value of its node. Its size is limited, whatever the texts are."""
-        texts = ("by", "account", "command", "target", "reason")
-        value: dict[str, Any] = {name: cut(getattr(self, name)) for name in texts}
+        """Return the value of its node, which has a limited size."""
+        value: dict[str, Any] = {name: cut(getattr(self, name)) for name in _TEXTS}
         return encode({**value, "from": _bounded(self.before), "to": _bounded(self.after)})
 
     @classmethod
     def parse(
         cls, id: str, data: bytes, written: float = 0.0, refused: str | None = None
     ) -> AuditEntry:
-        """Return an entry from its node; one that another program wrote has a fault.
+        """Return an entry from its node; a node of another program has a fault.
 
         :param written: when the node was written; used if its name has no time.
         :param refused: why the coordinator did not return the node.
@@ -98,20 +98,15 @@ class AuditEntry:
         return cls(
             id,
             at,
-            by=_text(value.get("by")),
-            account=_text(value.get("account")),
-            command=_text(value.get("command")),
-            target=_text(value.get("target")),
             before=_bounded(value.get("from")),
             after=_bounded(value.get("to")),
-            reason=_text(value.get("reason")),
+            **{name: cut(text_of(value.get(name))) for name in _TEXTS},
         )
 
 
 def entry_name(at: float, random: str) -> str:
-    """Return the name of an entry.
+    """Return the name of an entry at a Unix time.
 
-    :param at: Unix time.
     :param random: eight hexadecimal digits.
     """
     return f"{int(at * 1000):013}-{random}"
@@ -129,18 +124,15 @@ def surplus(names: Collection[str], now: float) -> list[str]:
 
 
 def old_outputs(names: Collection[str], now: float) -> list[str]:
-    """Return the names of the outputs of actions to delete, oldest first.
-
-    They have the names of their entries, and are larger.
-    """
+    """Return the names of the outputs of actions to delete, oldest first."""
     return _surplus(names, now, MAX_OUTPUTS, KEEP_OUTPUT_SECONDS)
 
 
 def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float) -> list[str]:
-    """Return the names that are too old, or too many.
+    """Return the oldest names beyond a number, and those that are too old.
 
-    Names of another form, or with a time that cannot be, count as the oldest: they are too many
-    first, but never too old.
+    Names of another form, or with an impossible time, count as the oldest: they are the first to
+    exceed the number, but never too old.
     """
 
     def age_order(name: str) -> float:
@@ -153,12 +145,8 @@ def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float)
     return [*ordered[:many], *old]
 
 
-def _text(value: Any) -> str:
-    return cut(value) if isinstance(value, str) else ""
-
-
 def _bounded(values: Any) -> dict[str, Any] | None:
-    """Return values that take little room: texts are cut, nested values are texts."""
+    """Return short values: texts are cut, nested values become texts."""
     if not isinstance(values, Mapping):
         return None
     bounded: dict[str, Any] = {}

@@ -1,6 +1,9 @@
-"""The chores of the leader: copy the action log, end lost actions, delete what nothing uses.
+"""The chores of the leader: copy the action log, end lost actions, delete unused nodes.
 
-`ChoreRecord` says when the leader last did each one, and with which result.
+A `ChoreRecord` has the time and the result of the last run of each chore.
+
+Chores and reads raise NodeRefusedError if the account may not list a folder, read or write a node,
+and CoordinatorUnreachableError if the connection is lost.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.transactions import commit, read
 from qdo.coordination.znodes.layout import FleetLayout, Layout
-from qdo.coordination.znodes.values import encode, load
+from qdo.coordination.znodes.values import encode, load, typed, unix_time
 from qdo.fleet.action_machine import LOST, RUNNING, Action, ended_entry
+from qdo.fleet.audit import entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry, entry_name, entry_time
 from qdo.system.clock import clock
 
 MOST_COPIED_AT_ONCE = 500
-"""Entries that are read in a round, the oldest first."""
+"""Entries read in a round, the oldest first."""
 
 
 class CopiedActionsChore:
@@ -48,31 +52,24 @@ class CopiedActionsChore:
         self._copied: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Pass on new entries; return 0, because it deletes nothing.
-
-        :raises NodeRefusedError: this account may not list the log.
-        :raises CoordinatorUnreachableError: the connection is lost.
-        """
-        folder = layout.fleet.actionlog
-        names = read_children(client, [folder]).get(folder, [])
+        """Pass on new entries; return 0, because it deletes nothing."""
+        names = entry_names(client, layout)
         self._copied.intersection_update(names)
         new = sorted(name for name in names if name not in self._copied)[:MOST_COPIED_AT_ONCE]
-        for node in read_nodes(client, [layout.fleet.log_entry(name) for name in new]):
-            name = node.path.rpartition("/")[2]
-            entry = AuditEntry.parse(name, node.data, node.written, node.refused)
+        for entry in read_named(client, layout, new):
             if entry.fault is None and not self._keep(entry):
                 break
-            self._copied.add(name)
+            self._copied.add(entry.id)
         return 0
 
 
 IDLE_SECONDS = 3600.0
 MOST_AT_ONCE = 1000
-"""Folders that are deleted in a round."""
+"""Folders deleted in a round."""
 
 
 class EmptyLocksChore:
-    """Deletes folders in which nothing has changed for an hour, as this leader has seen.
+    """Deletes lock folders that this leader has seen unchanged and empty for an hour.
 
     The coordinator rejects the deletion of a folder with a contender. A contender that comes later
     finds no folder, and its process makes one.
@@ -85,11 +82,7 @@ class EmptyLocksChore:
         self._empty: dict[str, tuple[int, float]] = {}
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Delete the folders of idle locks; return their number.
-
-        :raises NodeRefusedError: this account may not list the locks.
-        :raises CoordinatorUnreachableError: the connection is lost.
-        """
+        """Delete the folders of idle locks; return their number."""
         locks = layout.fleet.locks
         folders = [
             layout.fleet.lock(name) for name in read_children(client, [locks]).get(locks, [])
@@ -116,22 +109,18 @@ _log = logging.getLogger(__name__)
 
 
 class LostActionsChore:
-    """Ends what workers that are gone were asked for as lost, and deletes their folders.
+    """Ends the actions of departed workers as lost, and deletes their folders.
 
     Names of workers are never used again. So the order of the reads matters: a folder that is
-    listed before the workers, and whose worker is then not among them, belongs to one that is gone.
-    Nothing is asked of it any more, because commands check its node in their transaction.
+    listed before the workers, and whose worker is then not among them, has a departed worker.
+    It gets no further actions, because commands check the worker's node in their transaction.
     """
 
     def __init__(self) -> None:
         self._refused: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """End the actions and delete the folders; return the number of deleted nodes.
-
-        :raises NodeRefusedError: this account may not list one of the folders.
-        :raises CoordinatorUnreachableError: the connection is lost.
-        """
+        """End the actions and delete the folders; return the number of deleted nodes."""
         fleet = layout.fleet
         folders = read_children(client, [fleet.actions]).get(fleet.actions, [])
         workers = read_children(client, [layout.workers]).get(layout.workers, [])
@@ -151,7 +140,7 @@ class LostActionsChore:
                 self._refused.add(node.path)
                 reason = answer.reason or answer.fault.value
                 _log.warning("cannot delete %s: %s; delete it by hand", node.path, reason)
-        # One that still has nodes is rejected.
+        # The coordinator rejects the deletion of a folder that still has nodes.
         return deleted + sum(
             isinstance(commit(client, [fence, DeleteOp(folder)]), Committed) for folder in gone
         )
@@ -180,8 +169,7 @@ def _end(
 class ChoreRecord:
     """The last time that a chore was done.
 
-    :ivar at: Unix time of the leader's clock at its end; None if the node does not say it.
-    :ivar seconds: how long it took.
+    :ivar at: Unix time of the leader's clock at its end; None if the node has no time.
     :ivar deleted: number of nodes that it deleted.
     :ivar leader: the worker that did it.
     :ivar fault: why it failed, None if it did not.
@@ -198,20 +186,14 @@ class ChoreRecord:
     def parse(cls, chore: str, value: Any, leader: str | None) -> ChoreRecord:
         """Return a record from its JSON; values of wrong types count as missing."""
         found = value if isinstance(value, dict) else {}
-        at, seconds, deleted = (found.get(each) for each in ("at", "seconds", "deleted"))
-        fault = found.get("fault")
         return cls(
             chore,
-            at=_number(at),
-            seconds=_number(seconds),
-            deleted=deleted if type(deleted) is int else None,
-            leader=leader,
-            fault=fault if isinstance(fault, str) else None,
+            unix_time(found.get("at")),
+            unix_time(found.get("seconds")),  # bounded like a time
+            typed(found.get("deleted"), int),
+            leader,
+            typed(found.get("fault"), str),
         )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1e12 else None
 
 
 def write_records(
@@ -220,9 +202,6 @@ def write_records(
     """Write the records of one round; return 0, because it deletes nothing.
 
     A lost answer changes nothing: the next round writes the node again.
-
-    :raises NodeRefusedError: this account may not write the node.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     kept = ("at", "seconds", "deleted", "fault")
     chores = {
@@ -238,32 +217,26 @@ def write_records(
 
 
 def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str | None]:
-    """Return the records in the order in which the chores are done, and why they cannot be read.
-
-    :raises NodeRefusedError: this account may not read the node.
-    :raises CoordinatorUnreachableError: no answer in time.
-    """
+    """Return the records in the order of the chores, and why they cannot be read."""
     node = read(client, layout.fleet.chores)
     value, fault = load(node.data if isinstance(node, NodeRead) else b"")
-    chores, leader = value.get("chores", {}), value.get("leader")
-    if fault is None and not isinstance(chores, dict):
+    chores, leader = value.get("chores", {}), typed(value.get("leader"), str)
+    if not isinstance(chores, dict):
         chores, fault = {}, "`chores` must be an object"
-    by = leader if isinstance(leader, str) else None
-    found = chores if fault is None else {}
-    return [ChoreRecord.parse(name, each, by) for name, each in found.items()], fault
+    return [ChoreRecord.parse(name, each, leader) for name, each in chores.items()], fault
 
 
 AT_ONCE = 99
 """Nodes deleted in a transaction."""
 MOST_REFUSED = 10
-"""A round ends after this many nodes that cannot be deleted; the next round passes them over."""
+"""A round ends after this many nodes that it cannot delete; the next round skips them."""
 
 
 class SurplusChore:
     """Deletes the surplus of a folder; a `Chore` of the leader.
 
-    A node that cannot be deleted, because another program created nodes below it, costs only
-    itself.
+    A node that cannot be deleted, because another program created nodes below it, stops no other
+    deletion.
 
     :param folder: returns the path of the folder.
     :param surplus: returns the names to delete, from all names and the Unix time.
@@ -279,11 +252,7 @@ class SurplusChore:
         self._refused: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Delete the nodes that are too old or too many; return their number.
-
-        :raises NodeRefusedError: this account may not list the folder.
-        :raises CoordinatorUnreachableError: the connection is lost.
-        """
+        """Delete the nodes that are too old or too many; return their number."""
         folder = self._folder(layout)
         names = read_children(client, [folder]).get(folder, [])
         wanted = self._surplus(names, time.time())

@@ -7,14 +7,19 @@ that older versions would misread asks for it with `require_level`.
 The leader raises the level of the app in two steps, one period apart: it announces the next level,
 and then lists the workers again. A worker reads the node after its registration, and stops if its
 own level is below the announced one. So a worker that the leader did not list knows of it.
+
+Calls raise NodeRefusedError if the account may not read a node, and CoordinatorUnreachableError
+without an answer in time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 from qdo._version import FORMAT_LEVEL, __version__
 from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
@@ -22,18 +27,23 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, Committed, NodeRead, SetOp
 from qdo.coordination.transactions import commit, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.values import encode, load
+from qdo.coordination.znodes.values import encode, load, typed
 from qdo.errors import OldFleetError, OldProgramError
 from qdo.fleet.settings_machine import SettingsReport
 
-MAX_EXACT = 2**53
-"""Larger whole numbers have no exact float."""
-_Value = TypeVar("_Value", str, int, float)
+_KINDS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("host", "version", "python", "zone", "state", "settings"), str),
+        **dict.fromkeys(("pid", "parent", "level", "busy", "queues"), int),
+        "started": float,
+    }
+)
+"""The types of the values of a component node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessDescription:
-    """A process as its component node describes it; None for a value that it does not have.
+    """A process as its component node describes it; None for a missing value.
 
     :ivar name: the name of the node.
     :ivar kind: "worker", or the name of another folder of components.
@@ -72,42 +82,19 @@ class ProcessDescription:
         kind = folder.rpartition("/")[2]
         value, fault = load(node.data)
         report = SettingsReport.parse(value.get("live"))
-        fault = node.refused or fault or (None if node.session else "its node has no session")
+        known: dict[str, Any] = {each: typed(value.get(each), _KINDS[each]) for each in _KINDS}
         return cls(
             name,
             kind,
-            host=_typed(value, "host", str),
-            pid=_typed(value, "pid", int),
-            parent=_typed(value, "parent", int),
-            version=_typed(value, "version", str),
-            python=_typed(value, "python", str),
-            level=_typed(value, "level", int),
-            zone=_typed(value, "zone", str),
-            state=_typed(value, "state", str),
-            busy=_typed(value, "busy", int),
-            queues=_typed(value, "queues", int),
-            settings=_typed(value, "settings", str),
             live=None if report is None else report.uses,
-            started=_typed(value, "started", float),
             reported=node.written,
-            fault=fault,
+            fault=node.refused or fault or (None if node.session else "its node has no session"),
+            **known,
         )
 
 
-def _typed(value: dict[str, Any], name: str, kind: type[_Value]) -> _Value | None:
-    """Return a value if it has this type: JSON writes a whole number of seconds as an int."""
-    found: Any = value.get(name)
-    if kind is float and type(found) is int and abs(found) < MAX_EXACT:
-        found = float(found)
-    return found if type(found) is kind else None
-
-
 def read_components(client: Client, layout: Layout) -> list[ProcessDescription]:
-    """Return the processes of an app, by kind and node name.
-
-    :raises NodeRefusedError: this account may not list the components.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the processes of an app, by kind and node name."""
     kinds = read_children(client, [layout.components]).get(layout.components, [])
     folders = [f"{layout.components}/{kind}" for kind in sorted(kinds)]
     found = read_children(client, folders)
@@ -144,7 +131,7 @@ class AppLevel:
 
     :ivar level: every worker has at least this one.
     :ivar next: the announced one, 0 for none.
-    :ivar other: what other programs wrote into the node.
+    :ivar other: keys of other programs, which are kept.
     """
 
     level: int = 0
@@ -153,7 +140,7 @@ class AppLevel:
 
     @classmethod
     def parse(cls, data: bytes) -> AppLevel:
-        """Return the levels; a node that cannot be read has none."""
+        """Return the levels; an unreadable node has none."""
         value, _ = load(data)
         level, next = (_level(value.pop(key, 0)) for key in ("level", "next_level"))
         return cls(level, next, value)
@@ -168,11 +155,7 @@ def _level(value: Any) -> int:
 
 
 def check_level(client: Client, layout: Layout) -> None:
-    """Raise OldProgramError if this version is too old for what the app may have written.
-
-    :raises NodeRefusedError: this account may not read the node of the app.
-    :raises CoordinatorUnreachableError: no answer in time.
-    """
+    """Raise OldProgramError if this version may misread the nodes of the app."""
     node = read(client, layout.root)
     found = AppLevel.parse(node.data) if isinstance(node, NodeRead) else AppLevel()
     needed = max(found.level, found.next)
@@ -195,11 +178,7 @@ class LevelChore:
     """Raises the level of the app to that of its oldest worker; a `Chore` of the leader."""
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Take the next step; return 0, because it deletes nothing.
-
-        :raises NodeRefusedError: this account may not read components.
-        :raises CoordinatorUnreachableError: the connection is lost.
-        """
+        """Take the next step; return 0, because it deletes nothing."""
         node = read(client, layout.root)
         if not isinstance(node, NodeRead):
             return 0

@@ -1,14 +1,14 @@
 """A local copy of the nodes below one folder, with a time. A machine without I/O.
 
-It watches first and reads then, so no change lies between. After every reconnection it does both
-again: servers do not restore such watches, and the events meanwhile are lost. A node is applied
-only if its mzxid is larger than that of the copy. Its version would not do: the versions of a node
-that is created again begin at 0.
+It watches first and then reads, so it misses no change in between. After every reconnection it does
+both again: servers do not restore such watches, and the events meanwhile are lost. It applies a
+node only if its mzxid is larger than that of the copy. Its version would not do: the versions of a
+node that is created again begin at 0.
 
 The time of the copy is a place in the coordinator's total order: every change up to `ltime` is in
-it. A `Sync` is answered with such a place Z once all events of changes up to Z were passed on. The
-reads that follow from these events are sent at once, and answers come in the order of requests. So
-when the last of them is answered, the copy holds everything up to Z.
+it. The answer to a `Sync` is such a place Z, after all events of changes up to Z. These events
+cause reads at once, and answers come in the order of requests. So when the last of these reads is
+answered, the copy holds everything up to Z.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from qdo.coordination.protocol.machine import (
 )
 
 MAX_NODES = 10_000
-"""Nodes of a folder that are copied; further ones are reported, see `FolderView.fault`."""
+"""Nodes in a copy; further ones are reported, see `FolderView.fault`."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of all values that are copied."""
+"""Bytes of all values in a copy."""
 
 
 _Waiter = Callable[[], object]
@@ -48,7 +48,7 @@ _Waiter = Callable[[], object]
 class CopiedNode:
     """A node of the folder.
 
-    :ivar value: what `parse` returned; None if there is a fault.
+    :ivar value: the result of `parse`; None if there is a fault.
     :ivar mzxid: place of its last write in the coordinator's total order.
     :ivar size: bytes of its data.
     :ivar fault: why it cannot be read, None if it can.
@@ -67,8 +67,8 @@ class FolderView(Machine):
     :ivar entries: the nodes by name; replaced one by one, never changed.
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
     :ivar fault: why the folder is not, or not completely, copied; None if it is.
-    :param parse: returns the value of a node's data; raises ValueError for one that is not valid.
-    :param on_change: called with the name of each node that has changed, after the change.
+    :param parse: returns the value of a node's data; raises ValueError for invalid data.
+    :param on_change: called with the name of a node after its change.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FolderView(Machine):
     def when_fresh(self, ltime: int | None, then: Callable[[], object]) -> None:
         """Call a function once the copy holds every change up to `ltime`.
 
-        :param ltime: a zxid; None for all changes that were acknowledged before this call.
+        :param ltime: a zxid; None for all changes acknowledged before this call.
         """
         if ltime is not None and self.ltime >= ltime:
             then()
@@ -135,7 +135,7 @@ class FolderView(Machine):
         if isinstance(answer, NoResponse):
             return
         names = answer.names if isinstance(answer, ChildrenRead) else ()
-        # Nodes that are gone are read as well, and found missing.
+        # Deleted nodes are read as well, and found missing.
         self._dirty.update(names, self.entries)
         self.fault = None
         self._listed = True
@@ -152,7 +152,7 @@ class FolderView(Machine):
     # --- reading ------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Read the nodes that have changed, and ask for a time that somebody waits for."""
+        """Read the changed nodes, and ask for the time of a caller that waits."""
         dirty, self._dirty = self._dirty, set()
         for name in dirty:
             self._reads_sent += 1
@@ -171,7 +171,7 @@ class FolderView(Machine):
             self._advance()
 
     def take(self, name: str, answer: Response) -> None:
-        """Bring the copy of a node up to date with the answer to a read."""
+        """Update the copy of a node from the answer to a read."""
         if isinstance(answer, NodeRead):
             self._apply(name, answer)
         elif isinstance(answer, NodeMissing):
@@ -215,7 +215,7 @@ class FolderView(Machine):
         self._on_change(name)
 
     def has_room(self, size: int) -> bool:
-        """Return whether the copy can hold another node with so many bytes."""
+        """Return whether the copy can hold another node of this size."""
         return len(self.entries) < MAX_NODES and self._bytes + size <= MAX_BYTES
 
     def _drop(self, name: str) -> None:

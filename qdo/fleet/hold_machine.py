@@ -1,18 +1,18 @@
 """Obey the holds of the fleet: paused queues in the node `holds`. Machines without I/O.
 
-1.  Whoever holds queues writes the hold into the node `holds`, and *then* lists the workers.
-2.  A worker reads that node after every registration, before it starts anything: a worker that
-    registered after the list was made knows of the hold by itself. The node is watched, and read
-    again after every reconnection. Matching queues start no message from then on.
+1.  An operator or a section writes the hold into the node `holds`, and *then* lists the workers.
+2.  A worker reads that node after every registration, before it starts anything. So a worker that
+    registers after the listing knows the hold. The worker watches the node, and reads it again
+    after every reconnection. From then on it starts no message of matching queues.
 3.  When no message of a held queue is in flight any more, the worker acknowledges: it writes the
     mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
     is deleted and created again begin at 0.
 4.  The hold is in force once every listed worker has acknowledged it, or is gone.
-5.  A hold ends when it is taken out of the node. One that names the node of its maker also ends
-    when that node is gone. Numbers of such nodes are never used again, so gone is for ever.
+5.  A hold ends when it is removed from the node. A hold that names the node of its maker also ends
+    when that node is gone. Numbers of such nodes are never used again, so gone is forever.
 
-Only the leader takes out holds whose time is over: one clock decides. Without a leader they last
-longer, which is safe. An unreadable node changes nothing: the last readable holds stay in force.
+Only the leader removes expired holds: one clock decides. Without a leader they last longer, which
+is safe. An unreadable node changes nothing: the last readable holds stay in force.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,14 +36,14 @@ from qdo.coordination.protocol.machine import (
     SetOp,
     Stat,
 )
-from qdo.coordination.znodes.values import encode, load, shown, string_tuple, unix_time
+from qdo.coordination.znodes.values import encode, load, shown, string_tuple, text_of, unix_time
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
 MAX_HOLDS = 100
 """Holds of an app; every worker compares every queue with all of them."""
 MAX_REASON_CHARACTERS = 500
 MAX_BYTES = 64 * 1024
-"""Of a node: twice what `MAX_HOLDS` ordinary holds take."""
+"""Of a node: twice the size of `MAX_HOLDS` ordinary holds."""
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 
@@ -53,11 +53,10 @@ class Hold:
 
     :ivar id: names the hold for `qdo resume`.
     :ivar queues: globs of their names.
-    :ivar why: reason for people.
     :ivar who: user and host of its maker.
     :ivar at: when it was made, Unix time by the clock of its maker.
     :ivar until: Unix time at which it ends, None for no end.
-    :ivar by: path of the ephemeral node of its maker: it ends when this node is gone. "" for a
+    :ivar by: path of the ephemeral node of its maker; the hold ends with this node. "" for a
         pause, which needs no process.
     """
 
@@ -70,26 +69,20 @@ class Hold:
     by: str = ""
 
     def is_over(self, now: float) -> bool:
-        """Return whether its time is over at a Unix time."""
+        """Return whether it has ended at a Unix time."""
         return self.until is not None and now >= self.until
 
     def dump(self) -> dict[str, Any]:
         """Return its JSON."""
-        value: dict[str, Any] = {"id": self.id, "queues": list(self.queues), "why": self.why}
-        value |= {"who": self.who, "at": self.at}
-        if self.until is not None:
-            value["until"] = self.until
-        if self.by:
-            value["by"] = self.by
-        return value
+        return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
 @dataclass(frozen=True, slots=True)
 class HoldNode:
-    """What the node says.
+    """The value of the node.
 
-    :ivar holds: in the order in which they were made.
-    :ivar fault: why it cannot be read, None if it can. Then `holds` is empty.
+    :ivar holds: in the order of their creation.
+    :ivar fault: why it cannot be read, None if it can. An unreadable node has no `holds`.
     """
 
     holds: tuple[Hold, ...] = ()
@@ -97,7 +90,7 @@ class HoldNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> HoldNode:
-        """Parse a node. One bad hold makes the whole node unreadable: nobody guesses half of it."""
+        """Parse a node. One bad hold makes the whole node unreadable."""
         if data is not None and len(data) > MAX_BYTES:
             return cls(fault=f"it must have at most {MAX_BYTES} bytes, got {len(data)}")
         value, fault = load(data)
@@ -121,7 +114,7 @@ class HoldNode:
 
 
 def _parsed(value: Any) -> Hold:
-    """Return a hold; raise ValueError for a value that is not one."""
+    """Return a hold; raise ValueError for any other value."""
     if not isinstance(value, dict):
         raise ValueError(f"a hold must be an object, got {shown(value)}")
     id, globs, by, until = (value.get(key) for key in ("id", "queues", "by", "until"))
@@ -134,9 +127,9 @@ def _parsed(value: Any) -> Hold:
         raise ValueError(f"the maker of hold {id} must be the path of a node, got {shown(by)}")
     if until is not None and unix_time(until) is None:
         raise ValueError(f"the end of hold {id} must be a Unix time, got {shown(until)}")
-    why, who = (text if isinstance(text := value.get(key), str) else "" for key in ("why", "who"))
+    why, who = text_of(value.get("why"), MAX_REASON_CHARACTERS), text_of(value.get("who"), 200)
     at = unix_time(value.get("at")) or 0.0
-    return Hold(id, queues, why[:MAX_REASON_CHARACTERS], who[:200], at, unix_time(until), by or "")
+    return Hold(id, queues, why, who, at, unix_time(until), by or "")
 
 
 def _is_path(value: Any) -> bool:
@@ -149,7 +142,7 @@ def _is_path(value: Any) -> bool:
 
 
 def held_queues(holds: Iterable[Hold]) -> Callable[[str], bool] | None:
-    """Return a predicate that tells whether a queue is held; None if none is."""
+    """Return a function that tells whether a queue is held; None without holds."""
     globs = tuple(dict.fromkeys(glob for hold in holds for glob in hold.queues))
     return QueueFilter(globs).matcher() if globs else None
 
@@ -162,13 +155,13 @@ def holds_of(queue: str, holds: Iterable[Hold]) -> tuple[Hold, ...]:
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.01
-"""How often it is checked whether messages of held queues have ended; only while there are any."""
+"""Time between checks whether messages of held queues have ended, while there are any."""
 CLEAN_SECONDS = 1.0
-"""How often the leader checks whether holds are over; only while there are any."""
+"""Time between the leader's checks for expired holds, while there are any."""
 
 
 class StandstillGate(Protocol):
-    """Keeps queues of this worker still."""
+    """Holds queues of this worker."""
 
     def apply(self, holds: Sequence[Hold]) -> None:
         """Start no message of queues that match these holds; let all others continue."""
@@ -182,7 +175,7 @@ class HoldsWatch(Machine):
 
     :param path: path of the node `holds`.
     :param acknowledge: writes a mzxid into the worker's own node.
-    :param is_leader: returns whether this worker takes out holds that are over.
+    :param is_leader: returns whether this worker removes expired holds.
     :param clock: seconds, for pauses.
     :param wall: Unix time.
     """
@@ -257,8 +250,8 @@ class HoldsWatch(Machine):
     def _report(self, fault: str | None) -> None:
         if fault and fault != self._reported:
             _log.error(
-                "cannot read %s: %s; the holds that were read before stay in force, and later ones"
-                " are not obeyed; correct it with `qdo resume --all --yes`",
+                "cannot read %s: %s; the last readable holds stay in force, and this worker does"
+                " not obey later ones; correct the node with `qdo resume --all --yes`",
                 self._path,
                 fault,
             )
@@ -273,7 +266,7 @@ class HoldsWatch(Machine):
             self._apply()
 
     def _apply(self) -> None:
-        """Pass on the holds whose makers are not known to be gone."""
+        """Pass on the holds, except those whose makers are gone."""
         holds = self._node.holds
         self._gone &= {hold.by for hold in holds}
         self._gate.apply([hold for hold in holds if hold.by not in self._gone])
@@ -305,7 +298,7 @@ class HoldsWatch(Machine):
             self._unacknowledged = 0
 
     def _clean(self) -> None:
-        """Take out the holds that are over."""
+        """Remove expired holds."""
         holds, now = self._node.holds, self._wall()
         over = [hold for hold in holds if hold.by in self._gone or hold.is_over(now)]
         if over and self._version >= 0:
@@ -318,11 +311,11 @@ class HoldsWatch(Machine):
         """Continue: after a change the watch leads to another read."""
         self._cleaning = False
         for hold in over:
-            _log.info("hold %s of %s is over", hold.id, " ".join(hold.queues))
+            _log.info("hold %s of %s has ended", hold.id, " ".join(hold.queues))
 
 
 class SectionWatch(Machine):
-    """Tells the maker of a section that somebody else has ended it.
+    """Tells the maker of a section that an operator has ended it.
 
     :ivar ended: whether the node no longer has the section. It never becomes False again.
     :param path: path of the node `holds`.
@@ -349,6 +342,6 @@ class SectionWatch(Machine):
         if isinstance(answer, NodeMissing):
             self.ended = True
         elif isinstance(answer, NodeRead):
-            # Workers go on to obey what they read before a node became unreadable.
+            # Workers still obey the holds that they read before a node became unreadable.
             node = HoldNode.parse(answer.data)
             self.ended = node.fault is None and all(hold.id != self._id for hold in node.holds)

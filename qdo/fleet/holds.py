@@ -1,7 +1,10 @@
 """Holds: queues paused in the whole fleet, for a reason.
 
-A *pause* lasts until a time, or until somebody resumes the queues. A *section* lasts while its
-maker lives. See `hold_machine` for what workers do.
+A *pause* lasts until a time, or until an operator resumes the queues. A *section* lasts as long as
+its process. `hold_machine` has the part of the workers.
+
+Calls raise NodeRefusedError if the account may not read or change holds, and
+CoordinatorUnreachableError without an answer in time; a change may have taken effect then.
 """
 
 from __future__ import annotations
@@ -32,20 +35,19 @@ from qdo.fleet.audit_entries import Values
 from qdo.fleet.hold_machine import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
 from qdo.fleet.names import overlap, writer
 from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, is_path_part, name_error
-from qdo.system.clock import clock
+from qdo.system.polling import polls
 from qdo.text import join_some
 
 Record = Callable[[Sequence[Hold], Sequence[Hold]], CreateOp]
 """Makes an entry in the action log, from holds before and after a change."""
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.2
-_REPORT_SECONDS = 0.1
-"""A wait with pauses longer than this is reported."""
+_REPORT_SECONDS = 0.4
+"""A longer wait is reported."""
 NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class HoldsRead:
-    """The holds, and who obeys them.
+    """The holds, and the workers that obey them.
 
     :ivar zxid: place of the last change in the coordinator's total order.
     :ivar obeyed: by worker, the place up to which it obeys.
@@ -83,11 +85,7 @@ def new_hold(
 
 
 def read_holds(client: Client, layout: Layout) -> HoldsRead:
-    """Return the holds, and up to where each worker obeys.
-
-    :raises NodeRefusedError: the account may not read them.
-    :raises CoordinatorUnreachableError: no answer in time.
-    """
+    """Return the holds, and up to where each worker obeys."""
     found = read(client, layout.fleet.holds)
     obeyed = _obeyed(client, layout, _workers(client, layout))
     if isinstance(found, NodeRead):
@@ -99,11 +97,8 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
     """Write a hold; return its place in the coordinator's total order. See `wait_in_force`.
 
     :param record: makes the entry of this change in the action log.
-
     :raises HoldsUnreadableError: the present holds cannot be read.
     :raises TooManyHoldsError: there are too many.
-    :raises NodeRefusedError: the account may not change holds.
-    :raises CoordinatorUnreachableError: no answer in time; the hold may be written.
     """
     path, mine = layout.fleet.holds, hold.id.encode()
     entry: tuple[CreateOp, ...] = ()
@@ -129,7 +124,7 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
 def end_holds(
     client: Client, layout: Layout, ids: Iterable[str], *, record: Record | None = None
 ) -> list[Hold]:
-    """End holds by their ids; return those that there were."""
+    """End holds by their ids; return the ended ones."""
     ended = set(ids)
     return _edit(client, layout, lambda hold: None if hold.id in ended else hold, record)
 
@@ -137,7 +132,7 @@ def end_holds(
 def end_pauses(
     client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
 ) -> list[Hold]:
-    """Take globs out of all pauses, and end those without any left; return the changed ones."""
+    """Remove globs from all pauses, and end pauses without globs; return the changed ones."""
     ended = set(globs)
 
     def left(hold: Hold) -> Hold | None:
@@ -150,13 +145,12 @@ def end_pauses(
 
 
 def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Hold]:
-    """End all holds, also those that cannot be read; return those that can."""
+    """End all holds, even unreadable ones; return the readable ones."""
     found: list[Hold] = []
 
     def decide(node: Node) -> list[Op] | None:
         found[:] = HoldNode.parse(node.data).holds if isinstance(node, NodeRead) else ()
-        empty = not isinstance(node, NodeRead) or HoldNode.parse(node.data) == HoldNode()
-        if empty:
+        if not isinstance(node, NodeRead) or HoldNode.parse(node.data) == HoldNode():
             return None
         return [*_writing(layout.fleet.holds, node, ()), *_recorded(record, found, ())]
 
@@ -175,42 +169,39 @@ def wait_in_force(
 ) -> int:
     """Wait until no message of a held queue runs, and no earlier section holds one of its queues.
 
-    :param zxid: what `add_hold` returned.
-    :param on_wait: called with the workers that are waited for, when they change.
+    :param zxid: the place that `add_hold` returned.
+    :param on_wait: called with the names of the remaining workers, when they change.
     :returns: the number of workers that had to obey.
     :raises HoldNotObeyedError: not in time.
-    :raises SectionLostError: somebody else ended this section.
+    :raises SectionLostError: an operator ended this section.
     """
     # Listed after the hold was written: later workers read it before they start anything.
     waiting = listed = _workers(client, layout)
-    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    names: Sequence[str] = ()
     reported: Sequence[str] = ()
-    while True:
+    for waited in polls(timeout_seconds):
         obeyed = _obeyed(client, layout, waiting)
         waiting = [name for name, upto in obeyed.items() if upto < zxid]
         ahead = [] if not hold.by else _sections_ahead(client, layout, hold)
         names = [*waiting, *(f"section {each.id}" for each in ahead)]
         if not names:
             return len(listed)
-        if clock() > deadline:
-            raise HoldNotObeyedError(
-                id=hold.id,
-                seconds=timeout_seconds,
-                found="one does" if len(names) == 1 else f"{len(names)} do",
-                names=join_some(names, NAMES_SHOWN),
-                consequence=consequence.format(id=hold.id),
-            )
-        if names != reported and pause > _REPORT_SECONDS:
+        if names != reported and waited > _REPORT_SECONDS:
             reported = names
             on_wait(names)
-        time.sleep(pause)
-        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+    raise HoldNotObeyedError(
+        id=hold.id,
+        seconds=timeout_seconds,
+        found="one does" if len(names) == 1 else f"{len(names)} do",
+        names=join_some(names, NAMES_SHOWN),
+        consequence=consequence.format(id=hold.id),
+    )
 
 
 def hold_text(hold: Hold) -> str:
     """Return why a queue is paused, for people."""
     kind = "section" if hold.by else "paused"
-    return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'somebody'}"
+    return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'an unknown user'}"
 
 
 def _workers(client: Client, layout: Layout) -> list[str]:
@@ -219,7 +210,7 @@ def _workers(client: Client, layout: Layout) -> list[str]:
 
 
 def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str, int]:
-    """Return the zxid up to which each of the workers obeys that are not gone."""
+    """Return the zxid up to which each remaining worker obeys."""
     nodes = read_nodes(client, [layout.worker(name) for name in workers])
     return {node.path.rpartition("/")[2]: WorkerNode.parse(node.data).holds for node in nodes}
 
@@ -251,7 +242,7 @@ def _edit(
         after = [left(hold) for hold in found]
         different = [hold for hold, new in zip(found, after, strict=True) if new != hold]
         if not different:
-            return None  # of a repetition: its first try took effect
+            return None  # a repetition whose first try took effect
         changed[:] = different
         kept = [hold for hold in after if hold is not None]
         return [*_writing(layout.fleet.holds, node, kept), *_recorded(record, different, kept)]
@@ -286,17 +277,14 @@ def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
 def pause(client: Client, layout: Layout, hold: Hold, by: str = "") -> int:
     """Pause the queues of a hold; return its place, see `add_hold`.
 
-    :param by: who does it, if that is not the user of this process.
+    :param by: the operator, if it is not the user of this process.
     """
     with recorded(client, layout, "pause", hold.queues, hold.why, by) as record:
         return add_hold(client, layout, hold, record=record)
 
 
 def resume_hold(client: Client, layout: Layout, id: str, reason: str, by: str = "") -> list[Hold]:
-    """End a hold; return it.
-
-    :raises NotFoundError: there is no such hold.
-    """
+    """End a hold; return it, or raise NotFoundError."""
     with recorded(client, layout, "resume", (id,), reason, by) as record:
         ended = end_holds(client, layout, [id], record=record)
     if not ended:
@@ -313,7 +301,7 @@ def recorded(
     reason: str,
     by: str = "",
 ) -> Iterator[Record]:
-    """Return what makes the entry of a change in the action log."""
+    """Return a function that makes the entry of a change in the action log."""
     with AuditTrail(client, layout, command, reason, by).change(" ".join(globs)) as entry:
         yield lambda before, after: entry(_logged(before), _logged(after))
 

@@ -1,4 +1,4 @@
-"""The value of ``limits/<name>``: what a limit allows, and who holds which share of it."""
+"""The value of ``limits/<name>``: the terms of a limit, and the shares of its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdo.coordination.znodes.values import encode, load, shown
+from qdo.coordination.znodes.values import encode, load, shown, text_of
 
 MOST = 1_000_000
 """Largest `max`, `burst`, and starts a second."""
@@ -21,7 +21,7 @@ class ShareHolder:
 
     :ivar worker: name of its worker node, or "client/" and the name of a component's node.
     :ivar held: its share.
-    :ivar wants: how many it could use at once.
+    :ivar wants: number that it could use at once.
     """
 
     worker: str
@@ -40,9 +40,9 @@ class LimitNode:
     :ivar max: permits in the whole fleet, None: any number.
     :ivar rate: starts a second in the whole fleet, None: any number.
     :ivar burst: starts above the rate; the shares of a rate are shares of it.
-    :ivar reason: what the operator said who set it.
-    :ivar permits: who holds how many of `max`.
-    :ivar starts: who holds how many of `burst`, each with this part of the rate.
+    :ivar reason: the operator's reason.
+    :ivar permits: the holders of `max`.
+    :ivar starts: the holders of `burst`; a part of `burst` has the same part of the rate.
     :ivar extra: other keys of the node, which are kept.
     :ivar fault: why the node cannot be used, None if it can.
     """
@@ -58,25 +58,17 @@ class LimitNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> LimitNode:
-        """Return the limit of a node; entries that make no sense are left out."""
+        """Return the limit of a node, without senseless entries."""
         value, fault = load(data)
         most, rate, burst = value.pop("max", None), value.pop("rate", None), value.pop("burst", 1)
         if fault is None:
             fault = _fault(most, rate, burst)
         permits, starts = _holders(value.pop("permits", ())), _holders(value.pop("starts", ()))
-        reason = value.pop("reason", "")
+        reason = text_of(value.pop("reason", ""))
         if fault is not None:
             most, rate, burst = None, None, 1
-        return cls(
-            most,
-            None if rate is None else float(rate),
-            burst,
-            reason if isinstance(reason, str) else "",
-            permits,
-            starts,
-            value,
-            fault,
-        )
+        rate = None if rate is None else float(rate)
+        return cls(most, rate, burst, reason, permits, starts, value, fault)
 
     @property
     def workers(self) -> frozenset[str]:
@@ -84,7 +76,6 @@ class LimitNode:
         return frozenset(each.worker for each in (*self.permits, *self.starts))
 
     def encode(self) -> bytes:
-        """Return the JSON of the node."""
         value: dict[str, Any] = {**self.extra, "max": self.max}
         if self.rate is not None:
             value |= {"rate": self.rate, "burst": self.burst}
@@ -135,9 +126,9 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 
 def rate_of(text: Any) -> float:
-    """Return the starts a second of a rate such as "50/s".
+    """Return the starts a second of a rate such as "50/s"; raise ValueError for any other text.
 
-    :raises ValueError: it is not a rate, 0, or not between one a day and a million a second.
+    A rate is from one a day to a million a second.
     """
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     rate = float(match[1]) / SECONDS[match[2]] if match else 0.0
@@ -155,5 +146,5 @@ def rate_text(rate: float) -> str:
 
 
 def default_burst(rate: float) -> int:
-    """Return how many starts a rate allows at once: those of one second, at least one."""
+    """Return the default burst of a rate: the starts of one second, at least one."""
     return max(1, math.ceil(rate))

@@ -1,4 +1,8 @@
-"""Operators set, delete and list the limits of an app."""
+"""Set, delete and list the limits of an app.
+
+Calls raise NodeRefusedError if the account may not change a limit, and CoordinatorUnreachableError
+without an answer in time; a change may have taken effect then.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ LIMITS_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class LimitWish:
-    """What an operator wants of a limit; None leaves a value as it is.
+    """An operator's change of a limit; None leaves a value as it is.
 
     :ivar rate: such as "50/s"; "none" removes the rate.
     :ivar max: "none" removes the number of permits.
@@ -36,9 +40,9 @@ class LimitWish:
     reason: str | None = None
 
     def applied(self, name: str, node: LimitNode) -> LimitNode:
-        """Return a limit changed as wanted.
+        """Return the changed limit.
 
-        :raises LimitValueError: one of the values is not possible.
+        :raises LimitValueError: a value is not possible.
         :raises LimitTermsError: values that belong together are missing.
         """
         most, rate, burst = node.max, node.rate, node.burst
@@ -79,13 +83,12 @@ def _rate(name: str, text: str) -> float:
 def plan_limit(
     client: Client | None, layout: Layout, name: str, wish: LimitWish
 ) -> tuple[LimitNode | None, LimitNode]:
-    """Return a limit as it is, None without one, and as `set_limit` makes it. Changes nothing.
+    """Return the present limit, None without one, and the limit that `set_limit` makes.
 
     :param client: None if the coordinator is a file that does not exist yet.
     :raises SharedNameError: the name is not possible.
-    :raises LimitValueError: a value is not possible.
-    :raises LimitTermsError: values that belong together are missing.
     :raises OldFleetError: a worker is too old for limits.
+    :raises: as `LimitWish.applied`.
     """
     path = layout.fleet.limit(checked_name("limit", name))
     wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created
@@ -98,11 +101,9 @@ def plan_limit(
 
 
 def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
-    """Create or change a limit; return it as it is now. Shares in use are kept.
+    """Create or change a limit, and return it. Shares in use are kept.
 
-    :raises SharedNameError, LimitValueError, OldFleetError: see `plan_limit`.
-    :raises NodeRefusedError: this account may not change the limit.
-    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
+    :raises: as `plan_limit`.
     """
     plan_limit(client, layout, name, wish)
     path = layout.fleet.limit(name)
@@ -128,15 +129,14 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
 
 
 def limit_terms(node: LimitNode) -> dict[str, Any]:
-    """Return what operators set."""
+    """Return the values that operators set."""
     return {"max": node.max, "rate": node.rate, "burst": node.burst, "reason": node.reason}
 
 
 def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
-    """Return a limit.
+    """Return a limit, or raise LimitNotFoundError.
 
     :param client: None if the coordinator is a file that does not exist yet.
-    :raises LimitNotFoundError: there is none.
     """
     found = list_limits(client, layout) if client is not None else {}
     if checked_name("limit", name) not in found:
@@ -148,8 +148,6 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
     """Delete a limit: the queues of its jobs wait until there is one of this name again.
 
     :raises LimitNotFoundError: there is none.
-    :raises NodeRefusedError: this account may not delete it.
-    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     find_limit(client, layout, name)
     path = layout.fleet.limit(name)
@@ -165,16 +163,7 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
 
 
 def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
-    """Return the limits of an app by name, also those that cannot be read, with their fault.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the limits of an app by name; an unreadable one has a fault."""
     names = sorted(read_children(client, [layout.fleet.limits]).get(layout.fleet.limits, ()))
-    values = read_nodes(client, [layout.fleet.limit(name) for name in names])
-    by_path = {value.path: value for value in values}
-    found = {}
-    for name in names:
-        value = by_path.get(layout.fleet.limit(name))
-        if value is not None:
-            found[name] = LimitNode.parse(value.data)
-    return found
+    nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
+    return {node.path.rpartition("/")[2]: LimitNode.parse(node.data) for node in nodes}

@@ -1,4 +1,9 @@
-"""Operators read and change the live settings of an app; see `settings_machine`."""
+"""Read and change the live settings of an app; see `settings_machine`.
+
+Calls raise NodeRefusedError if the account may not read or write them,
+CoordinatorUnreachableError without an answer in time, and LiveSettingsUnreadableError if a node was
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +30,18 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.names import writer
 from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion, check_size
 from qdo.system.clock import clock
+from qdo.system.polling import polls
 from qdo.text import join_some
 
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.002, 0.1
 NAMES_SHOWN = 5
 
 Edit = Callable[[SettingsNode], str]
-"""Returns the text to propose, from the node as it is."""
+"""Returns the text to propose, from the present node."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What a worker says of live settings.
+    """A worker's answer about live settings.
 
     :ivar report: None: its version of qdo has no live settings, or it has not published any.
     :ivar pins: the settings that it sets itself, and where.
@@ -56,7 +61,7 @@ class SettingsChange:
     """A version that was put into force.
 
     :ivar before: the version that was in force, None for none.
-    :ivar workers: the answers of the workers that were asked.
+    :ivar workers: the workers' answers.
     :ivar late: the workers that do not use it yet.
     :ivar seconds: from the proposal until all others used it.
     """
@@ -76,20 +81,13 @@ def version_path(layout: Layout, number: int) -> str:
 def read_settings(client: Client, layout: Layout, *, damaged: bool = False) -> SettingsNode:
     """Return the live settings.
 
-    :param damaged: return them also if the node was damaged.
-    :raises LiveSettingsUnreadableError: the node was damaged.
-    :raises NodeRefusedError: the account may not read them.
-    :raises CoordinatorUnreachableError: no answer in time.
+    :param damaged: return a damaged node too, with its `fault`.
     """
     return _parsed(read(client, layout.fleet.settings), damaged)
 
 
 def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion:
-    """Return a version that is or was in force.
-
-    :raises NotFoundError: there is none of this number.
-    :raises LiveSettingsUnreadableError: its node was damaged.
-    """
+    """Return a version that is or was in force; raise NotFoundError without one."""
     node = read(client, version_path(layout, number))
     if not isinstance(node, NodeRead):
         raise NotFoundError(what="version of the live settings", name=str(number))
@@ -99,7 +97,7 @@ def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion
 def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVersion]:
     """Return the newest versions that are or were in force, newest first.
 
-    One that was damaged has no text; `why` says so.
+    A damaged one has no text, and its `why` has the reason.
     """
     folder = layout.fleet.settings
     names = filter(is_version_name, read_children(client, [folder]).get(folder, []))
@@ -115,7 +113,7 @@ def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVer
 
 
 def read_answers(client: Client, layout: Layout) -> list[WorkerAnswer]:
-    """Return what each registered worker says of live settings, by name."""
+    """Return the answer of each registered worker, by name."""
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     folder = f"{layout.components}/worker"
     names = read_children(client, [folder]).get(folder, [])
@@ -144,15 +142,12 @@ def change_settings(
 ) -> SettingsChange | None:
     """Propose live settings, and put them into force once every worker accepts them.
 
-    :param edit: see `propose`, as for `damaged`.
+    :param edit: see `propose`, which also has `damaged`.
     :param timeout_seconds: how long the workers may take to answer, and then to use them.
-    :param force: put them into force although workers refuse them or do not answer: these go on
-        with the settings that they have.
+    :param force: put them into force although workers refuse them or do not answer: these workers
+        keep their settings.
     :returns: None if nothing changes.
-    :raises SettingsRefusedError: a worker refuses them.
-    :raises SettingsUnansweredError: not all workers have answered in time.
-    :raises LiveSettingsReplacedError: somebody else changed them meanwhile.
-    :raises: as `propose`.
+    :raises: as `propose`, `wait_accepted` and `put_into_force`.
     """
     began = clock()
     proposal = propose(client, layout, edit, why, damaged=damaged)
@@ -180,11 +175,10 @@ def propose(
 ) -> SettingsVersion | None:
     """Propose live settings to all workers; a former proposal is replaced.
 
-    :param edit: may raise, and is called again if somebody else changes the settings meanwhile.
-    :param damaged: whether a node that cannot be read is replaced.
-    :returns: the proposal; None if the text is that in force.
+    :param edit: may raise, and is called again if another operator changes the settings meanwhile.
+    :param damaged: whether an unreadable node is replaced.
+    :returns: the proposal; None if the text is already in force.
     :raises LiveSettingsSizeError: the text is too long.
-    :raises LiveSettingsUnreadableError: the node was damaged.
     """
     path = layout.fleet.settings
     id, who, proposal = uuid.uuid4().hex, writer(), None
@@ -214,11 +208,12 @@ def wait_accepted(
 
     :raises SettingsRefusedError: a worker refuses it.
     :raises SettingsUnansweredError: not all have answered in time.
-    :raises LiveSettingsReplacedError: another proposal came between.
+    :raises LiveSettingsReplacedError: another proposal replaced it.
     """
-    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    asked: list[WorkerAnswer] = []
+    late: list[WorkerAnswer] = []
     listed: set[str] | None = None
-    while True:
+    for _ in polls(timeout_seconds):
         answers = read_answers(client, layout)
         # Listed after the proposal was written: later workers read it by themselves.
         listed = {each.worker for each in answers} if listed is None else listed
@@ -230,15 +225,12 @@ def wait_accepted(
         if not late:
             return asked
         _check_proposed(_parsed(read(client, layout.fleet.settings)), proposal)
-        if clock() > deadline:
-            raise SettingsUnansweredError(
-                seconds=timeout_seconds,
-                count=len(asked),
-                found=len(late),
-                names=join_some([each.worker for each in late], NAMES_SHOWN),
-            )
-        time.sleep(pause)
-        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+    raise SettingsUnansweredError(
+        seconds=timeout_seconds,
+        count=len(asked),
+        found=len(late),
+        names=join_some([each.worker for each in late], NAMES_SHOWN),
+    )
 
 
 def put_into_force(
@@ -247,7 +239,7 @@ def put_into_force(
     """Put a proposal into force, in one transaction with its entry in the action log.
 
     :returns: the version that was in force before, None for none.
-    :raises LiveSettingsReplacedError: another proposal came between.
+    :raises LiveSettingsReplacedError: another proposal replaced it.
     """
     path = layout.fleet.settings
     before: SettingsVersion | None = None
@@ -276,7 +268,7 @@ def put_into_force(
 
 
 def withdraw(client: Client, layout: Layout, proposal: SettingsVersion) -> None:
-    """Take back a proposal, unless it was replaced."""
+    """Withdraw a proposal, unless it was replaced."""
     path = layout.fleet.settings
 
     def decide(node: Node) -> Sequence[Op] | None:
@@ -293,17 +285,16 @@ def wait_in_use(
 ) -> list[str]:
     """Wait until workers use a version, or a later one; return those that do not in time."""
     wanted = set(workers)
-    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
-    while True:
+    late: list[str] = []
+    for _ in polls(timeout_seconds):
         late = [
             each.worker
             for each in read_answers(client, layout)
             if each.worker in wanted and (each.report is None or each.report.uses < number)
         ]
-        if not late or clock() > deadline:
-            return late
-        time.sleep(pause)
-        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+        if not late:
+            break
+    return late
 
 
 def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
@@ -314,7 +305,7 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
 
 
 def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
-    """Return the number of the next version: behind all kept ones if none is in force."""
+    """Return the number of the next version: after all kept ones if none is in force."""
     if node.current:
         return node.number + 1
     names = read_children(client, [layout.fleet.settings]).get(layout.fleet.settings, [])
@@ -325,7 +316,7 @@ def _check_proposed(node: SettingsNode, proposal: SettingsVersion) -> None:
     """Raise LiveSettingsReplacedError if a proposal is no longer in the node."""
     if node.proposal is None or node.proposal.id != proposal.id:
         other = node.proposal or node.current
-        raise LiveSettingsReplacedError(who="somebody" if other is None else other.who)
+        raise LiveSettingsReplacedError(who="another operator" if other is None else other.who)
 
 
 def _version(data: bytes) -> SettingsVersion:

@@ -2,15 +2,15 @@
 
 A contender is an ephemeral sequential node ``x-<id>-<number>``, or ``s-<id>-<number>`` for a shared
 lock. An exclusive one waits for the next smaller contender of any kind, a shared one for the next
-smaller exclusive one. Numbers only grow, so nobody comes before a contender later, and each one
-watches one node only. The order of contenders, and not a try for the lock, decides: nobody starves.
+smaller exclusive one. Numbers only grow, so no later contender comes first, and each one watches
+one node only. Contenders acquire the lock in creation order, so none starves.
 
 The fence is the zxid of the contender's creation. Holders of an exclusive lock come in that order.
 
 A contender that gives up deletes its node, behind a barrier if its creation was not answered. So
-no node of a caller who has left can get the lock later.
+a node of a caller that has left cannot get the lock later.
 
-The leader deletes folders of locks that nobody has used for an hour. A contender that finds no
+The leader deletes the folder of a lock after an hour without a contender. A contender without a
 folder leaves; its caller makes the folder and another contender. Numbers then begin at 0 again,
 which is safe: the folder was empty. Fences still grow.
 """
@@ -49,7 +49,7 @@ class Contender:
 
     @classmethod
     def parse(cls, name: str) -> Contender | None:
-        """Return the contender with this name, None for a node of another program."""
+        """Return a contender from its name, None for a node of another program."""
         found = _CONTENDER.fullmatch(name)
         return cls(name, found[1] == "x", int(found[2])) if found else None
 
@@ -62,12 +62,12 @@ class LockContender(Registration):
     """Waits for a lock, holds it, and gives it up.
 
     :ivar fence: grows with every holder of the lock; 0 before it is held.
-    :ivar left: it has no node, and will have none.
-    :ivar homeless: it has left because the lock has no folder.
+    :ivar left: whether it has no node, and will have none.
+    :ivar homeless: whether it has left because the lock has no folder.
     :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
     :param id: eight hexadecimal digits that no other contender has.
-    :param on_change: called when it holds the lock, when it knows which contender is ahead, when it
-        is refused, and when it has left.
+    :param on_change: called when it holds the lock, when it knows the contender ahead, when it is
+        refused, and when it has left.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LockContender(Registration):
         self._watched = ""
 
     def leave(self) -> None:
-        """Give the lock up, or stop waiting for it."""
+        """Release the lock, or stop waiting for it."""
         self._leaving = True
         if self.path is not None:
             self._delete()

@@ -2,16 +2,16 @@
 
 A machine without I/O.
 
-1.  Whoever changes the live settings writes a proposal into the node `settings`, and *then* lists
-    the workers. A later proposal replaces it.
+1.  An operator writes a proposal into the node `settings`, and *then* lists the workers. A later
+    proposal replaces it.
 2.  Every worker watches that node, reads it after every registration before it starts anything,
-    and reads it again after every reconnection. It checks a proposal with its own code and says in
-    its component node whether it accepts or refuses it.
+    and reads it again after every reconnection. It checks a proposal with its own code, and writes
+    into its component node whether it accepts or refuses it.
 3.  When every listed worker has accepted the proposal, or is gone, its author puts it into force
-    with one write at the version read. A proposal that was replaced cannot come into force.
-4.  A worker uses a version in force only if its own code accepts it. Otherwise it goes on with the
-    settings that it has, and says so: this happens to a process that did not answer in time or
-    that started later.
+    with one write at the version read. A replaced proposal cannot come into force.
+4.  A worker uses a version in force only if its own code accepts it. Otherwise it keeps its
+    settings, and logs an error. A process that did not answer in time, or that started later, may
+    refuse a version in force.
 
 The node holds the text of the version in force, so a process never has a number without its text.
 Answers name a proposal by its id: a proposal that replaces another one has the same number.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from qdo.coordination.protocol.machine import (
@@ -35,7 +35,7 @@ from qdo.coordination.protocol.machine import (
     Response,
 )
 from qdo.coordination.znodes.layout import is_version_name
-from qdo.coordination.znodes.values import encode, load, shown, unix_time
+from qdo.coordination.znodes.values import encode, load, shown, text_of, unix_time
 from qdo.errors import LiveSettingsSizeError
 
 MAX_TEXT_BYTES = 64 * 1024
@@ -56,7 +56,6 @@ class SettingsVersion:
     :ivar text: the settings as TOML.
     :ivar who: user and host of its author.
     :ivar at: when it was proposed, Unix time by the clock of its author.
-    :ivar why: reason for people.
     """
 
     id: str
@@ -66,20 +65,12 @@ class SettingsVersion:
     at: float = 0.0
     why: str = ""
 
-    def dump(self) -> dict[str, Any]:
-        """Return its JSON."""
-        value: dict[str, Any] = {"id": self.id, "number": self.number, "text": self.text}
-        return value | {"who": self.who, "at": self.at, "why": self.why}
-
     def encode(self) -> bytes:
-        return encode(self.dump())
+        return encode(asdict(self))
 
     @classmethod
     def parse(cls, value: Any) -> SettingsVersion:
-        """Return a version from its JSON.
-
-        :raises ValueError: it is not one.
-        """
+        """Return a version from its JSON; raise ValueError for any other value."""
         if not isinstance(value, dict):
             raise ValueError(f"a version must be an object, got {shown(value)}")
         id, number, text, at = (value.get(key) for key in ("id", "number", "text", "at"))
@@ -95,12 +86,9 @@ class SettingsVersion:
             raise ValueError(
                 f"the text of a version must have at most {MAX_TEXT_BYTES} bytes, got {shown(text)}"
             )
-        who, why = (found if isinstance(found := value.get(key), str) else "" for key in _TEXTS)
-        time = unix_time(at) or 0.0
-        return cls(id, number, text, who[:_MAX_WHO_CHARACTERS], time, why[:MAX_WHY_CHARACTERS])
-
-
-_TEXTS = ("who", "why")
+        who = text_of(value.get("who"), _MAX_WHO_CHARACTERS)
+        why = text_of(value.get("why"), MAX_WHY_CHARACTERS)
+        return cls(id, number, text, who, unix_time(at) or 0.0, why)
 
 
 def surplus_versions(names: Collection[str], now: float) -> list[str]:
@@ -111,11 +99,11 @@ def surplus_versions(names: Collection[str], now: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SettingsNode:
-    """What the node says.
+    """The value of the node.
 
     :ivar current: the version in force; None: there are no live settings.
-    :ivar proposal: what every worker checks; None: nothing is proposed.
-    :ivar fault: why the node cannot be read, None if it can. Then the others are None.
+    :ivar proposal: the version that every worker checks; None without one.
+    :ivar fault: why the node cannot be read, None if it can. The others are None in such a node.
     """
 
     current: SettingsVersion | None = None
@@ -149,7 +137,7 @@ class SettingsNode:
 
     def encode(self) -> bytes:
         found = {"current": self.current, "proposal": self.proposal}
-        return encode({key: each.dump() for key, each in found.items() if each is not None})
+        return encode({key: asdict(each) for key, each in found.items() if each is not None})
 
 
 def check_size(text: str) -> None:
@@ -175,16 +163,16 @@ class SettingsUser(Protocol):
         """Use a version that `check` has accepted; None: there are no live settings."""
 
     def answer(self, report: SettingsReport) -> None:
-        """Tell other processes what this one uses, accepts and refuses."""
+        """Publish the versions that this process uses, accepts and refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsReport:
-    """What a process says of live settings in its component node.
+    """The report of a process on live settings, in its component node.
 
     :ivar uses: number of the version in use, 0 for none.
     :ivar accepts: id of the proposal, or of the version in force, that it accepts; "" for none.
-    :ivar refuses: id of the one that it refuses, "" for none.
+    :ivar refuses: id of the version that it refuses, "" for none.
     :ivar why: why it refuses it.
     """
 
@@ -195,24 +183,19 @@ class SettingsReport:
 
     def dump(self) -> dict[str, Any]:
         """Return its JSON."""
-        value: dict[str, Any] = {"uses": self.uses}
-        if self.accepts:
-            value["accepts"] = self.accepts
-        if self.refuses:
-            value |= {"refuses": self.refuses, "why": self.why}
-        return value
+        return {key: value for key, value in asdict(self).items() if value != ""}
 
     @classmethod
     def parse(cls, value: Any) -> SettingsReport | None:
         """Return the report of a process; None if it has none."""
         if not isinstance(value, dict) or type(value.get("uses")) is not int:
             return None
-        texts = (value.get(key) for key in ("accepts", "refuses", "why"))
-        return cls(value["uses"], *(text if isinstance(text, str) else "" for text in texts))
+        texts = (text_of(value.get(key)) for key in ("accepts", "refuses", "why"))
+        return cls(value["uses"], *texts)
 
 
 class SettingsWatch(Machine):
-    """Reads the live settings, and has this process check and use them.
+    """Reads the live settings, and makes this process check and use them.
 
     :param path: path of the node `settings`.
     """
@@ -228,7 +211,7 @@ class SettingsWatch(Machine):
         self._was_read = False
 
     def when_read(self, then: Callable[[], object]) -> None:
-        """Call a function once the node was read, at once if it was."""
+        """Call a function once the node was read, or now if it was."""
         if self._was_read:
             then()
         else:
@@ -282,8 +265,8 @@ class SettingsWatch(Machine):
         before = self._user.in_use
         if before == current:
             return None
-        # A proposal that was accepted comes into force as it was. Not only its id is compared:
-        # somebody may have edited the node by hand.
+        # An accepted proposal comes into force unchanged. More than its id is compared, because
+        # an operator may have edited the node by hand.
         known = current is None or current == self._accepted
         why = None if known or current is None else self._user.check(current)
         if why is None:
@@ -291,8 +274,8 @@ class SettingsWatch(Machine):
         elif current is not None and self._refused_id != current.id:
             self._refused_id = current.id
             _log.error(
-                "live settings %d are in force, but this process refuses them: %s; it goes on with"
-                " %s. Correct them with `qdo settings edit`, or update this process",
+                "live settings %d are in force, but this process refuses them: %s; it keeps %s."
+                " Correct them with `qdo settings edit`, or update this process",
                 current.number,
                 why,
                 f"version {before.number}" if before else "its own settings",
@@ -303,8 +286,8 @@ class SettingsWatch(Machine):
         if fault != self._reported_fault:
             self._reported_fault = fault
             _log.error(
-                "cannot read %s: %s; this process goes on with the settings that it has. Correct"
-                " the node with `qdo settings rollback`",
+                "cannot read %s: %s; this process keeps its settings. Correct the node with"
+                " `qdo settings rollback`",
                 self._path,
                 fault,
             )

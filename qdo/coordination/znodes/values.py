@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import ujson
 
@@ -48,6 +48,10 @@ SHOWN_CHARACTERS = 60
 MAX_TIME = 1e11
 """A larger Unix time, in the year 5138, was written by another program."""
 
+MAX_EXACT = 2**53
+"""Larger whole numbers have no exact float."""
+
+_Value = TypeVar("_Value", str, int, float)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -104,6 +108,18 @@ def unix_time(value: Any) -> float | None:
     """Return a Unix time; None for any other value, and for an integer that no float can hold."""
     is_time = type(value) in (int, float) and 0 <= value < MAX_TIME
     return float(value) if is_time else None
+
+
+def text_of(value: Any, most: int | None = None) -> str:
+    """Return a text, cut to a length; "" for any other value."""
+    return value[:most] if isinstance(value, str) else ""
+
+
+def typed(value: Any, kind: type[_Value]) -> _Value | None:
+    """Return a value of exactly this type, None for any other: JSON may write a float as an int."""
+    if kind is float and type(value) is int and abs(value) < MAX_EXACT:
+        value = float(value)
+    return value if type(value) is kind else None
 
 
 def shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_largest_texts_fit_into_a_request() -> None:
 )
 @pytest.mark.parametrize("key", ["current", "proposal"])
 def test_one_bad_version_makes_the_node_unreadable(key: str, change: dict[str, Any]) -> None:
-    data = json.dumps({"current": VERSION.dump(), key: VERSION.dump() | change}).encode()
+    data = json.dumps({"current": asdict(VERSION), key: asdict(VERSION) | change}).encode()
     node = SettingsNode.parse(data)
     assert node.fault
     assert node.current is None
@@ -64,7 +65,7 @@ def test_foreign_nodes_are_unreadable(data: bytes) -> None:
 
 @pytest.mark.parametrize("change", [{"who": 7}, {"why": []}, {"at": "now"}, {"at": -1}])
 def test_other_values_of_wrong_types_are_missing(change: dict[str, Any]) -> None:
-    version = SettingsVersion.parse(VERSION.dump() | change)
+    version = SettingsVersion.parse(asdict(VERSION) | change)
     assert version.text == VERSION.text
     assert getattr(version, next(iter(change))) in ("", 0.0)
 
