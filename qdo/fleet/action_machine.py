@@ -1,21 +1,21 @@
-"""Do what operators ask of one worker, and log the results. A machine without I/O.
+"""Do the actions that operators ask of one worker, and log the results. A machine without I/O.
 
 1.  An operator creates a node below ``actions/<worker>``; its name has the form of the names of
     the action log.
 2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
-    the answer to this write is lost, the node says later whether it took effect: the node names
-    who claimed it.
+    the answer to this write is lost, a later read shows whether it took effect: the node names
+    its claimer.
 3.  One transaction deletes the node and writes an entry with its result into the action log. If
-    the answer is lost, and the node is still there, the *same* entry is written: nothing is done
-    twice.
+    the answer is lost, and the node still exists, the worker writes the *same* entry: it does
+    nothing twice.
 
 While a job blocks the event loop of the worker, its parent process runs this machine as well. Both
-may find an action, and one of them claims it. The parent leaves all others to the worker.
+may find an action, and one of them claims it. The parent leaves all other actions to the worker.
 
-Actions that are over, unknown or unreadable are not begun; they end with an entry as well. Names
-of workers are never used again, so an action that runs in the name of this worker and that it has
-not claimed was written by another program. A node that the coordinator does not let this worker
-read, write or delete costs only itself.
+The worker does not begin expired, unknown or unreadable actions; they end with an entry as well.
+Names of workers are never used again, so another program wrote an action that runs in the name of
+this worker without its claim. A node that the worker may not read, write or delete stops no other
+action.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ MAX_EXPIRES = 1e11
 MAX_OUTPUT_BYTES = 128 * 1024
 """Longer outputs are cut."""
 AHEAD_SECONDS = 3600.0
-"""Actions that may be begun later than this from now are rejected."""
+"""Actions that expire later than this from now are rejected."""
 RUNNING = "running"
 WORKER, PARENT = "worker", "parent"
-"""Who acts: the worker itself, or its parent process while a job blocks the worker."""
+"""The actor: the worker itself, or its parent process while a job blocks the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class Action:
     :ivar name: such as "ping".
     :ivar expires: Unix time; the worker does not begin the action later.
     :ivar by: user and host.
-    :ivar state: "" until somebody claims the action, then `RUNNING`.
-    :ivar actor: who claimed it, `WORKER` or `PARENT`.
+    :ivar state: "" until an actor claims the action, then `RUNNING`.
+    :ivar actor: the claimer, `WORKER` or `PARENT`.
     :ivar fault: why the node cannot be read, None if it can.
     """
 
@@ -96,7 +96,6 @@ class Action:
     fault: str | None = None
 
     def encode(self) -> bytes:
-        """Return the value of the node."""
         value = {
             "action": self.name,
             "args": dict(self.args),
@@ -110,7 +109,7 @@ class Action:
 
     @classmethod
     def parse(cls, data: bytes) -> Action:
-        """Return the action of a node; one that another program wrote may have a fault."""
+        """Return the action of a node; a node of another program may have a fault."""
         if len(data) > MAX_ACTION_BYTES:
             return cls(fault=f"the value must have at most {MAX_ACTION_BYTES} bytes")
         value, fault = load(data)
@@ -129,7 +128,7 @@ class Action:
 
 
 def cut_output(text: str) -> str:
-    """Return a text that has at most `MAX_OUTPUT_BYTES`, and whole lines if it is cut."""
+    """Return a text of at most `MAX_OUTPUT_BYTES`, cut after a whole line."""
     data = text.encode(errors="replace")
     if len(data) <= MAX_OUTPUT_BYTES:
         return data.decode()
@@ -172,7 +171,7 @@ CANCEL = "cancel"
 
 
 class UnfitError(Exception):
-    """The action cannot be begun; the text says why."""
+    """The action cannot begin; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ class Result:
     """The result of an action.
 
     :ivar text: one line for the action log.
-    :ivar output: a longer text, which is kept for a while.
+    :ivar output: a longer text, kept for a while.
     """
 
     text: str
@@ -192,14 +191,14 @@ Finish = Callable[[Result], None]
 Perform = Callable[[Values, Finish], "Result | None"]
 """Does an action with its arguments. Returns its result; or None, and calls the function later.
 
-Raises UnfitError if the action cannot be begun.
+Raises UnfitError if the action cannot begin.
 """
 
 
 def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str) -> AuditEntry:
-    """Return the entry of an action that has ended.
+    """Return the entry of an ended action.
 
-    Its target is the worker; or the queue whose messages were cancelled, as if by a command.
+    Its target is the worker; or the queue of cancelled messages, as if by a command.
     """
     ended: Values = {"outcome": outcome, "result": result}
     queue = action.args.get("queue")
@@ -228,7 +227,7 @@ AT_ONCE = 20
 class _Underway:
     """An action that this machine claims.
 
-    :ivar begun: whether it was claimed; it is never begun again.
+    :ivar begun: whether it was claimed; it never begins again.
     :ivar entry: its entry, None until it has ended.
     """
 
@@ -240,10 +239,9 @@ class _Underway:
 
 
 class ActionsWatch(Machine):
-    """Claims the actions of one worker, acts, and writes what came of it into the action log.
+    """Claims the actions of one worker, acts, and writes the results into the action log.
 
-    :param worker: name of the worker.
-    :param perform: how each action is done.
+    :param perform: the function of each action.
     :param wall: Unix time.
     :param call: calls a function on the loop of this machine.
     :param actor: `WORKER`, or `PARENT`, which claims only what is in `perform`.
@@ -273,12 +271,12 @@ class ActionsWatch(Machine):
         self._passed: set[str] = set()
 
     def close(self) -> None:
-        """Claim nothing any more; what was begun ends."""
+        """Claim nothing any more; let claimed actions end."""
         self._closing = True
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is claimed any more, and everything that was begun has ended."""
+        """Whether it is closed and all claimed actions have ended."""
         return self._closing and not self._claimed
 
     def connected(self) -> None:
@@ -339,7 +337,7 @@ class ActionsWatch(Machine):
         elif running and action.actor == self._actor and mine is not None:
             self._begin(name, mine, node.version)
         elif mine is not None and not running and action.fault is None:
-            # The answer was lost, and this read may be old: the write shows what became of it.
+            # The answer was lost, and this read may be old: another write shows the truth.
             self._claim(name, action, node.version)
         elif self._is_for_another(action, running):
             self._pass_over(name)
@@ -362,7 +360,7 @@ class ActionsWatch(Machine):
         return action.expires <= self._wall()
 
     def _lateness(self, action: Action) -> str:
-        """Return for how long an action is over: a large number tells of a clock that is wrong."""
+        """Return how late an action is: a large number reveals a wrong clock."""
         return f"{self._wall() - action.expires:.1f} s too late by the clock of this host"
 
     def _fault(self, action: Action, running: bool) -> str | None:
@@ -390,7 +388,7 @@ class ActionsWatch(Machine):
             if answer.fault is CommitError.OTHER:
                 self._refuse(name, answer.reason)
             else:
-                # Somebody has changed or deleted it, or an earlier claim took effect late.
+                # Another program changed or deleted it, or an earlier claim took effect late.
                 self._read(name)
 
     def _begin(self, name: str, mine: _Underway, version: int) -> None:
@@ -425,8 +423,8 @@ class ActionsWatch(Machine):
     def _end_unbegun(
         self, name: str, action: Action, outcome: str, reason: str, version: int
     ) -> None:
-        # It is not claimed: after a conflict the node is read and decided again, because the
-        # other actor may have claimed it in between.
+        # Without a claim: after a conflict the node is read and decided again, because the other
+        # actor may have claimed it in between.
         entry = self._entry(name, action, outcome, reason)
         self._end(name, _Underway(action, version, entry=entry))
 

@@ -3,6 +3,9 @@
 A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
 uses (`folder_view`), over a connection of its own (`coordination.side`).
 Writes are transactions at the version read.
+
+A first use raises NodeRefusedError if the account at the coordinator may not read the set, and
+CoordinatorUnreachableError if the copy is not complete in time.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.side import SideConnection
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.values import load, unix_time
+from qdo.coordination.znodes.values import load, text_of, unix_time
 from qdo.encoding import strict_json
 from qdo.errors import (
     CoordinatorUnreachableError,
@@ -59,7 +62,7 @@ OnChange = Callable[[FolderView, str], None]
 class DocumentStore(Protocol):
     """The sets of documents of one app, as this process sees them.
 
-    :ivar writer: who this process is, for others.
+    :ivar writer: name of this process for others.
     """
 
     writer: str
@@ -71,7 +74,7 @@ class DocumentStore(Protocol):
         """Return the copy of a set; the first call waits until it is complete."""
 
     def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
-        """Wait until a copy is as new as `ltime`, or as this call; return False if it is not."""
+        """Wait until a copy is as new as `ltime`, or as this call; return False on a timeout."""
 
     def perform(
         self,
@@ -88,7 +91,7 @@ class CoordinatorDocuments:
     """Documents in the coordinator.
 
     :ivar pid: the process that opened the connection.
-    :param client: a connected client, for this only.
+    :param client: a connected client for these documents only.
     :param timeout_seconds: how long the first read of a set waits for its copy.
     :param record: makes the entry of a change in the action log, from the document before it.
     :param dry_run: `perform` only checks a change.
@@ -116,18 +119,13 @@ class CoordinatorDocuments:
 
     @property
     def over(self) -> bool:
-        """False: without nodes of its own it survives the end of its session."""
+        """False: it has no nodes of its own, so it survives the end of its session."""
         return False
 
     def path(self, name: str, key: str) -> str:
         return f"{self._layout.fleet.document_set(name)}/{key}"
 
     def view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
-        """Return the copy of a set.
-
-        :raises NodeRefusedError: the account at the coordinator may not read it.
-        :raises CoordinatorUnreachableError: it is not complete in time.
-        """
         view = self._views.get(name)
         return at_home(self._view, name, parse, on_change) if view is None else view
 
@@ -210,12 +208,12 @@ _log = logging.getLogger(__name__)
 MAX_DOCUMENT_BYTES = 128 * 1024
 """Largest JSON of a document: every process of the app keeps a copy."""
 ANY: Final = -1
-"""For `if_version`: whatever the version is."""
+"""For `if_version`: any version."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as it is stored.
+    """A stored document.
 
     :ivar by: user and host of its writer, "" if unknown.
     :ivar at: when it was written, Unix time by the writer's clock; 0 if unknown.
@@ -257,11 +255,10 @@ class Documents(Mapping[str, Any]):
         return entry.value.value
 
     def __iter__(self) -> Iterator[str]:
-        """Return the names of the documents, unordered."""
+        """Return the names of the documents in no order."""
         return iter(list(self._current().entries))
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self._current().entries)
 
     def version(self, name: str) -> int | None:
@@ -270,7 +267,7 @@ class Documents(Mapping[str, Any]):
         return None if entry is None else entry.version
 
     def entries(self) -> dict[str, CopiedNode]:
-        """Return what the copy knows of each document: `CopiedNode.value` is a `StoredDocument`."""
+        """Return the copied nodes by name; `CopiedNode.value` is a `StoredDocument`."""
         return dict(self._current().entries)
 
     @property
@@ -281,8 +278,8 @@ class Documents(Mapping[str, Any]):
     def fresh(self, ltime: int | None = None, timeout_seconds: float = 15.0) -> int:
         """Wait until the copy is new enough; return its time.
 
-        :param ltime: what `put` returned in any process; None for everything that any process
-            wrote before this call.
+        :param ltime: the time that `put` returned in any process; None for all writes before this
+            call.
         :raises StaleCopyError: it is not new enough in time.
         """
         limit = checked_timeout(timeout_seconds)
@@ -293,12 +290,12 @@ class Documents(Mapping[str, Any]):
         return view.ltime
 
     def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
-        """Call a function with name and value of each document that changes, None if it is gone.
+        """Call a function with name and value of each changed document, None for a deleted one.
 
-        Changes are reported from the first read of the set on. The function runs on the thread of
-        the connection and should be fast. An exception is logged.
+        Changes count from the first read of the set on. The function runs on the thread of the
+        connection and should be fast. An exception is logged.
 
-        :raises UsageError: it is not a function, or one that would never run: ``async def``.
+        :raises UsageError: it is not a function, or it is ``async def`` and would never run.
         """
         given: Any = function
         if not callable(given) or inspect.iscoroutinefunction(given):
@@ -324,17 +321,17 @@ class Documents(Mapping[str, Any]):
         :raises CoordinatorUnreachableError: the coordinator does not respond; the document may be
             written later.
         """
-        # Without a condition it needs no version, and no read before the write.
+        # Without a condition it needs neither a version nor a read before the write.
         blind = NodeRead(b"", ANY_VERSION) if if_version == ANY else None
         return self._write(name, lambda node: value, if_version, blind)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
-        """Replace the value of a document by what a function makes of it; return its time.
+        """Replace the value of a document by the result of a function; return its time.
 
         The function gets the present value, None for a missing document, and may modify it. If
-        somebody else writes at the same time, it is called again with the newer value.
+        another process writes at the same time, it is called again with the newer value.
 
-        :raises: as `put`, and what the function raises.
+        :raises: as `put`, and the errors of the function.
         """
 
         def changed(node: Node) -> Any:
@@ -355,7 +352,7 @@ class Documents(Mapping[str, Any]):
             nonlocal tried
             if isinstance(node, NodeMissing):
                 if tried:
-                    return None  # the answer was lost, or somebody else has deleted it
+                    return None  # the answer was lost, or another process has deleted it
                 raise NotFoundError(what="document", name=name)
             tried = True
             _check_version(name, node, if_version)
@@ -381,7 +378,7 @@ class Documents(Mapping[str, Any]):
                 return [SetOp(path, data, node.version)]
             if not self._current().has_room(len(data)):
                 raise SetFullError(name=self.name, documents=MAX_NODES, mebibytes=MAX_BYTES >> 20)
-            # Only a write returns its place in the coordinator's order, a creation does not.
+            # Only a write returns its place in the coordinator's order; a creation does not.
             return [CreateOp(path, b""), SetOp(path, data, 0)]
 
         return self._store().perform(self.name, name, decide, lambda node: mine in node.data, guess)
@@ -399,7 +396,7 @@ class Documents(Mapping[str, Any]):
         for listener in self._listeners:
             try:
                 listener(name, None if entry is None or entry.fault else entry.value.value)
-            except Exception:  # noqa: BLE001 - the code of an app; the copy goes on
+            except Exception:  # noqa: BLE001 - the code of an app must not stop the copy
                 _log.exception(
                     "a listener of documents %s failed for %s; the others are called",
                     self.name,
@@ -434,11 +431,8 @@ def _parsed(data: bytes) -> StoredDocument:
         raise ValueError(fault)
     if "value" not in value:
         raise ValueError("the value must be a JSON object with the key 'value'")
-    by, at = value.get("by"), value.get("at")
     return StoredDocument(
-        value["value"],
-        by if isinstance(by, str) else "",
-        unix_time(at) or 0.0,
+        value["value"], text_of(value.get("by")), unix_time(value.get("at")) or 0.0
     )
 
 
@@ -453,10 +447,10 @@ def _check_version(name: str, node: Node, if_version: int | None) -> None:
     version = node.version if isinstance(node, NodeRead) else None
     if if_version in (ANY, version):
         return
-    by = load(node.data)[0].get("by") if isinstance(node, NodeRead) else None
+    by = text_of(load(node.data)[0].get("by")) if isinstance(node, NodeRead) else ""
     raise DocumentConflictError(
         name=name,
         expected="not exist" if if_version is None else f"have version {if_version}",
         found="no such document" if version is None else f"version {version}",
-        writer=f", written by {by}" if isinstance(by, str) else "",
+        writer=f", written by {by}" if by else "",
     )

@@ -87,7 +87,7 @@ class Section(HeldLock):
 
 
 class LockService(Protocol):
-    """Where the locks of an app are, and its permits."""
+    """The source of an app's locks and permits."""
 
     permits: PermitService
 
@@ -102,7 +102,7 @@ class LockService(Protocol):
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section once it is in force, and the function that ends it.
 
-        :raises HoldNotObeyedError: it is not in force in time; it is lifted again.
+        :raises HoldNotObeyedError: it is not in force in time, and was ended.
         """
 
     def acquire(
@@ -152,9 +152,10 @@ def held_section(
 class CoordinatorLocks:
     """Locks in the coordinator.
 
+    Calls raise NodeRefusedError if the account may not take a lock or hold queues.
+
     :ivar pid: the process that opened the connection.
-    :ivar layout: the paths of the app.
-    :param writer: who this process is, for `qdo locks`.
+    :param writer: name of this process in `qdo locks`.
     """
 
     def __init__(self, connection: LeasedConnection, layout: Layout, writer: str) -> None:
@@ -175,21 +176,15 @@ class CoordinatorLocks:
         self.connection.close()
 
     def register(self, over: Any, timeout_seconds: float) -> None:
-        """Wait until this process has a node; set the event `over` when its session is over.
-
-        :raises CoordinatorUnreachableError: it has none in time.
-        """
         self.connection.waiters.add(over)
         self.connection.wait_registered(timeout_seconds)
 
     def acquire(
         self, name: str, shared: bool, why: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Return a lock once it is held, and the function that releases it.
+        """Do the same as `LockService.acquire`.
 
-        :raises LockTimeoutError: it is not held in time.
         :raises LockLostError: the session ended while it waited.
-        :raises NodeRefusedError: the account at the coordinator may not take it.
         """
         folder = self.layout.fleet.lock(name)
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
@@ -210,7 +205,7 @@ class CoordinatorLocks:
         timeout_seconds: float | None,
         deadline: float | None,
     ) -> HeldLock | None:
-        """Return the lock once it is held, None if its folder is missing."""
+        """Return the lock once it is held, None without a folder for it."""
         contender = waiter.contender
         try:
             waiter.wait_held(deadline)
@@ -243,12 +238,10 @@ class CoordinatorLocks:
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
-        """Return a section once it is in force, and the function that ends it.
+        """Do the same as `LockService.hold`.
 
         :param record: makes the entry of this section in the action log.
-        :param on_wait: called with the workers that are waited for, when they change.
-        :raises HoldNotObeyedError: it is not in force in time; it is lifted again.
-        :raises NodeRefusedError: the account at the coordinator may not hold queues.
+        :param on_wait: called with the names of the remaining workers, when they change.
         """
         connection, client = self.connection, self.connection.client
         by = connection.wait_registered(timeout_seconds)
@@ -260,7 +253,7 @@ class CoordinatorLocks:
             try:
                 end_holds(client, self.layout, [hold.id])
             except UnreachableError:
-                connection.close()  # it ends with the session of its maker
+                connection.close()  # the section ends with the session of its maker
             except QdoError:
                 raise
             except BaseException:  # the job is stopped at this moment
@@ -285,7 +278,7 @@ class CoordinatorLocks:
 
 
 class _Waiter:
-    """A contender, and the thread that waits for it."""
+    """A contender, and the caller that waits for it."""
 
     def __init__(
         self, connection: LeasedConnection, folder: str, shared: bool, about: dict[str, Any]
@@ -305,7 +298,7 @@ class _Waiter:
     def wait_held(self, deadline: float | None) -> None:
         """Wait until the contender holds the lock while its session certainly lives.
 
-        After the deadline, it still waits a moment to learn whether the lock is free.
+        After the deadline, wait another moment to learn whether the lock is free.
         """
         placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
@@ -322,7 +315,7 @@ class _Waiter:
         return bool(contender.fence or contender.refusal or contender.left or self._connection.over)
 
     def release(self) -> None:
-        """Give the lock up, and wait a moment for the answer."""
+        """Release the lock, and wait a moment for the answer."""
         self._changed.clear()
         self._connection.call(self.contender.leave)
         deadline = clock() + RELEASE_SECONDS

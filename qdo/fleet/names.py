@@ -1,4 +1,4 @@
-"""Names of what the processes of an app share, the globs that match them, and who writes them."""
+"""Names of things that the processes of an app share, matching globs, and the writer's name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked_name(what: str, name: str) -> str:
 
 @functools.cache
 def writer() -> str:
-    """Return who writes: user and host."""
+    """Return user and host of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -36,13 +36,13 @@ _MOST_CHARACTERS = 400
 
 
 def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
-    """Return whether these globs together match every queue: to hold all is rarely meant.
+    """Return whether these globs together match every queue: holding all is rarely intended.
 
-    :param names: the known queues. If there is only one, a glob of it is not of everything.
+    :param names: the known queues. A glob that matches the only queue does not match everything.
     """
     wanted = tuple(globs)
     if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in wanted):
-        return True  # "*" or "?*": whatever its name
+        return True  # "*" or "?*"
     return len(names) > 1 and all(map(QueueFilter(wanted).matcher(), names))
 
 

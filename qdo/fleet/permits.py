@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ from qdo.system.home_loop import at_home
 TRY_SECONDS = 0.5
 """How long `try_acquire` waits: a process first asks the coordinator for its share."""
 REGISTER_SECONDS = 15.0
-"""How long the node of this process may take to be created."""
+"""How long the registration of this process may take."""
 
 
 class HeldPermit:
@@ -76,7 +76,7 @@ class HeldPermit:
 
 
 class PermitService(Protocol):
-    """Where the permits of an app come from."""
+    """The source of an app's permits."""
 
     @property
     def valid(self) -> bool: ...
@@ -89,7 +89,7 @@ class PermitService(Protocol):
 
 
 class PermitRequest:
-    """What `App.limit` returns: permits for a ``with`` block, or one try."""
+    """The result of `App.limit`: permits for a ``with`` block, or one try."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PermitRequest:
     ) -> None:
         if not names:
             raise UsageError(reason="app.limit needs the name of a limit")
-        # In this order everywhere: so two callers never wait for each other.
+        # All callers use this order, so two never wait for each other.
         self._names = sorted({checked_name("limit", name) for name in names})
         self._service = service
         self._timeout = None if timeout_seconds is None else checked_timeout(timeout_seconds)
@@ -114,10 +114,10 @@ class PermitRequest:
         return held if isinstance(held, HeldPermit) else None
 
     def _acquire(self, timeout_seconds: float | None) -> HeldPermit | str:
-        """Return permits, or the limit that has none in time."""
+        """Return permits, or the name of a limit without one in time."""
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
-            # Whoever only waits has lost nothing with its session, and waits in the next one.
+            # A caller that waits loses nothing with its session, and waits in the next one.
             with suppress(PermitLostError):
                 return self._take(deadline)
 
@@ -173,12 +173,12 @@ class _Line:
 
     def enter(self, waiter: _Waiter) -> None:
         if self.share.known_fault is not None:
-            self.share.changed(self._path)  # read it again: news of a repair may be under way
+            self.share.changed(self._path)  # read it again: it may be repaired by now
         self.waiting.append(waiter)
         self.serve()
 
     def leave(self, waiter: _Waiter) -> None:
-        """Let a caller wait no more, and return its permit if it has got one by now."""
+        """Remove a caller, and return its permit if it has got one by now."""
         waiter.gone = True
         if waiter.granted:
             self.give_back()
@@ -191,7 +191,7 @@ class _Line:
         self.serve()
 
     def serve(self) -> None:
-        """Give permits to those who have waited longest."""
+        """Give permits to the callers that have waited longest."""
         while self.waiting and self.share.has_free():
             self.share.take()
             waiter = self.waiting.popleft()
@@ -218,9 +218,8 @@ class CoordinatorPermits:
         return self._connection.valid
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Return the function that returns a permit; None if there is none in time.
+        """Do the same as `PermitService.take`.
 
-        :raises LimitNotFoundError: the limit does not exist.
         :raises LimitUnusableError: the limit cannot be read or written.
         :raises PermitLostError: the session ended while it waited.
         :raises CoordinatorUnreachableError: this process cannot be registered.
@@ -232,16 +231,19 @@ class CoordinatorPermits:
             if connection.over:
                 raise PermitLostError(name=name) from None
             raise
-        with self._waiting(connection.client.handler.event_object()) as waiter:
+        waiter = _Waiter(connection.client.handler.event_object())
+        connection.waiters.add(waiter.event)  # the end of the session wakes it
+        kept = False
+        try:
             connection.call(partial(self._enter, name, path, waiter))
-            try:
-                waiter.event.wait(timeout_seconds)
-            except BaseException:  # the job was stopped, for example at its deadline
+            waiter.event.wait(timeout_seconds)
+            kept = waiter.granted and not connection.over
+        finally:  # also if the job is stopped here, for example at its deadline
+            connection.waiters.discard(waiter.event)
+            if not kept:
                 connection.call(partial(self._leave, name, waiter))
-                raise
-            if waiter.granted and not connection.over:
-                return partial(connection.call, partial(self._give_back, name))
-            connection.call(partial(self._leave, name, waiter))
+        if kept:
+            return partial(connection.call, self._lines[name].give_back)
         if waiter.fault == MISSING:
             raise LimitNotFoundError(name=name, hint="")
         if waiter.fault is not None:
@@ -249,15 +251,6 @@ class CoordinatorPermits:
         if connection.over:
             raise PermitLostError(name=name)
         return None
-
-    @contextmanager
-    def _waiting(self, event: Any) -> Iterator[_Waiter]:
-        """Wake the caller when the session ends."""
-        self._connection.waiters.add(event)
-        try:
-            yield _Waiter(event)
-        finally:
-            self._connection.waiters.discard(event)
 
     # --- on the loop ----------------------------------------------------------------------
 
@@ -283,6 +276,3 @@ class CoordinatorPermits:
     def _leave(self, name: str, waiter: _Waiter) -> None:
         if name in self._lines:
             self._lines[name].leave(waiter)
-
-    def _give_back(self, name: str) -> None:
-        self._lines[name].give_back()

@@ -1,6 +1,6 @@
-"""What one process may use of a limit: permits, and starts at a rate. Counts, without I/O.
+"""The part of a limit that one process may use: permits, and starts at a rate. Counts, without I/O.
 
-A pool belongs to one registration. `cap` is what may be in use, `held` what the node says at least.
+A pool belongs to one registration. At most `cap` may be in use; the node has at least `held`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FULL = 1 - 1e-9
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
     """Return how many permits each process should hold: max-min fair.
 
-    As if permits were dealt one at a time, down the order, to those who want more.
+    As if permits were dealt one at a time, in this order, to the processes that want more.
     """
     dealt = [0] * len(holders)
     open_ = [index for index, each in enumerate(holders) if each.wants > 0]
@@ -36,14 +36,14 @@ class Pool:
 
     :ivar unlimited: the limit does not limit this.
     :ivar held: the share of the last acknowledged write.
-    :ivar cap: how many may be in use; lowered at once, raised by acknowledged writes only.
-    :ivar in_use: how many are.
-    :ivar waiting: how many callers wait.
+    :ivar cap: most in use; lowered at once, raised by acknowledged writes only.
+    :ivar in_use: number in use.
+    :ivar waiting: number of callers that wait.
     :ivar got_at: when `held` became more than 0.
     :ivar used: whether one was taken since then.
     :ivar peak: the highest demand since `peak_since`.
-    :ivar interrupt: called before less may be used: messages may be started by then without
-        asking for each, and are counted afterwards.
+    :ivar interrupt: called before less may be used: an engine may start messages without asking
+        for each, and counts them afterwards.
     """
 
     def __init__(self) -> None:
@@ -58,30 +58,28 @@ class Pool:
         return self.unlimited or self.in_use < self.cap
 
     def take(self) -> None:
-        """Take one."""
         self.in_use += 1
         self.used = True
         self.peak = max(self.peak, self.in_use)
 
     def give_back(self) -> None:
-        """Return one."""
         self.in_use -= 1
 
     def next_at(self, now: float) -> float:
-        """Return when one comes back by itself, `inf` for never."""
+        """Return the time of the next new one, `inf` for never."""
         return float("inf")
 
     def use_seconds(self) -> float:
-        """Return how long one that was just received may take until it can be used."""
+        """Return how long a new one may take until it can be used."""
         return 0.0
 
     @property
     def occupied(self) -> int:
-        """How many cannot be given up before they come back."""
+        """The number that cannot be given up before callers return it."""
         return self.in_use
 
     def demand(self, now: float) -> int:
-        """Return how many could be used at once."""
+        """Return the number that could be used at once."""
         return min(self.in_use + self.waiting, MOST)
 
     def wanted(self, now: float) -> int:
@@ -94,13 +92,13 @@ class Pool:
         self.peak, self.peak_since = self.demand(now), now
 
     def limit(self, cap: int, now: float) -> None:
-        """Set what may be in use."""
+        """Set the most in use."""
         if cap < self.cap:
             self.interrupt()
         self.cap = cap
 
     def acknowledge(self, held: int, cap: int, now: float) -> None:
-        """Go by an acknowledged write."""
+        """Apply an acknowledged write."""
         if held and not self.held:
             self.got_at, self.used = now, False
         self.held = held
@@ -110,9 +108,9 @@ class Pool:
 class StartPool(Pool):
     """Tokens for starts: a share of a rate.
 
-    Each unit is one token of the burst, with its part of the rate. New units come without their
-    token, and those given up lose it. So the tokens of all processes are never more than the
-    burst, and the fleet starts at most rate * t + burst in any t seconds.
+    Each unit is one token of the burst, with its part of the rate. A new unit has no token, and a
+    unit that is given up loses it. So the tokens of all processes are never more than the burst,
+    and the fleet starts at most rate * t + burst in any t seconds.
 
     :ivar unit_rate: tokens a second of each unit.
     """
@@ -148,14 +146,14 @@ class StartPool(Pool):
             self._tokens = max(0.0, self._tokens - 1)
 
     def covers(self, count: int, now: float) -> bool:
-        """Return whether that many may be taken."""
+        """Return whether so many may be taken."""
         if self.unlimited:
             return True
         self._refill(now)
         return self._tokens >= count
 
     def take_more(self, count: int, now: float) -> None:
-        """Count starts that were covered, and are made already."""
+        """Count covered starts afterwards."""
         if not self.unlimited:
             self._refill(now)
             self._tokens = max(0.0, self._tokens - count)
@@ -164,7 +162,7 @@ class StartPool(Pool):
         """Do nothing: a start cannot be undone."""
 
     def refund(self, count: int = 1) -> None:
-        """Return the tokens of messages that were not started."""
+        """Return the tokens of messages that did not start."""
         self._tokens = min(float(self.cap), self._tokens + count)
 
     def next_at(self, now: float) -> float:

@@ -4,17 +4,17 @@ A process hands out permits of its share from memory; only shares go through the
 the one node ``limits/<name>``. Six rules keep the shares within the limit:
 
 1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
-   and wants less only after a while. A write that another one forestalled is repeated at once.
-2. Everybody in the node watches it. Below its share: a process lowers its own cap at once, and
-   writes the smaller share when enough permits have come back. Above it: it takes what is free,
-   and uses it only once that write was acknowledged.
-3. While a process would be dealt nothing, a process that holds something stops using it after a
-   while. Once all has come back it gives it up, and moves itself to the end of the order. Only a
+   and wants less only after a while. After a conflict it repeats its write at once.
+2. Every process in the node watches it. If its share shrinks, a process lowers its own cap at once,
+   and writes the smaller share when enough permits have come back. If its share grows, it writes
+   the free part, and uses this part only after the write was acknowledged.
+3. While a process would be dealt nothing, a process with a share stops using it after a while. Once
+   all its permits have come back it gives them up, and moves itself to the end of the order. Only a
    holder does: otherwise others never get a turn.
-4. Whoever lacks permits takes out holders whose own node is gone. It lists workers and components
-   *after* it has read the limit: the holder's node was created before its entry was written.
-5. After a lost answer a process writes the node again at the version read, and goes by that
-   answer. What it reads proves nothing: an old write could still take effect after it.
+4. A process that lacks permits removes holders without a node of their own. It lists workers and
+   components *after* it has read the limit: a holder's node is created before its entry.
+5. After a lost answer a process writes the node again at the version read, and trusts only that
+   answer. A read proves nothing: an old write could still take effect after it.
 6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
 """
 
@@ -47,18 +47,18 @@ from qdo.fleet.limit_node import MISSING, LimitNode, ShareHolder, ShareHolders
 from qdo.fleet.pools import Pool, StartPool, targets
 
 TURN_SECONDS = 0.1
-"""How long a process keeps a permit that others wait for, if it has used it."""
+"""How long a process keeps a used permit that others wait for."""
 UNUSED_SECONDS = 1.0
 """About how long it keeps one that it cannot use, because it lacks a permit of another limit."""
 IDLE_SECONDS = 1.0
-"""How long a process wants what it does not use, if no other process lacks it."""
+"""How long a process asks for permits that it does not use, while no other process needs them."""
 LACK_SECONDS = 0.1
-"""The same if another process lacks it."""
+"""The same while another process needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One pool as this process would write it.
+    """The pool as this process plans to write it.
 
     :ivar holders: all processes, in order.
     :ivar cap: its own cap afterwards.
@@ -73,7 +73,7 @@ class Plan:
 class Planner:
     """Plans the shares of one process.
 
-    :ivar act_at: when a plan may be another one though nothing has happened.
+    :ivar act_at: when the plan may change without an event.
     :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
     :param worker: name of its worker node.
     :param chance: returns a random number from 0 to 1.
@@ -90,9 +90,9 @@ class Planner:
         self._patience = chance()
 
     def plan(self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str]) -> Plan:
-        """Return the holders of a pool as they should be, and lower the cap at once.
+        """Return the planned holders of a pool, and lower the cap at once.
 
-        :param total: what all may hold together, None for any number.
+        :param total: the most that all may hold together, None for any number.
         :param gone: processes that have ended.
         """
         now = self._clock()
@@ -103,7 +103,7 @@ class Planner:
         rest = tuple(each for each in holders if each.worker not in gone)
         mine = next((each for each in rest if each.worker == self._worker), None)
         written = 0 if mine is None else mine.held
-        if pool.held > written:  # somebody took it out
+        if pool.held > written:  # another process removed it
             pool.acknowledge(written, min(pool.cap, written), now)
         if total is None:
             return Plan(tuple(each for each in rest if each is not mine), 0, 0)
@@ -115,7 +115,7 @@ class Planner:
         if mine is None:
             rest = (*rest, own)
         elif self._turn_is_over(pool, rest, total):
-            # It goes to the end with the last permit that it gives up: writes are 50 ms apart.
+            # It moves to the end with the last permit that it gives up: writes are 50 ms apart.
             pool.limit(0, now)
             if pool.occupied:
                 less = replace(own, held=min(written, pool.occupied))
@@ -134,7 +134,7 @@ class Planner:
         return Plan(rest, target, written)
 
     def _wants(self, pool: Pool, mine: ShareHolder | None, rest: ShareHolders, total: int) -> int:
-        """Return what the node should say this process wants; damped."""
+        """Return the damped number for `wants` in the node."""
         now = self._clock()
         peak = min(total, pool.wanted(now))
         before = 0 if mine is None else mine.wants
@@ -152,7 +152,7 @@ class Planner:
         return wants
 
     def _turn_is_over(self, pool: Pool, rest: ShareHolders, total: int) -> bool:
-        """Return whether this process should let others go first."""
+        """Return whether this process should yield to others."""
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
@@ -169,18 +169,18 @@ class Planner:
 
 
 WRITE_SECONDS = 0.05
-"""A process writes a limit no more often."""
+"""Shortest time between two writes of a limit."""
 LEASE_SECONDS = 0.25
-"""How often callers that wait are served again while the lease is over."""
+"""Time between attempts to serve callers while the lease is over."""
 REFUSED_SECONDS = 5.0
-"""After what time a node that may not be read or written is tried again."""
+"""Time between attempts to read or write a refused node."""
 
 
 class LimitShare(Machine):
     """The share of one limit that one registration has.
 
-    :ivar fault: why no permit can be had at all, None if one can be waited for.
-    :ivar pools: both kinds of what is shared.
+    :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
+    :ivar pools: permits and starts.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
     :param lease: the lease of this registration.
     :param on_change: called when more may be taken, or when `fault` has changed.
@@ -237,13 +237,13 @@ class LimitShare(Machine):
 
     @property
     def why(self) -> str | None:
-        """Why nothing can be had of the limit at all, None if it can."""
+        """Why the limit allows nothing at all, None if it does."""
         stopped = self.fault is None and self._node is not None and self._node.max == 0
         return "its max is 0" if stopped else self.fault
 
     @property
     def known_fault(self) -> str | None:
-        """The fault of the node as it is now; None if it has none, or was not read yet."""
+        """The fault of the present node; None without a fault, or before the first read."""
         return None if self._node is None else self.fault
 
     def take(self) -> None:
@@ -252,13 +252,13 @@ class LimitShare(Machine):
         self.starts.take()
 
     def give_back(self) -> bool:
-        """Return a permit; return whether the node must hear of it: then wake the loop."""
+        """Return a permit; return True if the node must change, so the caller wakes the loop."""
         pool = self.permits
         pool.give_back()
         return pool.in_use >= pool.cap and pool.held > pool.cap
 
     def wait(self, count: int) -> bool:
-        """Set how many callers wait; return whether the loop must be woken."""
+        """Set how many callers wait; return True if the caller must wake the loop."""
         permits, before = self.permits, self.permits.waiting
         permits.waiting = self.starts.waiting = count
         return count > before and (not before or permits.in_use + count > self._told)
@@ -299,7 +299,7 @@ class LimitShare(Machine):
         return min(self._act_at, self._retry_at, self._next_start())
 
     def awaits_token(self) -> bool:
-        """Return whether a caller lacks nothing but time, and the loop does not know it yet."""
+        """Return whether a caller lacks only a token, and the loop does not know it yet."""
         return not self._earns and self._lacks_token(self._clock())
 
     def _lacks_token(self, now: float) -> bool:
@@ -308,7 +308,7 @@ class LimitShare(Machine):
         return bool(able) and self.permits.has_free(now) and not starts.has_free(now)
 
     def _next_start(self) -> float:
-        """Return when a waiting caller can start, if nothing but time is missing."""
+        """Return when a waiting caller can start, if it lacks only a token."""
         now = self._clock()
         if self._lacks_token(now):
             self._earns = True
@@ -327,7 +327,7 @@ class LimitShare(Machine):
         self._look_at_lease()
 
     def _look_at_lease(self) -> None:
-        """Serve those who wait as soon as the lease is valid again."""
+        """Serve waiting callers as soon as the lease is valid again."""
         now, lapsed = self._clock(), self._lapsed
         self._lapsed = self._lacks() and now >= self._lease.until
         if self._lapsed:
@@ -336,8 +336,8 @@ class LimitShare(Machine):
             self._on_change()
 
     def _is_active(self) -> bool:
-        # Whoever is listed reads each change, also without a use for the limit: what it wanted
-        # last would keep permits from others.
+        # A listed process reads each change, even without a use for the limit: its last `wants`
+        # would keep permits from others.
         return self._is_listed or any(
             pool.waiting or pool.held or pool.in_use for pool in self.pools
         )
@@ -369,13 +369,13 @@ class LimitShare(Machine):
         self._on_change()
 
     def _refused(self, answer: Response) -> LimitNode:
-        """Return a limit that cannot be used for a while."""
+        """Return an unusable limit, and try again after a while."""
         self._retry_at = self._clock() + REFUSED_SECONDS
         reason = answer.reason if isinstance(answer, (Refused, Rejected)) else "no answer"
         return LimitNode(fault=f"the coordinator refuses it: {reason}")
 
     def _has_strangers(self, node: LimitNode) -> bool:
-        """Return whether a process is listed that may be gone."""
+        """Return whether the node lists a process that may be gone."""
         known = {self._worker} if self._names is None else self._names
         return not known >= node.workers
 
@@ -384,7 +384,7 @@ class LimitShare(Machine):
         self.ask(Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
 
     def _listed(self, prefix: str, answer: Response) -> None:
-        """Note which holders of one kind are gone: none without a list of those that live."""
+        """Note which holders of one kind are gone: none without a list of the live ones."""
         self._busy = False
         if isinstance(answer, NoResponse) or self._node is None:
             return
@@ -433,7 +433,7 @@ class LimitShare(Machine):
     def _raise_caps(self, *plans: Plan) -> bool:
         """Raise caps that were lowered since the last write; return whether one needs a write.
 
-        It does if the node says more than the last acknowledged write: that proves nothing.
+        It does if the node has more than the last acknowledged write: a read proves nothing.
         """
         unproven = False
         for pool, plan in zip(self.pools, plans, strict=True):
