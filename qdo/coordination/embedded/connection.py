@@ -1,8 +1,8 @@
 """kazoo's connection to a SQLite file instead of a ZooKeeper server.
 
-`EmbeddedConnection` takes requests from the client's queue, passes them to a
-`qdo.coordination.embedded.session.EmbeddedSession`, and hands out answers and watch events. kazoo's
-own connection does the same after reading them from its socket. States, and their causes:
+`EmbeddedConnection` takes requests from the client's queue, passes them to an `EmbeddedSession`,
+and hands out answers and watch events. kazoo's own connection does the same after reading them from
+its socket. States, and their causes:
 
 ==============  ==============================================================================
 to              cause
@@ -86,8 +86,8 @@ _COMMANDS = {
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
 _ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-"""Requests that are not performed together with others: Sync returns the newest zxid whose events
-have all been reported."""
+"""Requests that need a transaction of their own: Sync returns the newest zxid whose events have
+all been reported."""
 Pair = tuple[Any, Any]
 """A request, and the object that takes the answer (None without a waiting caller)."""
 
@@ -116,10 +116,10 @@ class EmbeddedConnection(ConnectionHandler):
 
     def prepare(self) -> None:
         """Create the file if it is missing; raise DatabaseError if it cannot be used."""
-        self._offload(lambda: Store(self.path).close(), _nothing)
+        self._offload(lambda: Store(self.path).close(), lambda: None)
 
     def command(self, word: bytes) -> str:
-        """Answer a four-letter command; "" for an unsupported one."""
+        """Answer a four-letter command, with "" for an unsupported one."""
         return _COMMANDS.get(word, "")
 
     # --- connecting -------------------------------------------------------------------
@@ -198,8 +198,8 @@ class EmbeddedConnection(ConnectionHandler):
     def _step(self, link: EmbeddedSession) -> bool:
         """Serve the next requests or events; return whether the client closed its session.
 
-        A separate function: while idle, it keeps no answered request alive, nor its watcher and
-        the objects that the watcher refers to.
+        A separate function, so that no local variable of an idle connection keeps an answered
+        request, its watcher, and the objects of the watcher alive.
         """
         woken = self._wait(link)
         batch = self._take()
@@ -351,7 +351,3 @@ def _size_of(request: Any) -> int:
     if type(request) is Transaction:
         return sum(map(_size_of, request.operations))
     return _OPERATION_BYTES + len(request.path) + len(getattr(request, "data", None) or b"")
-
-
-def _nothing() -> None:
-    return None

@@ -1,16 +1,15 @@
 """Sessions of an embedded coordinator: requests, heartbeats, expiry, and read-only sessions.
 
-Every transaction first checks, under the same lock or snapshot, that the session still lives and
+Every transaction first checks, under the same lock or snapshot, that the session still exists and
 still belongs to this connection. So no request takes effect after its session has ended or was
 resumed by another connection. A transaction that only checks versions takes the write lock too. So
 either a process that wants to expire the session sees its new heartbeat, or the check sees that the
 session is gone. A confirmed check therefore stays true for the session timeout.
 
-Heartbeats keep sessions alive, and silent sessions expire. A session shows that it lives by writing
-the time into a slot of a file beside the database. That is one small write to memory that needs no
-lock and no disk, so even a process that waits for the database keeps its session. These times only
-suggest which session to expire. Whether a session lives is decided by its row in the database
-alone, in a transaction.
+Heartbeats keep sessions alive, and silent sessions expire. A heartbeat is the time in a slot of a
+file beside the database. It is one small write to memory that needs no lock and no disk, so even a
+process that waits for the database keeps its session. These times only suggest which session to
+expire. Only the session's row in the database, read in a transaction, decides.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,12 +55,11 @@ class Heartbeats:
         self._fd = open_file(path, os.O_RDWR, rights)
 
     def reserve(self, slot: int) -> None:
-        """Allocate a slot, so no heartbeat fails for lack of disk space; raises OSError."""
+        """Allocate a slot, or raise OSError: later heartbeats need no disk space."""
         end = (slot * _SLOT.size // _BLOCK + 1) * _BLOCK
         os.posix_fallocate(self._fd, 0, end)
 
     def beat(self, slot: int) -> None:
-        """Write a heartbeat."""
         os.pwrite(self._fd, _SLOT.pack(int(clock() * 1e9)), slot * _SLOT.size)
 
     def read(self) -> list[float]:
@@ -79,8 +77,8 @@ class Heartbeats:
 class ExpiryMonitor:
     """Finds sessions that were silent for their whole timeout.
 
-    Silence counts only while the monitor itself was awake. After it slept, for instance with the
-    whole machine, all sessions get their full timeout again, as from a newly elected leader.
+    Silence counts only while the monitor itself was awake. After a sleep, for instance of the whole
+    machine, all sessions get their full timeout again, as from a newly elected leader.
     """
 
     def __init__(self) -> None:
@@ -171,7 +169,7 @@ class EmbeddedSession:
         self.due = 0.0
 
     def _join(self, path: str) -> None:
-        """Open what other processes see of this one."""
+        """Open the files that other processes see."""
         rights = Rights.of(path)
         self.bell: Any = WakeupPipe(self._store.wakeups, rights)
         self._beats = Heartbeats(f"{path}.beats", rights)
@@ -196,8 +194,8 @@ class EmbeddedSession:
     ) -> SessionRow:
         """Resume a session, or begin one if `session` is 0.
 
-        :param former: the session as last entered by this client; kept alive while the lock is
-            taken and it cannot be resumed.
+        :param former: the session that this client entered last; it gets heartbeats while this call
+            waits for the lock.
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
         if former is not None and former.id == session:
@@ -223,9 +221,7 @@ class EmbeddedSession:
         row = self._store.session(session)
         if row is None or row.boot != boot() or not secrets.compare_digest(row.password, password):
             raise SessionExpiredError("Session has expired")
-        return SessionRow(
-            row.id, row.password, row.timeout_milliseconds, row.generation + 1, row.slot, row.boot
-        )
+        return replace(row, generation=row.generation + 1)
 
     def _begun(self, timeout_seconds: float) -> SessionRow:
         granted = min(max(timeout_seconds, MIN_TIMEOUT_SECONDS), MAX_TIMEOUT_SECONDS)
@@ -312,11 +308,12 @@ class EmbeddedSession:
     def _expire(self) -> None:
         self._begin(write=True)
         try:
-            # Checked again under the lock: they may be back, or expired already.
+            # Again, under the lock: they may be back, or expired already.
             self._end_sessions(self._judge())
         except DatabaseFullError as error:
             log.warning(
-                "cannot remove ended sessions yet, and their queues are not free: %s", error
+                "cannot remove ended sessions yet, so their queues stay owned: %s; trying again",
+                error,
             )
             return
         finally:
@@ -405,7 +402,7 @@ LOOK_SECONDS = 1.0
 
 
 class OnlookerSession(EmbeddedSession):
-    """Answers requests that read; others fail with DatabaseError. The file does not know of it."""
+    """Answers requests that read; others fail with DatabaseError. It is not in the file."""
 
     def _join(self, path: str) -> None:
         self.bell = _SilentPipe()
@@ -448,7 +445,7 @@ class OnlookerSession(EmbeddedSession):
 
 
 class _SilentPipe:
-    """Stands in for a wakeup pipe: no other process knows it."""
+    """Replaces a wakeup pipe; no other process knows it."""
 
     def __init__(self) -> None:
         self._ends = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]

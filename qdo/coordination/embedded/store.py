@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from qdo.coordination.embedded.tree import ROOT, Event, TreeNode
 from qdo.system.files import Rights, open_file
@@ -65,10 +65,11 @@ _LOAD = """
     SELECT data, acl, czxid, mzxid, pzxid, ctime, mtime, version, creates, aversion, owner, children
     FROM node WHERE parent = ? AND name = ?
 """
+_SESSIONS = "SELECT id, password, timeout, generation, slot, boot FROM session"
 
 
 class BusyError(Exception):
-    """Another process is writing: retry in a moment."""
+    """Another process is writing; try again in a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Store:
     def begin(self, session: int, *, write: bool) -> StoredState:
         """Begin a transaction, and return the state of the file.
 
-        :raises BusyError: the lock is taken; no transaction was begun.
+        :raises BusyError: the lock is taken; no transaction began.
         :raises DatabaseError: the file is unusable, or no longer under its name.
         """
         with self._guarded():
@@ -182,7 +183,7 @@ class Store:
         """Make all commits so far durable; waits for the disk."""
         with translated(self.path):
             os.fdatasync(self._log_file)
-            # Only now is it certain that the commits are in the files that other processes open.
+            # Only now it is certain that the commits are in the files that other processes open.
             self._watch.check()
             if self._merge:
                 self._merge = False
@@ -192,7 +193,6 @@ class Store:
     # --- znodes -----------------------------------------------------------------------
 
     def node(self, path: str) -> TreeNode | None:
-        """Return a node."""
         with self._guarded():
             row = self._db.execute(_LOAD, _key(path)).fetchone()
         return None if row is None else TreeNode(*row)
@@ -222,7 +222,7 @@ class Store:
                 self._db.executemany("DELETE FROM node WHERE parent = ? AND name = ?", deleted)
             self._db.executemany(_SAVE, written)
             unmerged = self._found[3] + len(changes) + 2
-            # The process that reaches the limit merges, for all processes.
+            # The process that reaches the limit merges for all processes.
             self._merge = unmerged >= _MERGE_PAGES
             self._db.execute(
                 "UPDATE state SET zxid = ?, unmerged = ?", (zxid, 0 if self._merge else unmerged)
@@ -255,18 +255,13 @@ class Store:
     def sessions(self) -> list[SessionRow]:
         """Return all sessions that have not ended."""
         with self._guarded():
-            rows = self._db.execute(
-                "SELECT id, password, timeout, generation, slot, boot FROM session"
-            ).fetchall()
+            rows = self._db.execute(_SESSIONS).fetchall()
         return [SessionRow(*row) for row in rows]
 
     def session(self, session: int) -> SessionRow | None:
         """Return one session, None if it has ended."""
         with self._guarded():
-            row = self._db.execute(
-                "SELECT id, password, timeout, generation, slot, boot FROM session WHERE id = ?",
-                (session,),
-            ).fetchone()
+            row = self._db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
         return None if row is None else SessionRow(*row)
 
     def free_slot(self) -> int:
@@ -283,14 +278,7 @@ class Store:
         with self._guarded():
             self._db.execute(
                 "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    row.id,
-                    row.password,
-                    row.timeout_milliseconds,
-                    row.generation,
-                    row.slot,
-                    row.boot,
-                ),
+                astuple(row),
             )
             self._db.execute("UPDATE state SET sessions = sessions + 1")
 

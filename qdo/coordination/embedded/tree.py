@@ -13,7 +13,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Protocol
 
 from kazoo.exceptions import (
@@ -49,7 +50,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 from kazoo.security import ACL as Entry
-from kazoo.security import OPEN_ACL_UNSAFE, Id, Permissions
+from kazoo.security import OPEN_ACL_UNSAFE, Permissions
 from kazoo.security import Id as Identity
 
 from qdo.coordination.extra_requests import MultiRead
@@ -73,9 +74,9 @@ def authenticate(scheme: str, credential: str) -> Identity:
 
 
 def normalise_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
-    """Return a list as it is stored: checked, without duplicates; None if open to all.
+    """Return the stored form of a list: checked, without duplicates; None if open to all.
 
-    :raises InvalidACLError: it is empty or has an invalid entry.
+    Raise InvalidACLError if it is empty or has an invalid entry.
     """
     if acl is OPEN_ACL_UNSAFE:
         return None
@@ -130,7 +131,7 @@ def check_acl(stored: str | None, permission: int, identities: tuple[Identity, .
 
 
 def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entry]:
-    """Return a list as shown to a client: digests are masked unless it may change the list."""
+    """Return a list for a client: digests are masked unless it may change the list."""
     if stored is None:
         return list(OPEN_ACL_UNSAFE)
     entries = list(_parse(stored))
@@ -166,20 +167,7 @@ class TreeNode:
 
     def row(self) -> tuple[Any, ...]:
         """Return the fields in the order of the constructor."""
-        return (
-            self.data,
-            self.acl,
-            self.czxid,
-            self.mzxid,
-            self.pzxid,
-            self.ctime,
-            self.mtime,
-            self.version,
-            self.creates,
-            self.aversion,
-            self.owner,
-            self.children,
-        )
+        return _FIELDS(self)
 
     def copy(self) -> TreeNode:
         return TreeNode(*self.row())
@@ -201,11 +189,15 @@ class TreeNode:
         )
 
 
+_FIELDS: Callable[[TreeNode], tuple[Any, ...]] = attrgetter(
+    *(each.name for each in fields(TreeNode))
+)
+
+
 class NodeSource(Protocol):
     """The source of the nodes that no request of a tree has changed."""
 
-    def node(self, path: str) -> TreeNode | None:
-        """Return a node."""
+    def node(self, path: str) -> TreeNode | None: ...
 
     def names(self, path: str) -> Iterable[str]:
         """Return the names of a node's children."""
@@ -252,13 +244,13 @@ class Tree:
         self._journal: list[tuple[str, TreeNode | None]] = []
         self._events: list[Event] = []
         self._session = 0
-        self._identities: tuple[Id, ...] = ()
+        self._identities: tuple[Identity, ...] = ()
 
     def changes(self) -> dict[str, TreeNode | None]:
-        """Return every changed node as it is now; None for a deleted one."""
+        """Return the present value of every changed node; None for a deleted one."""
         return {path: self._nodes[path] for path, _ in self._journal}
 
-    def perform(self, request: Any, session: int, identities: tuple[Id, ...]) -> TreeResult:
+    def perform(self, request: Any, session: int, identities: tuple[Identity, ...]) -> TreeResult:
         """Perform a request of `session`, with the rights of `identities`."""
         self._session, self._identities = session, identities
         mark = len(self._journal)
