@@ -1,4 +1,4 @@
-"""Who may see and change what: tokens, sessions, and checks of every request."""
+"""Access to the dashboard: tokens, sessions, and checks of every request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _OPEN = ("access.login", "access.enter", "static")
-"""What visitors without a session may load."""
+"""Endpoints for visitors without a session."""
 
 _log = logging.getLogger(__name__)
 access = Blueprint("access", __name__)
@@ -71,14 +71,14 @@ def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
 
 
 def csrf_token() -> str:
-    """Return the text that every form of this session must contain."""
+    """Return the token that every form of this session must contain."""
     if "csrf" not in session:
         session["csrf"] = secrets.token_urlsafe(24)
     return str(session["csrf"])
 
 
 def operator_name() -> str:
-    """Return who acts, for the action log: the name given at login, and from where."""
+    """Return the operator for the action log: the name given at login, and the address."""
     return f"{session.get('name') or OPERATOR} (dashboard, {request.remote_addr})"
 
 
@@ -100,7 +100,7 @@ def _check() -> BaseResponse | str | tuple[Response, int] | None:
     if request.path.startswith(("/api/", "/reading")):
         return jsonify(error="log in first"), 401
     if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.method == "GET":
-        # The browser keeps back the cookie of a visitor who follows a link from another site.
+        # The browser does not send the cookie of a visitor who follows a link from another site.
         return render_template("again.html")
     return redirect(url_for("access.login", next=request.full_path.rstrip("?")))
 
@@ -155,7 +155,7 @@ def enter() -> BaseResponse | tuple[str, int]:
 
 @access.post("/logout")
 def leave() -> BaseResponse:
-    """Let this browser forget its session. A copy of its cookie works until it ends."""
+    """End the session of this browser. A copy of its cookie works until it expires."""
     session.clear()
     return redirect(url_for("access.login"))
 

@@ -1,9 +1,9 @@
-"""Change what operators may change, with the functions of the commands of the same names.
+"""Pages on which operators act, with the functions of the commands of the same names.
 
-Each action is asked for twice: the first answer shows what it would change, and how many.
+Operators confirm each action: the first answer shows the targets and their number.
 
-A page asks the owner of a queue for its messages in flight, as `qdo ps` does. Nothing changes, but
-it costs nodes of the coordinator and an entry of the action log: so it is for operators, and needs
+A page asks the owner of a queue for its messages in flight, as `qdo ps` does. This changes nothing,
+but costs nodes of the coordinator and an entry of the action log. So it is for operators, and needs
 no confirmation.
 """
 
@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from flask import Blueprint, abort, flash, redirect, request, session, url_for
@@ -46,19 +46,21 @@ from qdo.text import pluralize, printable
 
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
 """How long a pause may last."""
-_DECISIONS: dict[str, OperatorDecision] = {
-    "retry": "retry",
-    "skip": "skip",
-    "dead-letter": "dead-letter",
+_DECISIONS: dict[OperatorDecision, str] = {
+    "retry": "Retry",
+    "skip": "Skip",
+    "dead-letter": "Make a dead letter of",
 }
 
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 actions = Blueprint("actions", __name__, url_prefix="/actions")
+asking = Blueprint("asking", __name__, url_prefix="/ask")
 
 
 @actions.before_request
+@asking.before_request
 def _only_operators() -> None:
     if not may_act():
         abort(403, "only operators may act, and only if the dashboard allows actions")
@@ -108,14 +110,13 @@ def resume() -> str | Response:
 def decide() -> str | Response:
     """Decide about one failing message of a queue, named by its position."""
     queue, position = request.form.get("queue", ""), request.form.get("position", "")
-    decision = _DECISIONS.get(request.form.get("decision", ""))
+    decision = next((each for each in _DECISIONS if each == request.form.get("decision")), None)
     is_number = position.isascii() and position.isdecimal() and len(position) <= MOST_DIGITS
     if decision is None or not is_number:
         raise UsageError(reason="choose a message, and one of retry, skip and dead-letter")
     if decision == "dead-letter":
         check_store(board().settings.broker)
-    words = {"retry": "Retry", "skip": "Skip", "dead-letter": "Make a dead letter of"}
-    what = f"{words[decision]} message {position} of queue {printable(queue)}"
+    what = f"{_DECISIONS[decision]} message {position} of queue {printable(queue)}"
     if not _confirmed(1):
         return _ask(what, [], 1, queue=queue, position=position, decision=decision)
     reason, by, shown = _reason(), operator_name(), board()
@@ -196,7 +197,7 @@ def _confirmed(count: int) -> bool:
 
 
 def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[str]) -> str:
-    """Show what an action changes, and ask for the reason."""
+    """Show the targets of an action, and ask for the reason."""
     repeated: Mapping[str, Sequence[str]] = {
         name: [value] if isinstance(value, str) else value for name, value in fields.items()
     }
@@ -212,7 +213,7 @@ def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[
 
 
 def _do(what: str, change: Callable[[Connections], Any]) -> None:
-    """Carry out an action that is done as a whole or fails, and tell it."""
+    """Carry out an action that succeeds or fails as a whole, and report it."""
     _changed(change)
     _tell(f"Done: {what}")
 
@@ -224,36 +225,18 @@ def _changed(change: Callable[[Connections], _Result]) -> _Result:
 
 
 def _tell(text: str) -> None:
-    """Tell the operator and the log what has happened."""
+    """Report a change to the operator and the log."""
     _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), text)
     flash(f"{text}.")
 
 
 ANSWER_SECONDS = 5.0
-"""How long a page waits in all; the worker has a second less."""
+"""How long a page waits in total; the worker has a second less."""
 MOST_RUNS = 20
 MOST_AT_ONCE = 4
 """Each question that waits has a thread of the server, which has 16."""
 
 _waiting = threading.BoundedSemaphore(MOST_AT_ONCE)
-asking = Blueprint("asking", __name__, url_prefix="/ask")
-
-
-@dataclass(frozen=True, slots=True)
-class OwnersAnswer:
-    """What the owner of a queue answered.
-
-    :ivar owner: "" if the queue has none.
-    """
-
-    owner: str
-    runs: RunsRead
-
-
-@asking.before_request
-def _only_operators_ask() -> None:
-    if not may_act():
-        abort(403, "only operators may ask workers, and only if the dashboard allows actions")
 
 
 @asking.post("/runs")
@@ -263,25 +246,24 @@ def runs() -> str:
     if not _waiting.acquire(blocking=False):
         abort(503, f"{MOST_AT_ONCE} questions wait for their answers; ask again in a few seconds")
     try:
-        answer = shown.asking.get(
+        owner, found = shown.asking.get(
             ("runs", queue), lambda opened: _ask_owner(*shown.coordinator(opened), queue, by)
         )
     finally:
         _waiting.release()
-    return page(
-        "runs.html", name=queue, owner=answer.owner, runs=answer.runs, items=_items(answer.runs)
-    )
+    return page("runs.html", name=queue, owner=owner, runs=found, items=_items(found))
 
 
 def _items(found: RunsRead) -> list[dict[str, Any]]:
-    """Return the messages without numbers that no worker writes."""
+    """Return the messages whose durations a worker can have written."""
     return [each for each in found.items[:MOST_RUNS] if 0 <= each["seconds"] < math.inf]
 
 
-def _ask_owner(client: Client, layout: Layout, queue: str, by: str) -> OwnersAnswer:
+def _ask_owner(client: Client, layout: Layout, queue: str, by: str) -> tuple[str, RunsRead]:
+    """Return the owner of a queue, "" without one, and its answer."""
     node = read(client, layout.queue(queue))
     owner = QueueNode.parse(node.data).owner if isinstance(node, NodeRead) else ""
     if not owner:
-        return OwnersAnswer("", RunsRead())
+        return "", RunsRead()
     asked = ask_owner(client, layout, owner, queue, MOST_RUNS, ANSWER_SECONDS - 1.0, by)
-    return OwnersAnswer(owner, read_runs([asked]))
+    return owner, read_runs([asked])

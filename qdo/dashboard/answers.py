@@ -1,4 +1,4 @@
-"""What the pages and the JSON of the dashboard are made of, each read once for all clients."""
+"""The content of the dashboard's pages and JSON, each part read once for all clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.items import Judged, audit_item, hold_item, limit_item
 from qdo.sending.connections import Connections
-from qdo.settings.listing import config_items, live_items
+from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
 
 MOST_ENTRIES = 1000
@@ -57,7 +57,7 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
 
 
 def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
-    """Return the items of qdo.holds/1, and who obeys the holds."""
+    """Return the items of qdo.holds/1, and the holds with the workers that obey them."""
 
     def read(connections: Connections) -> HoldsRead | None:
         client = connections.client
@@ -106,8 +106,8 @@ def audit_of(board: Board, queue: str) -> list[Item]:
 class ShownSettings:
     """The live settings in force.
 
-    :ivar workers: how many workers there are.
-    :ivar late: how many of them do not use this version yet.
+    :ivar workers: number of workers.
+    :ivar late: number of workers that do not use this version yet.
     """
 
     number: int
@@ -130,16 +130,11 @@ def live_settings(board: Board) -> ShownSettings:
     return board.direct.get("settings", read)
 
 
-def config(board: Board) -> list[Item]:
-    """Return the items of qdo.config/1: the settings of this process."""
-    return config_items(board.settings, {})
-
-
 @dataclass(frozen=True, slots=True)
 class ShownHistory:
-    """What the history database has about a queue.
+    """The records of the history database about a queue.
 
-    :ivar fault: why nothing could be read, None if something could.
+    :ivar fault: why it could not be read, None if it could.
     """
 
     minutes: Sequence[MinuteReport] = ()
@@ -149,7 +144,7 @@ class ShownHistory:
 
 
 def history(board: Board, queue: str) -> ShownHistory | None:
-    """Return what the history has about a queue; None without the setting `history`."""
+    """Return the history of a queue; None without the setting `history`."""
     url = board.settings.history
     if not url:
         return None
@@ -169,7 +164,7 @@ def history(board: Board, queue: str) -> ShownHistory | None:
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return a part of a page, or why it cannot be read: it must not hide the other parts."""
+    """Return a part of a page, or why it cannot be read: a fault must not hide the other parts."""
     try:
         return read(), None
     except QdoError as error:
@@ -205,7 +200,7 @@ class ErrorGroup:
 
 
 def error_kind_of(error: str) -> str:
-    """Return an error without what differs from message to message."""
+    """Return an error with "#" for the parts that differ from message to message."""
     return _VARYING.sub("#", error)[:KIND_CHARACTERS]
 
 
@@ -222,23 +217,21 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
 
 def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:
     """Return the kinds of errors of dead letters, the most frequent first."""
-    groups: dict[str, list[Letter]] = {}
+    kinds: dict[str, list[Letter]] = {}
     for each in found:
-        groups.setdefault(error_kind_of(each.entry.error), []).append(each)
-    return sorted(
-        (
-            ErrorGroup(
-                kind=kind,
-                example=same[0].entry.error,
-                count=len(same),
-                queues=len({each.entry.queue for each in same}),
-                oldest=min(each.entry.dead_at for each in same),
-                newest=max(each.entry.dead_at for each in same),
-            )
-            for kind, same in groups.items()
-        ),
-        key=lambda group: (-group.count, group.kind),
-    )
+        kinds.setdefault(error_kind_of(each.entry.error), []).append(each)
+    groups = [
+        ErrorGroup(
+            kind=kind,
+            example=same[0].entry.error,
+            count=len(same),
+            queues=len({each.entry.queue for each in same}),
+            oldest=min(each.entry.dead_at for each in same),
+            newest=max(each.entry.dead_at for each in same),
+        )
+        for kind, same in kinds.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.count, group.kind))
 
 
 def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
@@ -295,7 +288,7 @@ class Part(Generic[_Item]):
 def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
     """Return a page of a list: the nearest one if there is none with this number.
 
-    :param number: from the address of the page; anything else than a number counts as 1.
+    :param number: from the address of the page; anything but a number counts as 1.
     """
     pages = max(1, -(-len(items) // size))
     wanted = int(number[:9]) if number and number.isascii() and number.isdecimal() else 1
@@ -307,5 +300,5 @@ def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
 
 
 def glob_of(text: str) -> str:
-    """Return the glob of a text that was typed into a filter: plain text matches anywhere."""
+    """Return the glob of a text from a filter: plain text matches anywhere."""
     return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"

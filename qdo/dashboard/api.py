@@ -1,4 +1,4 @@
-"""The JSON of the dashboard: that of the commands with ``-o json``."""
+"""The JSON of the dashboard, as commands write it with ``-o json``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from qdo.errors import NotFoundError, QdoError, UnreachableError, UnreadError, U
 from qdo.ops.changes import event_item
 from qdo.ops.items import QUEUE_SORTS, component_item, overview, queue_item, worker_item
 from qdo.ops.verdicts import QueueHealth
+from qdo.settings.listing import config_items
 
 MOST_ITEMS = 1000
 """In one answer; `page` has the next ones."""
@@ -44,7 +45,7 @@ def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
 
 @api.get("/status")
 def status() -> Response:
-    """Return what `qdo status` writes."""
+    """Return the items of `qdo status`."""
     found = _reading()
     unread = found.statuses.unread
     item = overview(board().app, found.workers, found.judged, found.notices, unread=unread)
@@ -53,7 +54,7 @@ def status() -> Response:
 
 @api.get("/queues")
 def queues() -> Response:
-    """Return what `qdo queues` writes, in pages."""
+    """Return the items of `qdo queues`, in pages."""
     sort = request.args.get("sort", "name")
     states = request.args.getlist("state")
     for value, known in ((sort, QUEUE_SORTS), *((each, _STATES) for each in states)):
@@ -76,19 +77,19 @@ def queue() -> Response:
 
 @api.get("/workers")
 def workers() -> Response:
-    """Return what `qdo workers` writes."""
+    """Return the items of `qdo workers`."""
     return _answer("qdo.workers/1", map(worker_item, _reading().workers))
 
 
 @api.get("/components")
 def components() -> Response:
-    """Return what `qdo components` writes."""
+    """Return the items of `qdo components`."""
     return _answer("qdo.components/1", map(component_item, _reading().processes))
 
 
 @api.get("/dead-letters")
 def dead_letters() -> Response:
-    """Return what `qdo dead-letters` writes, in pages, newest first."""
+    """Return the items of `qdo dead-letters`, in pages, newest first."""
     found = answers.letters(board(), request.args.get("glob", "*"))
     page = found[(_page() - 1) * _LETTERS :][:_LETTERS]
     return _answer("qdo.dead-letters/2", answers.exported(board(), page))
@@ -96,19 +97,19 @@ def dead_letters() -> Response:
 
 @api.get("/holds")
 def holds() -> Response:
-    """Return what `qdo holds` writes."""
+    """Return the items of `qdo holds`."""
     return _answer("qdo.holds/1", answers.holds(board())[0])
 
 
 @api.get("/limits")
 def limits() -> Response:
-    """Return what `qdo limits list` writes."""
+    """Return the items of `qdo limits list`."""
     return _answer("qdo.limits/1", answers.limits(board()))
 
 
 @api.get("/events")
 def events() -> Response:
-    """Return what `qdo events -o jsonl` writes, newest first."""
+    """Return the items of `qdo events -o jsonl`, newest first."""
     kinds = request.args.getlist("kind")
     for value in kinds:
         if value not in EVENT_KINDS:
@@ -120,19 +121,19 @@ def events() -> Response:
 
 @api.get("/audit")
 def audit() -> Response:
-    """Return what `qdo audit` writes."""
+    """Return the items of `qdo audit`."""
     return _answer("qdo.audit/1", answers.audit(board(), request.args.get("glob", "*")))
 
 
 @api.get("/config")
 def config() -> Response:
-    """Return what `qdo config` writes."""
-    return _answer("qdo.config/1", answers.config(board()))
+    """Return the items of `qdo config`."""
+    return _answer("qdo.config/1", config_items(board().settings, {}))
 
 
 @api.get("/settings")
 def settings() -> Response:
-    """Return what `qdo settings show` writes."""
+    """Return the items of `qdo settings show`."""
     return _answer("qdo.settings/1", answers.live_settings(board()).items)
 
 

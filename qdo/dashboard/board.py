@@ -1,4 +1,4 @@
-"""The dashboard of one app: its options, and what its pages share."""
+"""The dashboard of one app: its options, and the parts that its pages share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ VIEWER, OPERATOR = "viewer", "operator"
 class DashboardOptions:
     """Options of the dashboard.
 
-    :ivar viewer_token: who has it may look; "" if there is none.
-    :ivar operator_token: who has it may also act, if `allow_actions` is set.
-    :ivar anonymous: without tokens, everybody who reaches the dashboard may look.
+    :ivar viewer_token: lets its bearer look; "" if there is none.
+    :ivar operator_token: lets its bearer also act, if `allow_actions` is set.
+    :ivar anonymous: without tokens, every visitor may look.
     :ivar allow_actions: operators may change something; needs their token.
     :ivar show_bodies: show the bodies of messages.
     :ivar hosts: names by which browsers may address the dashboard, beside localhost and IP
@@ -46,7 +46,7 @@ class DashboardOptions:
     rules: VerdictRules = RULES
 
     def check(self) -> None:
-        """Raise DashboardUnsafeError for options that would let in people without a token."""
+        """Raise DashboardUnsafeError for options that would let in visitors without a token."""
         for role, token in ((VIEWER, self.viewer_token), (OPERATOR, self.operator_token)):
             if token and len(token) < LEAST_TOKEN:
                 raise DashboardUnsafeError(
@@ -77,8 +77,8 @@ class DashboardOptions:
     def serves(self, host: str) -> bool:
         """Return whether browsers may use this Host header.
 
-        Another name may be one that an attacker points at this machine, to read pages through a
-        browser that may reach it. An address cannot be pointed anywhere.
+        An attacker may point another name at this machine, to read pages through a browser that
+        can reach it. An address points nowhere else.
         """
         name = host_name(host)
         if name in ("localhost", *(each.lower() for each in self.hosts)):
@@ -98,7 +98,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches an address to listen on."""
+    """Return whether only this machine reaches an address."""
     if address == "localhost":
         return True
     try:
@@ -109,16 +109,16 @@ def is_loopback(address: str) -> bool:
 
 EXTENSION = "qdo"
 PAGE_WAIT_SECONDS = 0.5
-"""How long a page waits for a reading: it answers within a second, with whatever there is."""
+"""How long a page waits for a reading: it answers within a second, even without one."""
 ANSWER_WAIT_SECONDS = 10.0
-"""JSON is for programs, which wait rather than ask again."""
+"""JSON is for programs, which rather wait than ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What all pages share.
+    """The parts that all pages share.
 
-    :ivar settings: those in force, with the name of the app.
+    :ivar settings: the settings in force, with the name of the app.
     :ivar direct: reads that some pages need.
     :ivar asking: questions to workers, which take longer: other pages do not wait for them.
     """
@@ -131,7 +131,6 @@ class Board:
 
     @property
     def app(self) -> str:
-        """The name of the app."""
         return self.settings.app
 
     def reading(self, wait_seconds: float = PAGE_WAIT_SECONDS) -> Reading | None:
@@ -140,7 +139,7 @@ class Board:
 
     @property
     def reading_id(self) -> str:
-        """Names what a page shows now. It has a time, so a restart gives other ids."""
+        """The id of the present content of pages. It has a time, so a restart gives other ids."""
         reading = self.reader.look()
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"

@@ -21,6 +21,7 @@ from qdo.ops.changes import MOST_OF_A_KIND
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, silent, worker_item
 from qdo.ops.items import overview as overview_of
 from qdo.ops.verdicts import QueueHealth
+from qdo.settings.listing import config_items
 
 WORST = 20
 NEWEST_EVENTS = 10
@@ -30,7 +31,7 @@ pages = Blueprint("pages", __name__)
 
 
 def page(template: str, **content: Any) -> str:
-    """Return a page with the state of the reader, which every page shows."""
+    """Return a page with the reader's state, which every page shows."""
     shown = board()
     content["reading"] = content.get("reading") or shown.reading(0)
     content |= {"fault": shown.reader.fault, "reading_id": shown.reading_id, "now": time.time()}
@@ -55,7 +56,8 @@ def overview() -> str:
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
-    ages = [each.behind_seconds for each, verdict in reading.judged if _counts(verdict.state)]
+    unpaused = [each for each, verdict in reading.judged if verdict.state is not QueueHealth.PAUSED]
+    ages = [each.behind_seconds for each in unpaused]
     backlogs = [each.backlog for each, _ in reading.judged if each.backlog is not None]
     unread = reading.statuses.unread
     return {
@@ -70,19 +72,13 @@ def _overview(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _counts(state: QueueHealth) -> bool:
-    """Return whether the age of a queue is one to worry about."""
-    return state is not QueueHealth.PAUSED
-
-
 @pages.get("/workers")
 def workers() -> str:
     """List workers and the other processes."""
     reading = board().reading()
     if reading is None:
         return page("waiting.html")
-    named = {each.name for each in reading.processes if each.kind == "worker"}
-    others = [each for each in reading.processes if each.name not in named]
+    others = [each for each in reading.processes if each.kind != "worker"]
     busy = {(each.host, each.pid): each.busy for each in reading.processes}
     items = [worker_item(each) for each in reading.workers]
     for item in items:
@@ -100,7 +96,7 @@ def workers() -> str:
 
 @pages.get("/events")
 def events() -> str:
-    """List what has changed between the readings."""
+    """List the changes between the readings."""
     reading = board().reading()
     if reading is None:
         return page("waiting.html")
@@ -141,7 +137,7 @@ def holds() -> str:
 
 @pages.get("/audit")
 def audit() -> str:
-    """List what operators changed."""
+    """List the changes of operators."""
     glob = request.args.get("glob", "").strip()
     found, fault = answers.attempt(lambda: answers.audit(board(), glob_of(glob)))
     return page(
@@ -156,14 +152,16 @@ def audit() -> str:
 def settings() -> str:
     """Show the settings in force."""
     live, fault = answers.attempt(lambda: answers.live_settings(board()))
-    return page("settings.html", items=answers.config(board()), live=live, live_fault=fault)
+    return page(
+        "settings.html", items=config_items(board().settings, {}), live=live, live_fault=fault
+    )
 
 
 ROWS = 50
 LETTER_ROWS = 50
 ENTRIES = 10
 MARKS = 50
-"""How many failing messages the page of a queue shows."""
+"""Failing messages on the page of a queue."""
 
 queue_pages = Blueprint("queues", __name__)
 

@@ -1,4 +1,4 @@
-"""Read the whole app for all pages and clients together, only while somebody looks."""
+"""Read the whole app for all pages and clients together, only while a client asks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from qdo.system.clock import clock
 from qdo.text import describe, shorten
 
 IDLE_SECONDS = 60.0
-"""Connections that nobody needs are closed: a dashboard that nobody looks at costs nothing."""
+"""Unused connections close after this time: a dashboard without visitors costs nothing."""
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -79,7 +79,7 @@ class ConnectedThread:
             pass
 
     def _serve(self) -> bool:
-        """Run functions with the same connections; return whether the thread goes on."""
+        """Run functions with the same connections; return whether the thread continues."""
         with ExitStack() as stack:
             opened: Connections | None = None
             while True:
@@ -96,7 +96,7 @@ class ConnectedThread:
                         stack.close()
                         opened = stack.enter_context(connections_of(self._settings))
                     future.set_result(function(opened))
-                except Exception as error:  # noqa: BLE001 - the one who waits for it raises it
+                except Exception as error:  # noqa: BLE001 - the caller that waits raises it
                     if not isinstance(error, QdoError):
                         _log.exception("dashboard: cannot read")
                     future.set_exception(error)
@@ -110,10 +110,7 @@ MOST_SAMPLES = 400
 
 @dataclass(frozen=True, slots=True)
 class QueuePoint:
-    """One queue at one time; None for what is unknown.
-
-    :ivar at: Unix time.
-    """
+    """One queue at a Unix time; None for unknown values."""
 
     at: float
     age_seconds: float | None
@@ -121,10 +118,9 @@ class QueuePoint:
 
 
 class QueueSamples:
-    """The samples of the last reads.
+    """The samples of the last readings.
 
-    One reading has two arrays of numbers and an index of names, which readings with the same
-    queues share.
+    Each has two arrays of numbers, and shares an index of names with readings of the same queues.
     """
 
     def __init__(self) -> None:
@@ -168,7 +164,7 @@ def _known(value: float) -> float | None:
 MOST_EVENTS = 1000
 COMMAND = "command"
 EVENT_KINDS = (*KINDS, COMMAND)
-"""What visitors filter by: all commands of operators are one kind."""
+"""Kinds for filters: all commands of operators are one kind."""
 _TEXT_CHARACTERS = 300
 
 
@@ -216,9 +212,9 @@ class EventLog:
         unread: Collection[str],
         entries: list[AuditEntry],
     ) -> None:
-        """Keep what has changed since the last reading.
+        """Keep the changes since the last reading.
 
-        What could not be read has not changed: such a reading is compared with its like only.
+        Unreadable parts have not changed: a reading is compared only if the same parts are missing.
         """
         before, after = self._before, Look(judged, workers, entries)
         if before is None:
@@ -277,7 +273,7 @@ SHARE = 20
 processor, and as small a share of the coordinator's time."""
 LONGEST_PAUSE_SECONDS = 60.0
 JUDGED_SECONDS = 300.0
-"""An older reading tells nothing about whether a queue catches up now."""
+"""An older reading does not show whether a queue catches up now."""
 
 
 MOST_READINGS = 32
@@ -289,12 +285,10 @@ class Reading:
     """The app at one time.
 
     :ivar notices: faults around the queues, as items.
-    :ivar number: counts the readings of this process.
-    :ivar seconds: how long it took.
-    :ivar pause_seconds: how long the next one is waited for.
+    :ivar seconds: duration of the reading.
+    :ivar pause_seconds: pause before the next one.
     """
 
-    number: int
     statuses: Statuses
     judged: Judged
     workers: Sequence[WorkerStatus]
@@ -319,7 +313,7 @@ class Reading:
         return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
 
     def once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
-        """Return what a function returns, computed once for all clients that ask for the same."""
+        """Return the result of a function, computed once for all clients."""
         if key not in self._kept:
             if len(self._kept) >= MOST_READINGS:
                 self._kept.clear()
@@ -334,11 +328,11 @@ def describe_fault(error: BaseException) -> str:
 
 
 class FleetReader:
-    """The last reading, and a thread that makes the next one when somebody looks.
+    """The last reading, and a thread that makes the next one when a client asks.
 
     :param pause_seconds: the shortest pause between two readings.
     :ivar samples: of each queue, over time.
-    :ivar events: what has changed between the readings.
+    :ivar events: the changes between the readings.
     :ivar fault: why the last attempt to read failed, None if it did not.
     """
 
@@ -358,8 +352,8 @@ class FleetReader:
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
         """Return the last reading, None before the first; begin the next one if it is due.
 
-        :param wait_seconds: how long to wait for a reading that is being made, if the last one is
-            older than the pause after it.
+        :param wait_seconds: how long to wait for an unfinished reading, if the last one is older
+            than the pause after it.
         """
         with self._lock:
             due = clock() >= self._due
@@ -371,14 +365,8 @@ class FleetReader:
             wait([pending], wait_seconds)
         return self._reading
 
-    @property
-    def number(self) -> int:
-        """The number of the last reading; it changes with each."""
-        reading = self._reading
-        return 0 if reading is None else reading.number
-
     def look_again(self) -> None:
-        """Make the next reading as soon as somebody looks: something was changed."""
+        """Make the next reading at the next request, because something has changed."""
         with self._lock:
             self._due = 0.0
 
@@ -400,12 +388,11 @@ class FleetReader:
         self.events.compare(statuses.at, judged, names, statuses.unread, entries)
         seconds = clock() - began
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
-        number = self.number + 1
         places = self._settings.coordinator, self._settings.broker
         case = Case(client, connections.broker, layout, {}, *places)
         case.once("workers", lambda: workers)  # they are not read again
         found = notices(case)
-        self._reading = Reading(number, statuses, judged, workers, processes, found, seconds, pause)
+        self._reading = Reading(statuses, judged, workers, processes, found, seconds, pause)
 
     def _ended(self, reading: Future[None]) -> None:
         """Note the result of a reading, or why there is none: the connections may be refused."""
@@ -429,7 +416,7 @@ PATIENCE_SECONDS = 10.0
 class DirectReads:
     """A thread for reads and actions beside those of the whole app.
 
-    Ten clients that ask for the same within `KEPT_SECONDS` cause one read.
+    Equal requests of any number of clients within `KEPT_SECONDS` cause one read.
 
     :param patience_seconds: how long a page waits for a read.
     """
@@ -443,9 +430,9 @@ class DirectReads:
         self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
 
     def get(self, key: Hashable, read: Callable[[Connections], _Result]) -> _Result:
-        """Return what `read` returns, or returned a moment ago.
+        """Return the result of `read`, or its last one if it is new enough.
 
-        :raises UnreachableError: it takes too long.
+        :raises SlowReadError: it takes too long.
         """
         with self._lock:
             began, future = self._kept.get(key, (0.0, None))
@@ -457,7 +444,7 @@ class DirectReads:
         return self._result(kept, self._patience_seconds)
 
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
-        """Change something; what was read before is read again."""
+        """Change something, and forget all earlier results."""
         future = self._thread.submit(change)
         try:
             return self._result(future, 10 * PATIENCE_SECONDS)

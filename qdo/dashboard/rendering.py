@@ -1,10 +1,10 @@
-"""Turn values into text and charts of a page. Text of other parties cannot control it."""
+"""Turn values into text and charts of a page. Text of other parties cannot control the page."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,7 +30,7 @@ LONG_CHARACTERS = 40_000
 
 
 def level(state: str) -> str:
-    """Return how bad a state is: critical, warning, held, fine or quiet."""
+    """Return the level of a state: critical, warning, held, fine or quiet."""
     health = QueueHealth(state)
     if health.is_critical:
         return "critical"
@@ -72,7 +72,7 @@ def precise(seconds: float | None) -> str:
 
 
 def since(at: float | None) -> str:
-    """Return how long ago a Unix time is."""
+    """Return the age of a Unix time."""
     return "-" if not at else f"{short_duration(time.time() - at)} ago"
 
 
@@ -83,7 +83,7 @@ def moment(at: float | str | None) -> str:
 
 
 def short(text: str | None) -> str | None:
-    """Return text of a table, of limited length."""
+    """Return text for a table, of limited length."""
     return None if not text else shorten(text, SHORT_CHARACTERS)
 
 
@@ -112,7 +112,7 @@ def values(found: Mapping[str, Any] | None) -> str:
 
 
 def prepare(flask: Flask) -> None:
-    """Give the templates what they use."""
+    """Register the filters and functions of the templates."""
     flask.jinja_env.finalize = shown
     flask.jinja_env.trim_blocks = flask.jinja_env.lstrip_blocks = True
     for function in (
@@ -137,7 +137,7 @@ def params(**changes: Any) -> dict[str, Any]:
 
 
 def toggled(word: str, chosen: Sequence[str]) -> list[str]:
-    """Return the chosen words with one more, or without it."""
+    """Return the chosen words with another one, or without it."""
     if word in chosen:
         return [each for each in chosen if each != word]
     return [*chosen, word]
@@ -194,7 +194,7 @@ class Bar:
 def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | None:
     """Return the drawing of points in the order of time; None without two known values.
 
-    :param least_top: so that a value that hardly changes is not drawn as a mountain range.
+    :param least_top: least value at the upper edge: an almost constant value makes a flat line.
     """
     known = [value for _, value in points if value is not None]
     if len(known) < 2 or points[-1][0] <= points[0][0]:
@@ -225,14 +225,10 @@ def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | N
 
 def bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> list[Bar]:
     """Return the bars of minutes: at, done, failed."""
-    return list(_bars(counts, begin, end))
-
-
-def _bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> Iterator[Bar]:
     most = max((done + failed for _, done, failed in counts), default=0)
     if not most or end <= begin:
-        return
-    width = 60.0 / (end - begin) * WIDTH
+        return []
+    width, found = 60.0 / (end - begin) * WIDTH, []
     for at, done, failed in counts:
         if not begin <= at < end:
             continue
@@ -241,6 +237,6 @@ def _bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) ->
             height = count / most * HEIGHT
             if count:
                 bottom -= height
-                yield Bar(
-                    round(x, 1), round(bottom, 1), round(width * 0.8, 1), round(height, 1), kind
-                )
+                left, top, wide, high = (round(n, 1) for n in (x, bottom, width * 0.8, height))
+                found.append(Bar(left, top, wide, high, kind))
+    return found

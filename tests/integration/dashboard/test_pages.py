@@ -87,8 +87,8 @@ def test_a_queue_shows_error_traceback_and_history(shop: FilledShop) -> None:
     assert "Traceback (most recent call last)" in text
     assert "OSError" in text
     assert '<rect class="failed"' in text
-    first = visitor.reader.number
-    wait_until(lambda: bool(visitor.reader.look()) and visitor.reader.number > first, "read again")
+    first = visitor.reader.look()
+    wait_until(lambda: visitor.reader.look() is not first, "read again")
     assert '<path class="line"' in visitor.page("/queue?name=dead")
 
 
