@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
@@ -28,7 +28,6 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
 from qdo.message import Message
-from qdo.outcomes import Event
 from qdo.testing.memory_broker import Contents, MemoryBroker, MemoryDeadLetters, MemoryStore
 from qdo.text import did_you_mean
 from qdo.worker.engine.slot import Row
@@ -92,7 +91,6 @@ class Faults:
         """Call `act` once, when a point is reached the nth time from now on.
 
         :param point: None for every point; so is `queue`.
-        :raises UsageError: there is no such point.
         """
         if point is not None and point not in POINTS:
             hint = did_you_mean(point, POINTS)
@@ -126,20 +124,12 @@ Reach: TypeAlias = Callable[[Point, str], None]
 """Passes a fault point of a queue."""
 
 
-class FaultPoints(Protocol):
-    """The process that an app runs in."""
-
-    def reach(self, point: Point, queue: str) -> None: ...
-
-    def ended(self, event: Event) -> None: ...
-
-
 class InstrumentedApp:
     """The app as the engine sees it: with one more observer, and fault points around a hook."""
 
-    def __init__(self, app: App, process: FaultPoints) -> None:
+    def __init__(self, app: App, reach: Reach, ended: Observer) -> None:
         self._app = app
-        self.hooks = InstrumentedHooks(app.hooks, process)
+        self.hooks = InstrumentedHooks(app.hooks, reach, ended)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._app, name)
@@ -148,20 +138,21 @@ class InstrumentedApp:
 class InstrumentedHooks:
     """The hooks of an `InstrumentedApp`."""
 
-    def __init__(self, hooks: Hooks, process: FaultPoints) -> None:
+    def __init__(self, hooks: Hooks, reach: Reach, ended: Observer) -> None:
         self._hooks = hooks
-        self._process = process
+        self._reach = reach
+        self._ended = ended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._hooks, name)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        return (self._process.ended, *self._hooks.observers)
+        return (self._ended, *self._hooks.observers)
 
     @property
     def job_failure(self) -> FailureHook:
-        hook, reach = self._hooks.job_failure, self._process.reach
+        hook, reach = self._hooks.job_failure, self._reach
 
         def call(message: Message, context: Any, error: BaseException) -> None:
             reach("before-job-failure", message.queue)
@@ -213,17 +204,16 @@ class _PointedReader:
 class SendingBroker(MemoryBroker):
     """The broker that `App.send` sends to."""
 
-    def __init__(self, store: MemoryStore, app: str, reach: Callable[[Point, str], None]) -> None:
+    def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
         super().__init__(store, app)
         self._reach = reach
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        queues = [message.queue for message in messages]
-        for queue in queues[:1]:
-            self._reach("before-send", queue)
+        for message in messages[:1]:
+            self._reach("before-send", message.queue)
         ids = super().send_many(messages)
-        for queue in queues[:1]:
-            self._reach("after-send", queue)
+        for message in messages[:1]:
+            self._reach("after-send", message.queue)
         return ids
 
     def close(self) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qdo.errors import UsageError
 from qdo.jobs.options import is_async, kind_of
 from qdo.message import Batch, Message
 from qdo.testing.clock import Clock
-from qdo.testing.faults import Point
+from qdo.testing.faults import Reach
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, OnStart, timed_out
 
 if TYPE_CHECKING:
@@ -25,42 +25,35 @@ if TYPE_CHECKING:
 NO_JOB = "spend() requires a running job; use advance() between runs"
 
 
-class ProcessSteps(Protocol):
-    """The process of the kit in which jobs run."""
-
-    clock: Clock
-
-    def starting(self, message: Message) -> None: ...
-
-    def reach(self, point: Point, queue: str) -> None: ...
-
-
 class InlineExecutor(Executor):
     """Calls jobs directly.
 
+    :param starting: called with each message before its job.
+    :param reach: passes the fault points of the kit's process.
     :param default: the setting `executor`.
     """
 
-    def __init__(self, stage: ProcessSteps, default: str) -> None:
-        self._stage = stage
+    def __init__(
+        self, clock: Clock, starting: Callable[[Message], None], reach: Reach, default: str
+    ) -> None:
+        self._clock = clock
+        self._starting = starting
+        self._reach = reach
         self._default = default
         self._running: list[_InlineRun] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return a call with a fault point before and after it.
-
-        :raises UsageError: options of the job contradict each other.
-        """
+        """Return a call with a fault point before and after it."""
         kind_of(job, self._default)
-        stage = self._stage
+        reach = self._reach
         function = self._in_loop(job.function) if is_async(job.function) else job.function
 
         def call(message: Message, context: Any) -> None:
             work: Message | Batch = message
             for each in work if isinstance(work, Batch) else (work,):
-                stage.starting(each)
-            stage.reach("before-job", message.queue)
+                self._starting(each)
+            reach("before-job", message.queue)
             if on_start is not None:
                 on_start(message)
             if job.timeout_seconds is not None:
@@ -70,12 +63,12 @@ class InlineExecutor(Executor):
             try:
                 function(message, context)
             except BaseException as error:
-                stage.reach("after-job", message.queue)
+                reach("after-job", message.queue)
                 if error is not run.interrupt:
                     raise
                 raise timed_out(job, message) from error
             else:
-                stage.reach("after-job", message.queue)
+                reach("after-job", message.queue)
             finally:
                 self._running.remove(run)
 
@@ -88,7 +81,7 @@ class InlineExecutor(Executor):
         """
         if not self._running:
             raise UsageError(reason=NO_JOB)
-        run, clock = self._running[-1], self._stage.clock
+        run, clock = self._running[-1], self._clock
         deadline = run.message.deadline
         if deadline is not None and clock.passed() + seconds > deadline:
             clock.move_to(deadline)
@@ -98,7 +91,6 @@ class InlineExecutor(Executor):
         clock.move(seconds)
 
     def close(self) -> None:
-        """Close the loop."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

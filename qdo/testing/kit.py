@@ -114,7 +114,7 @@ class Results:
         return {queue: count for queue, count in found.items() if count}
 
     def _describe_waiting(self) -> str:
-        """Return what waits for a time, for an error."""
+        """Describe the messages that wait for a time, for an error."""
         retries = [
             f"a message of queue {queue!r} after {pluralize(failure.attempts, 'attempt')} "
             f"({failure.error or 'crashed'})"

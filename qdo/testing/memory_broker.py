@@ -312,7 +312,7 @@ class MemoryReader:
         return rows
 
     def close(self) -> None:
-        """Do nothing: a reader holds nothing."""
+        """Do nothing: a reader has no resources."""
 
 
 def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:

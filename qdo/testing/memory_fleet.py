@@ -9,13 +9,7 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.base import Broker
-from qdo.coordination.protocol.machine import (
-    CheckOp,
-    DeleteOp,
-    NodeMissing,
-    NodeRead,
-    SetOp,
-)
+from qdo.coordination.protocol.machine import CheckOp, DeleteOp, NodeMissing, NodeRead, SetOp
 from qdo.errors import LockTimeoutError, UsageError
 from qdo.fleet.documents import Decide, OnChange, Parse
 from qdo.fleet.folder_view import FolderView
@@ -31,7 +25,7 @@ from qdo.text import describe
 
 
 class KitLimit:
-    """What the kit allows of one limit: everything, until a test sets it.
+    """One limit of the kit. It allows everything until a test sets it.
 
     :ivar max: permits at once, None for any number.
     :ivar borrowed: permits that `App.limit` has.
@@ -45,7 +39,7 @@ class KitLimit:
         self.starts.unlimited = True
 
     def change(self, max: int | None, rate: float | None, burst: int, now: float) -> None:
-        """Allow so much from now on; the whole burst may start at once."""
+        """Set the terms of the limit; the whole burst may start at once."""
         self.max, starts = max, self.starts
         starts.unlimited = rate is None
         starts.limit(0, now)
@@ -62,8 +56,8 @@ class KitLimit:
 class KitShare:
     """One limit as the engine of one process uses it.
 
-    It is to the engine what `qdo.fleet.shares.LimitShare` is in a fleet. A process that
-    has lost its lease returns its permits to nobody, so each process counts its own.
+    It replaces the `qdo.fleet.shares.LimitShare` of a fleet. No process gets the permits of a
+    process that has lost its lease, so each process counts its own.
     """
 
     fault: str | None = None
@@ -78,7 +72,7 @@ class KitShare:
 
     @property
     def why(self) -> str | None:
-        """Why nothing can be had of it at all, None if it can."""
+        """Why the limit allows nothing at all, None if it does."""
         return "its max is 0" if self._limit.max == 0 else None
 
     def has_free(self) -> bool:
@@ -91,12 +85,12 @@ class KitShare:
         self.starts.take()
 
     def give_back(self) -> bool:
-        """Return a permit; False: nobody else must hear of it."""
+        """Return a permit. Always False: no other process waits for it."""
         self._in_use -= 1
         return False
 
     def wait(self, count: int) -> bool:
-        """Set how many callers wait; False: nobody else must hear of it."""
+        """Set how many callers wait. Always False: no other process returns a permit."""
         self.starts.waiting = count
         return False
 
@@ -105,7 +99,7 @@ class KitShare:
         return False
 
     def due(self) -> float:
-        """Return when a waiting caller can start, if nothing but time is missing."""
+        """Return when a waiting caller can start, if it lacks only a token."""
         now = self._clock()
         if not self.starts.waiting or self.starts.has_free(now):
             return float("inf")
@@ -182,7 +176,7 @@ class KitLimits:
 
 
 class KitPermits:
-    """The permits that `App.limit` gets in a kit. Nobody waits: no other process returns one."""
+    """The permits of `App.limit` in a kit. No caller waits: no other process returns a permit."""
 
     valid = True
 
@@ -195,7 +189,7 @@ class KitPermits:
 
 
 class MemoryLocks:
-    """Locks within one process: nobody waits, since nobody could release.
+    """Locks within one process. No caller waits, since no other process could release a lock.
 
     No job runs during a section unless the test itself runs it, so sections hold nothing.
     """
@@ -207,7 +201,7 @@ class MemoryLocks:
         self._fence = 0
 
     def register(self, over: Any, timeout_seconds: float) -> None:
-        """Do nothing: nobody lists the processes of a test."""
+        """Do nothing: no command lists the processes of a test."""
 
     def acquire(
         self, name: str, shared: bool, why: str, timeout_seconds: float | None
@@ -326,8 +320,7 @@ _log = logging.getLogger(__name__)
 class KitRelay:
     """Sends the messages of an app's outboxes to the broker of a kit.
 
-    An app may be tested without the database of its outbox: errors are only logged, like those of
-    a worker.
+    A test may run without the database of the outbox: the kit only logs errors, as a worker does.
     """
 
     def __init__(self, app: App, broker: Broker) -> None:

@@ -72,10 +72,10 @@ class Process:
         self._manager = world.app.hooks.job_context()
         context = self._manager.__enter__()
         self._memory = hands.make_memory()
-        self._executor = InlineExecutor(self, settings.executor)
+        self._executor = InlineExecutor(self.clock, self.starting, self.reach, settings.executor)
         self._broker = FaultyBroker(world.store, world.app.name, self.reach)
         engine = Engine.build(
-            cast(App, InstrumentedApp(world.app, self)),
+            cast(App, InstrumentedApp(world.app, self.reach, self.ended)),
             self._broker,
             self._executor,
             SettingsInForce(settings),
@@ -108,7 +108,7 @@ class Process:
         """Run turns until no queue is ready, or this process ends.
 
         :raises NotSettledError: it does not end.
-        :raises UsageError: the kit was used incorrectly.
+        :raises UsageError: a job used the kit incorrectly.
         """
         self.running = True
         self._pipeline.limits.changed()
@@ -152,10 +152,7 @@ class Process:
         raise Crashed
 
     def reach(self, point: Point, queue: str) -> None:
-        """Pass a fault point.
-
-        :raises Crashed: this process is dead.
-        """
+        """Pass a fault point, or raise `Crashed` if this process is dead."""
         if self.alive:
             self._world.faults.reach(point, queue)
         if not self.alive:
@@ -218,7 +215,6 @@ class Process:
         self._dirty[claim.queue] = claim
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        """Write a checkpoint."""
         owned = self._owned.get(claim.queue)
         if owned is None or owned.claim is not claim:
             return False

@@ -76,10 +76,7 @@ class MemoryCoordinator:
                 self._write(each.queue, marked)
 
     def change(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> QueueNode:
-        """Change a node like an operator; return the changed node.
-
-        :raises NotFoundError: no worker has ever claimed the queue.
-        """
+        """Change a node like an operator; return the changed node, or raise NotFoundError."""
         if queue not in self._nodes:
             raise NotFoundError(what="queue", name=queue)
         node = self.node(queue)
@@ -152,7 +149,7 @@ class State:
         return MemoryBroker(self.store, self.app.name)
 
     def busiest(self) -> str:
-        """Return which queue had most attempts in a run that does not end, for an error."""
+        """Describe the queue with most attempts in an endless run, for an error."""
         recent = self.attempts[-self.most :]
         ((queue, count),) = Counter(each.queue for each in recent).most_common(1) or [("", 0)]
         last = next((each for each in reversed(recent) if each.queue == queue), None)
