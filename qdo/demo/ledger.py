@@ -13,10 +13,10 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import qdo
@@ -48,15 +48,7 @@ class Ledger:
         line = f"{queue} {number} {fence} {started:.6f} {time.monotonic():.6f}\n"
         os.write(self._fd, line.encode())
 
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         os.close(self._fd)
 
 
@@ -107,7 +99,7 @@ class Audit:
     :ivar repeats: how often a message was processed again.
     :ivar claims: number of claims under which messages were processed.
     :ivar pauses: longest time between two messages of a queue, by the event in between:
-        "stayed", "handed over" or "killed". What follows a kill lasts until the first new message:
+        "stayed", "handed over" or "killed". A pause after a kill lasts until the first new message:
         the retry of the message in flight, which may come after some repetitions.
     :ivar faults: every violated guarantee, as sentences.
     """
@@ -217,7 +209,7 @@ app = qdo.App("demo")
 def ledger() -> Iterator[Ledger]:
     """Open the ledger file of this process."""
     messages = Path(app.settings.broker.removeprefix("sqlite:"))
-    with Ledger(messages.parent / LEDGER_FOLDER) as opened:
+    with closing(Ledger(messages.parent / LEDGER_FOLDER)) as opened:
         yield opened
 
 

@@ -55,7 +55,6 @@ class Display:
         self._printed_at = float("-inf")
 
     def title(self, text: str) -> None:
-        """Print the title."""
         self.console.print(Text(text, style="bold"), soft_wrap=True)
 
     def act(self, number: int, title: str, text: str) -> None:
@@ -190,14 +189,25 @@ def print_report(display: Display, report: DemoReport) -> bool:
         6, "Check", "Each worker logged the queue, number, fence and times of every message."
     )
     _print_figures(display, report, found)
-    checks = [
-        _check_complete(display, report, found),
-        _check_order(display, found),
-        _check_recorded(display, report),
-    ]
+    checks = list(_checks(report, found))
+    for text, good in checks:
+        display.tell(text, good)
     for error in found.faults[:_ERRORS_SHOWN]:
         display.tell(error, good=False)
-    return all(checks)
+    return all(good for _, good in checks)
+
+
+def _checks(report: DemoReport, found: Audit) -> Iterator[tuple[str, bool]]:
+    """Yield each guarantee, and whether it held."""
+    total = sum(report.sent.values())
+    yield f"{found.processed:,} of {total:,} messages processed", found.processed == total
+    words = "in order, no gaps, one worker at a time, increasing fences"
+    if found.faults:
+        words = f"{len(found.faults)} errors in order, gaps, owners or fences"
+    yield f"{found.claims} claims: {words}", not found.faults
+    done = sum(each.backlog == 0 and each.owner is None for each in report.statuses)
+    text = f"{done} of {len(report.sent)} queues recorded as processed and released"
+    yield text, done == len(report.statuses) == len(report.sent)
 
 
 def _print_figures(display: Display, report: DemoReport, found: Audit) -> None:
@@ -231,30 +241,6 @@ def running_again(records: Sequence[Record], kill: KilledWorker) -> float:
         if (record.queue, record.number) not in done:
             first[record.queue] = min(record.started, first.get(record.queue, record.started))
     return max(first.values(), default=kill.at)
-
-
-def _check_complete(display: Display, report: DemoReport, found: Audit) -> bool:
-    total = sum(report.sent.values())
-    good = found.processed == total
-    display.tell(f"{found.processed:,} of {total:,} messages processed", good)
-    return good
-
-
-def _check_order(display: Display, found: Audit) -> bool:
-    good = not found.faults
-    if good:
-        words = "in order, no gaps, one worker at a time, increasing fences"
-    else:
-        words = f"{len(found.faults)} errors in order, gaps, owners or fences"
-    display.tell(f"{found.claims} claims: {words}", good)
-    return good
-
-
-def _check_recorded(display: Display, report: DemoReport) -> bool:
-    done = sum(each.backlog == 0 and each.owner is None for each in report.statuses)
-    good = done == len(report.statuses) == len(report.sent)
-    display.tell(f"{done} of {len(report.sent)} queues recorded as processed and released", good)
-    return good
 
 
 def _ms(seconds: float) -> str:

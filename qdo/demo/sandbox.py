@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qdo.brokers.base import Broker
@@ -34,20 +33,20 @@ class DemoError(QdoError):
     """the demo failed: {reason}"""
 
 
-class Sandbox:
+class Sandbox(ExitStack):
     """A broker, a coordinator, and worker processes. All of them end with the block.
 
     :ivar parents: the running `qdo-worker` commands, in the order in which they started.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
         self.broker_url = f"sqlite:{folder / 'messages.db'}"
         self.coordinator_url = f"sqlite:{folder / 'coordination.db'}"
         self.log = folder / "workers.log"
         self.layout = Layout.of(APP)
         self.parents: list[subprocess.Popen[bytes]] = []
-        self._stack = ExitStack()
 
     def __enter__(self) -> Sandbox:
         with ExitStack() as stack:
@@ -58,16 +57,8 @@ class Sandbox:
             stack.callback(self.client.close)
             stack.callback(self.client.stop)
             stack.callback(self._clear)
-            self._stack = stack.pop_all()
+            self.push(stack.pop_all())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     @property
     def ledger(self) -> Path:

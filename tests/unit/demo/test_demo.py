@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_audit_finds_every_violation(records: list[Record], pattern: str):
 def test_ledger_reader_follows_a_growing_file(tmp_path: Path):
     reader = LedgerReader(tmp_path)
     assert reader.read() == []
-    with Ledger(tmp_path) as ledger:
+    with closing(Ledger(tmp_path)) as ledger:
         ledger.note("a", 1, 7, 0.25)
         (first,) = reader.read()
         assert (first.queue, first.number, first.fence, first.started) == ("a", 1, 7, 0.25)
