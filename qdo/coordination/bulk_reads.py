@@ -112,6 +112,11 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
     return {path: names for path, names in found.items() if names is not None}
 
 
+def names_below(client: Client, path: str) -> list[str]:
+    """Return the sorted names below one node, none if it does not exist; see `read_children`."""
+    return read_children(client, [path]).get(path, [])
+
+
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
     """Return the sorted names below each node that exists, None where they cannot be listed."""
     answers = pipelined(client, client.get_children_async, paths)

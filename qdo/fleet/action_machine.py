@@ -244,7 +244,7 @@ class ActionsWatch(Machine):
     :param perform: the function of each action.
     :param wall: Unix time.
     :param call: calls a function on the loop of this machine.
-    :param actor: `WORKER`, or `PARENT`, which claims only what is in `perform`.
+    :param actor: `WORKER`, or `PARENT`, which claims only the actions in `perform`.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import (
     CheckOp,
@@ -67,13 +67,10 @@ class Asked:
 
 
 def list_workers(client: Client, layout: Layout) -> list[str]:
-    """Return the names of the registered workers."""
-    names = read_children(client, [layout.workers]).get(layout.workers, [])
-    return [name for name in names if is_worker_name(name)]
+    return list(filter(is_worker_name, names_below(client, layout.workers)))
 
 
 def matching(workers: Sequence[str], glob: str) -> list[str]:
-    """Return the names that match a glob."""
     return [name for name in workers if fnmatchcase(name, glob)]
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import Committed, CreateOp, Rejected
 from qdo.coordination.transactions import commit, make_folder
@@ -122,9 +122,8 @@ def read_entries(
 
 
 def entry_names(client: Client, layout: Layout) -> list[str]:
-    """Return the names of all entries, in no order."""
-    folder = layout.fleet.actionlog
-    return read_children(client, [folder]).get(folder, [])
+    """Return the names of all entries, sorted."""
+    return names_below(client, layout.fleet.actionlog)
 
 
 def read_named(client: Client, layout: Layout, names: Sequence[str]) -> list[AuditEntry]:

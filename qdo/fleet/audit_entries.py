@@ -71,7 +71,6 @@ class AuditEntry:
     fault: str | None = None
 
     def matches(self, glob: str) -> bool:
-        """Return `is_selected` for this entry."""
         return is_selected(self.command, self.target, glob)
 
     def encode(self) -> bytes:

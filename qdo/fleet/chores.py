@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qdo.coordination.bulk_reads import NodeValue, pipelined, read_children, read_nodes
+from qdo.coordination.bulk_reads import NodeValue, names_below, pipelined, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import (
     ANY_VERSION,
@@ -83,10 +83,7 @@ class EmptyLocksChore:
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         """Delete the folders of idle locks; return their number."""
-        locks = layout.fleet.locks
-        folders = [
-            layout.fleet.lock(name) for name in read_children(client, [locks]).get(locks, [])
-        ]
+        folders = [layout.fleet.lock(name) for name in names_below(client, layout.fleet.locks)]
         now = self._now()
         before, self._empty = self._empty, {}
         for folder, stat in pipelined(client, client.exists_async, folders):
@@ -122,8 +119,8 @@ class LostActionsChore:
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         """End the actions and delete the folders; return the number of deleted nodes."""
         fleet = layout.fleet
-        folders = read_children(client, [fleet.actions]).get(fleet.actions, [])
-        workers = read_children(client, [layout.workers]).get(layout.workers, [])
+        folders = names_below(client, fleet.actions)
+        workers = names_below(client, layout.workers)
         gone = [fleet.actions_of(name) for name in sorted(set(folders).difference(workers))]
         found = read_children(client, gone)
         paths = [f"{folder}/{name}" for folder in gone for name in found.get(folder, [])]
@@ -254,7 +251,7 @@ class SurplusChore:
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         """Delete the nodes that are too old or too many; return their number."""
         folder = self._folder(layout)
-        names = read_children(client, [folder]).get(folder, [])
+        names = names_below(client, folder)
         wanted = self._surplus(names, time.time())
         self._refused.intersection_update(wanted)
         wanted = [name for name in wanted if name not in self._refused]

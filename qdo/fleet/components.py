@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qdo._version import FORMAT_LEVEL, __version__
-from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
+from qdo.coordination.bulk_reads import NodeValue, names_below, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, Committed, NodeRead, SetOp
 from qdo.coordination.transactions import commit, read
@@ -49,7 +49,7 @@ class ProcessDescription:
     :ivar kind: "worker", or the name of another folder of components.
     :ivar parent: process id of the parent process of a worker.
     :ivar version: its version of qdo.
-    :ivar level: the format level of what it writes to the coordinator.
+    :ivar level: the format level of its values in the coordinator.
     :ivar busy: number of its queues with a job that runs.
     :ivar settings: digest of its settings: processes with equal settings have the same.
     :ivar live: number of the version of the live settings that it uses, 0 for none.
@@ -95,8 +95,8 @@ class ProcessDescription:
 
 def read_components(client: Client, layout: Layout) -> list[ProcessDescription]:
     """Return the processes of an app, by kind and node name."""
-    kinds = read_children(client, [layout.components]).get(layout.components, [])
-    folders = [f"{layout.components}/{kind}" for kind in sorted(kinds)]
+    kinds = names_below(client, layout.components)
+    folders = [f"{layout.components}/{kind}" for kind in kinds]
     found = read_children(client, folders)
     paths = [f"{folder}/{name}" for folder in folders for name in sorted(found.get(folder, []))]
     return [ProcessDescription.parse(node) for node in read_nodes(client, paths)]

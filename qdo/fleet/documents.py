@@ -405,7 +405,6 @@ class Documents(Mapping[str, Any]):
 
 
 def _encoded(name: str, value: Any, id: str, writer: str) -> bytes:
-    """Return the data of a document's node."""
     try:
         body = strict_json(value)
     except ValueError as error:

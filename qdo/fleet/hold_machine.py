@@ -73,7 +73,6 @@ class Hold:
         return self.until is not None and now >= self.until
 
     def dump(self) -> dict[str, Any]:
-        """Return its JSON."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
@@ -148,7 +147,6 @@ def held_queues(holds: Iterable[Hold]) -> Callable[[str], bool] | None:
 
 
 def holds_of(queue: str, holds: Iterable[Hold]) -> tuple[Hold, ...]:
-    """Return the holds that match a queue."""
     return tuple(hold for hold in holds if QueueFilter(hold.queues).takes(queue))
 
 
@@ -298,7 +296,6 @@ class HoldsWatch(Machine):
             self._unacknowledged = 0
 
     def _clean(self) -> None:
-        """Remove expired holds."""
         holds, now = self._node.holds, self._wall()
         over = [hold for hold in holds if hold.by in self._gone or hold.is_over(now)]
         if over and self._version >= 0:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
-from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import (
     HoldNotObeyedError,
@@ -30,6 +30,7 @@ from qdo.errors import (
     TooManyHoldsError,
     UsageError,
 )
+from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.hold_machine import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
@@ -87,7 +88,7 @@ def new_hold(
 def read_holds(client: Client, layout: Layout) -> HoldsRead:
     """Return the holds, and up to where each worker obeys."""
     found = read(client, layout.fleet.holds)
-    obeyed = _obeyed(client, layout, _workers(client, layout))
+    obeyed = _obeyed(client, layout, list_workers(client, layout))
     if isinstance(found, NodeRead):
         return HoldsRead(HoldNode.parse(found.data), found.mzxid, obeyed)
     return HoldsRead(HoldNode(), 0, obeyed)
@@ -176,7 +177,7 @@ def wait_in_force(
     :raises SectionLostError: an operator ended this section.
     """
     # Listed after the hold was written: later workers read it before they start anything.
-    waiting = listed = _workers(client, layout)
+    waiting = listed = list_workers(client, layout)
     names: Sequence[str] = ()
     reported: Sequence[str] = ()
     for waited in polls(timeout_seconds):
@@ -202,11 +203,6 @@ def hold_text(hold: Hold) -> str:
     """Return why a queue is paused, for people."""
     kind = "section" if hold.by else "paused"
     return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'an unknown user'}"
-
-
-def _workers(client: Client, layout: Layout) -> list[str]:
-    names = read_children(client, [layout.workers]).get(layout.workers, [])
-    return list(filter(is_worker_name, names))
 
 
 def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str, int]:

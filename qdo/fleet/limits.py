@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
@@ -129,7 +129,6 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
 
 
 def limit_terms(node: LimitNode) -> dict[str, Any]:
-    """Return the values that operators set."""
     return {"max": node.max, "rate": node.rate, "burst": node.burst, "reason": node.reason}
 
 
@@ -164,6 +163,6 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
 
 def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
     """Return the limits of an app by name; an unreadable one has a fault."""
-    names = sorted(read_children(client, [layout.fleet.limits]).get(layout.fleet.limits, ()))
+    names = names_below(client, layout.fleet.limits)
     nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
     return {node.path.rpartition("/")[2]: LimitNode.parse(node.data) for node in nodes}

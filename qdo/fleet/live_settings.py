@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
-from qdo.coordination.znodes.layout import Layout, is_version_name, is_worker_name
+from qdo.coordination.znodes.layout import Layout, is_version_name
 from qdo.coordination.znodes.values import load
 from qdo.errors import (
     LiveSettingsReplacedError,
@@ -26,6 +26,7 @@ from qdo.errors import (
     SettingsRefusedError,
     SettingsUnansweredError,
 )
+from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.names import writer
 from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion, check_size
@@ -74,7 +75,6 @@ class SettingsChange:
 
 
 def version_path(layout: Layout, number: int) -> str:
-    """Return the path of the node of a version."""
     return f"{layout.fleet.settings}/{number:010d}"
 
 
@@ -100,7 +100,7 @@ def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVer
     A damaged one has no text, and its `why` has the reason.
     """
     folder = layout.fleet.settings
-    names = filter(is_version_name, read_children(client, [folder]).get(folder, []))
+    names = filter(is_version_name, names_below(client, folder))
     paths = [f"{folder}/{name}" for name in sorted(names, reverse=True)[:limit]]
     found = []
     for node in read_nodes(client, paths):
@@ -114,19 +114,16 @@ def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVer
 
 def read_answers(client: Client, layout: Layout) -> list[WorkerAnswer]:
     """Return the answer of each registered worker, by name."""
-    workers = read_children(client, [layout.workers]).get(layout.workers, [])
+    workers = list_workers(client, layout)
     folder = f"{layout.components}/worker"
-    names = read_children(client, [folder]).get(folder, [])
+    paths = [f"{folder}/{name}" for name in names_below(client, folder)]
     found: dict[str, WorkerAnswer] = {}
-    for node in read_nodes(client, [f"{folder}/{name}" for name in names]):
+    for node in read_nodes(client, paths):
         value, _ = load(node.data)
         name, live = value.get("worker"), value.get("live")
         if isinstance(name, str):
             found[name] = WorkerAnswer(name, SettingsReport.parse(live), _pins(live))
-    return [
-        found.get(name, WorkerAnswer(name, None, {}))
-        for name in sorted(filter(is_worker_name, workers))
-    ]
+    return [found.get(name, WorkerAnswer(name, None, {})) for name in sorted(workers)]
 
 
 def change_settings(
@@ -308,7 +305,7 @@ def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
     """Return the number of the next version: after all kept ones if none is in force."""
     if node.current:
         return node.number + 1
-    names = read_children(client, [layout.fleet.settings]).get(layout.fleet.settings, [])
+    names = names_below(client, layout.fleet.settings)
     return 1 + max((int(name) for name in names if is_version_name(name)), default=0)
 
 

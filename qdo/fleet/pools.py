@@ -88,7 +88,6 @@ class Pool:
         return self.peak
 
     def measure_again(self, now: float) -> None:
-        """Forget demand before now."""
         self.peak, self.peak_since = self.demand(now), now
 
     def limit(self, cap: int, now: float) -> None:

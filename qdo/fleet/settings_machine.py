@@ -182,7 +182,6 @@ class SettingsReport:
     why: str = ""
 
     def dump(self) -> dict[str, Any]:
-        """Return its JSON."""
         return {key: value for key, value in asdict(self).items() if value != ""}
 
     @classmethod
