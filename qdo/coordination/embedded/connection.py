@@ -47,27 +47,23 @@ from qdo.system.clock import clock
 _MEANWHILE_SECONDS = 0.05
 
 
-class Inline:
-    """Runs a call in the connection's own thread."""
-
-    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
-        return call()
+def _inline(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+    """Run a call in the connection's own thread."""
+    return call()
 
 
-class InThreadPool:
-    """Runs a call in a native thread, while gevent's loop keeps running."""
+def _in_thread_pool(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+    """Run a call in a native thread, while gevent's loop keeps running."""
+    import gevent
 
-    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
-        import gevent
-
-        result = gevent.get_hub().threadpool.spawn(_caught, call)
-        while not result.ready():
-            result.wait(timeout=_MEANWHILE_SECONDS)
-            meanwhile()
-        value, error = result.get()
-        if error is not None:
-            raise error
-        return value
+    result = gevent.get_hub().threadpool.spawn(_caught, call)
+    while not result.ready():
+        result.wait(timeout=_MEANWHILE_SECONDS)
+        meanwhile()
+    value, error = result.get()
+    if error is not None:
+        raise error
+    return value
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
@@ -112,7 +108,7 @@ class EmbeddedConnection(ConnectionHandler):
         self._identities: tuple[Id, ...] = ()
         self._row: SessionRow | None = None
         gevent_like = self.handler.name == "sequential_gevent_handler"
-        self._offload = InThreadPool() if gevent_like else Inline()
+        self._offload = _in_thread_pool if gevent_like else _inline
 
     def prepare(self) -> None:
         """Create the file if it is missing; raise DatabaseError if it cannot be used."""

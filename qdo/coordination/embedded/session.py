@@ -68,7 +68,6 @@ class Heartbeats:
         return [beat / 1e9 for (beat,) in _SLOT.iter_unpack(os.pread(self._fd, size, 0))]
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -184,7 +183,6 @@ class EmbeddedSession:
 
     @property
     def row(self) -> SessionRow:
-        """The session as entered."""
         if self._row is None:
             raise ConnectionDropped("no session was entered")
         return self._row
@@ -457,6 +455,5 @@ class _SilentPipe:
         """Do nothing: no process writes to it."""
 
     def close(self) -> None:
-        """Close both ends; idempotent."""
         while self._ends:
             os.close(self._ends.pop())

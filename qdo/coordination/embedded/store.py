@@ -132,7 +132,6 @@ class Store:
             self._watch = ReplacedFileCheck(self.path)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         self._db.close()
         if self._log_file >= 0:
             os.close(self._log_file)
@@ -198,7 +197,6 @@ class Store:
         return None if row is None else TreeNode(*row)
 
     def names(self, path: str) -> Iterable[str]:
-        """Return the names of a node's children."""
         with self._guarded():
             rows = self._db.execute(
                 "SELECT name FROM node WHERE parent = ?", ("" if path == ROOT else path,)
@@ -206,7 +204,6 @@ class Store:
         return [name for (name,) in rows]
 
     def ephemerals(self, session: int) -> list[str]:
-        """Return the paths of a session's ephemeral nodes."""
         with self._guarded():
             rows = self._db.execute(
                 "SELECT parent, name FROM node WHERE owner = ? AND owner != 0", (session,)
@@ -253,7 +250,6 @@ class Store:
     # --- sessions ---------------------------------------------------------------------
 
     def sessions(self) -> list[SessionRow]:
-        """Return all sessions that have not ended."""
         with self._guarded():
             rows = self._db.execute(_SESSIONS).fetchall()
         return [SessionRow(*row) for row in rows]
@@ -265,7 +261,6 @@ class Store:
         return None if row is None else SessionRow(*row)
 
     def free_slot(self) -> int:
-        """Return the lowest free slot."""
         with self._guarded():
             (slot,) = self._db.execute(
                 "SELECT min(free) FROM (SELECT 0 AS free UNION ALL SELECT slot + 1 FROM session)"
