@@ -83,7 +83,6 @@ def operator_name() -> str:
 
 
 def may_act() -> bool:
-    """Return whether this visitor may change something."""
     return board().options.allow_actions and g.get("role") == OPERATOR
 
 
@@ -133,7 +132,6 @@ def _secured(response: Response) -> Response:
 
 @access.get("/login")
 def login() -> str:
-    """Show the form for the token."""
     return _login_page()
 
 

@@ -68,7 +68,6 @@ def _only_operators() -> None:
 
 @actions.post("/pause")
 def pause() -> str | Response:
-    """Pause the queues that match a glob."""
     glob = request.form.get("glob", "").strip()
     lasting = request.form.get("lasting", "")
     if lasting not in LASTING:
@@ -96,7 +95,6 @@ def pause() -> str | Response:
 
 @actions.post("/resume")
 def resume() -> str | Response:
-    """End a hold."""
     id = request.form.get("id", "")
     what = f"Resume the queues of hold {printable(id)}"
     if not _confirmed(1):
@@ -131,7 +129,6 @@ def decide() -> str | Response:
 
 @actions.post("/letters")
 def dead_letters() -> str | Response:
-    """Retry or discard selected dead letters."""
     what = request.form.get("what", "")
     if what not in ("retry", "discard"):
         raise UsageError(reason=f"choose retry or discard, got {what!r}")
@@ -241,7 +238,6 @@ _waiting = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 @asking.post("/runs")
 def runs() -> str:
-    """Show the messages of a queue that run now."""
     queue, by, shown = request.form.get("queue", ""), operator_name(), board()
     if not _waiting.acquire(blocking=False):
         abort(503, f"{MOST_AT_ONCE} questions wait for their answers; ask again in a few seconds")

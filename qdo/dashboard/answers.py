@@ -72,7 +72,6 @@ def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
 
 
 def limits(board: Board) -> list[Item]:
-    """Return the items of qdo.limits/1."""
 
     def read(connections: Connections) -> list[Item]:
         client = connections.client
@@ -97,7 +96,6 @@ def audit(board: Board, glob: str = "*") -> list[Item]:
 
 
 def audit_of(board: Board, queue: str) -> list[Item]:
-    """Return the entries about one queue."""
     glob = exactly(queue)
     return [each for each in audit(board) if is_target(each["target"], glob)]
 

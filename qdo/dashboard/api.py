@@ -1,8 +1,11 @@
-"""The JSON of the dashboard, as commands write it with ``-o json``."""
+"""The JSON of the dashboard: the items of the commands of the same names, as with ``-o json``.
+
+Long lists come in pages, and dead letters and events newest first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
@@ -24,7 +27,6 @@ api = Blueprint("api", __name__, url_prefix="/api")
 
 @api.errorhandler(QdoError)
 def failed(error: QdoError) -> tuple[Response, int]:
-    """Return an error as JSON."""
     code = 503 if isinstance(error, UnreachableError) else 404
     if not isinstance(error, UnreachableError | NotFoundError):
         code = 400 if isinstance(error, UsageError) else 500
@@ -45,7 +47,6 @@ def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
 
 @api.get("/status")
 def status() -> Response:
-    """Return the items of `qdo status`."""
     found = _reading()
     unread = found.statuses.unread
     item = overview(board().app, found.workers, found.judged, found.notices, unread=unread)
@@ -57,9 +58,8 @@ def queues() -> Response:
     """Return the items of `qdo queues`, in pages."""
     sort = request.args.get("sort", "name")
     states = request.args.getlist("state")
-    for value, known in ((sort, QUEUE_SORTS), *((each, _STATES) for each in states)):
-        if value not in known:
-            raise UsageError(reason=f"it must be one of {', '.join(known)}, got {value!r}")
+    _check([sort], QUEUE_SORTS)
+    _check(states, _STATES)
     chosen = answers.select(_reading(), request.args.get("glob", "*"), states, sort)
     page = chosen[(_page() - 1) * MOST_ITEMS :][:MOST_ITEMS]
     return _answer("qdo.queues/1", [queue_item(*each) for each in page])
@@ -67,7 +67,6 @@ def queues() -> Response:
 
 @api.get("/queue")
 def queue() -> Response:
-    """Return one queue."""
     name = request.args.get("name", "")
     found = _reading().by_name.get(name)
     if found is None:
@@ -77,13 +76,11 @@ def queue() -> Response:
 
 @api.get("/workers")
 def workers() -> Response:
-    """Return the items of `qdo workers`."""
     return _answer("qdo.workers/1", map(worker_item, _reading().workers))
 
 
 @api.get("/components")
 def components() -> Response:
-    """Return the items of `qdo components`."""
     return _answer("qdo.components/1", map(component_item, _reading().processes))
 
 
@@ -97,23 +94,18 @@ def dead_letters() -> Response:
 
 @api.get("/holds")
 def holds() -> Response:
-    """Return the items of `qdo holds`."""
     return _answer("qdo.holds/1", answers.holds(board())[0])
 
 
 @api.get("/limits")
 def limits() -> Response:
-    """Return the items of `qdo limits list`."""
     return _answer("qdo.limits/1", answers.limits(board()))
 
 
 @api.get("/events")
 def events() -> Response:
-    """Return the items of `qdo events -o jsonl`, newest first."""
     kinds = request.args.getlist("kind")
-    for value in kinds:
-        if value not in EVENT_KINDS:
-            raise UsageError(reason=f"it must be one of {', '.join(EVENT_KINDS)}, got {value!r}")
+    _check(kinds, EVENT_KINDS)
     _reading()
     found = board().reader.events.newest(request.args.get("glob", "*"), kinds)
     return _answer("qdo.outcomes/1", [event_item(each.at, each.change) for each in found])
@@ -121,24 +113,27 @@ def events() -> Response:
 
 @api.get("/audit")
 def audit() -> Response:
-    """Return the items of `qdo audit`."""
     return _answer("qdo.audit/1", answers.audit(board(), request.args.get("glob", "*")))
 
 
 @api.get("/config")
 def config() -> Response:
-    """Return the items of `qdo config`."""
     return _answer("qdo.config/1", config_items(board().settings, {}))
 
 
 @api.get("/settings")
 def settings() -> Response:
-    """Return the items of `qdo settings show`."""
     return _answer("qdo.settings/1", answers.live_settings(board()).items)
 
 
 _LETTERS = 100
 _STATES = tuple(each.value for each in QueueHealth)
+
+
+def _check(values: Iterable[str], known: Collection[str]) -> None:
+    for value in values:
+        if value not in known:
+            raise UsageError(reason=f"it must be one of {', '.join(known)}, got {value!r}")
 
 
 def _page() -> int:

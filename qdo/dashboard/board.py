@@ -71,7 +71,6 @@ class DashboardOptions:
 
     @property
     def has_login(self) -> bool:
-        """Whether visitors need a token."""
         return bool(self.viewer_token or self.operator_token)
 
     def serves(self, host: str) -> bool:
@@ -154,7 +153,6 @@ class Board:
         return connections.client, connections.layout
 
     def close(self) -> None:
-        """End the threads."""
         self.reader.close()
         self.direct.close()
         self.asking.close()

@@ -74,7 +74,6 @@ def _overview(reading: Reading) -> dict[str, Any]:
 
 @pages.get("/workers")
 def workers() -> str:
-    """List workers and the other processes."""
     reading = board().reading()
     if reading is None:
         return page("waiting.html")
@@ -121,7 +120,6 @@ def events() -> str:
 
 @pages.get("/holds")
 def holds() -> str:
-    """List holds and limits."""
     found, fault = answers.attempt(lambda: answers.holds(board()))
     items, read = found or ([], None)
     limits, limits_fault = answers.attempt(lambda: answers.limits(board()))
@@ -150,7 +148,6 @@ def audit() -> str:
 
 @pages.get("/settings")
 def settings() -> str:
-    """Show the settings in force."""
     live, fault = answers.attempt(lambda: answers.live_settings(board()))
     return page(
         "settings.html", items=config_items(board().settings, {}), live=live, live_fault=fault
@@ -199,7 +196,6 @@ def queues() -> str:
 
 @queue_pages.get("/queue")
 def queue() -> str | tuple[str, int]:
-    """Show one queue."""
     name = request.args.get("name", "")
     reading = board().reading()
     if reading is None:
@@ -294,7 +290,6 @@ def dead_letters() -> str:
 
 @queue_pages.get("/dead-letter")
 def dead_letter() -> str | tuple[str, int]:
-    """Show one dead letter with its traceback."""
     queue, id = request.args.get("queue", ""), request.args.get("id", "")
     found, fault = answers.attempt(lambda: answers.letter(board(), queue, id))
     if found is None:

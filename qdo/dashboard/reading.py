@@ -185,7 +185,6 @@ class SeenChange:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it stands for many changes."""
         return isinstance(self.change, ChangeSum)
 
 
@@ -305,7 +304,6 @@ class Reading:
 
     @cached_property
     def by_name(self) -> Mapping[str, tuple[QueueStatus, Verdict]]:
-        """The queues by name."""
         return {each[0].queue: each for each in self.judged}
 
     def in_order(self, sort: str) -> Judged:
@@ -323,7 +321,6 @@ class Reading:
 
 
 def describe_fault(error: BaseException) -> str:
-    """Return why a reading failed."""
     return str(error) if isinstance(error, QdoError) else describe(error)
 
 
