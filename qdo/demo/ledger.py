@@ -36,15 +36,12 @@ class Record(NamedTuple):
 
 
 class Ledger:
-    """The ledger file of this process."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{os.getpid()}{_SUFFIX}"
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note(self, queue: str, number: int, fence: int, started: float) -> None:
-        """Append a message that was just processed."""
         line = f"{queue} {number} {fence} {started:.6f} {time.monotonic():.6f}\n"
         os.write(self._fd, line.encode())
 
@@ -66,7 +63,6 @@ class LedgerReader:
 
     @property
     def distinct(self) -> int:
-        """Number of different messages that were processed."""
         return len(self._seen)
 
     def read(self) -> Sequence[Record]:

@@ -25,8 +25,6 @@ _WIDTH = 84
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A worker in the picture."""
-
     name: str
     pid: int
     queues: int
@@ -36,8 +34,6 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The state of the demo at one moment."""
-
     seconds: float
     done: int
     total: int
@@ -58,7 +54,6 @@ class Display:
         self.console.print(Text(text, style="bold"), soft_wrap=True)
 
     def act(self, number: int, title: str, text: str) -> None:
-        """Print the heading and the explanation of a step."""
         self.console.print()
         self.console.print(Text.assemble((f"{number}. {title}", "bold cyan")), soft_wrap=True)
         for line in textwrap.wrap(text, min(self.console.width, _WIDTH) - 4):

@@ -62,7 +62,6 @@ class Sandbox(ExitStack):
 
     @property
     def ledger(self) -> Path:
-        """The folder of the workers' ledgers."""
         return self.folder / ledger.LEDGER_FOLDER
 
     def start_workers(self, processes: int, concurrency: int) -> None:

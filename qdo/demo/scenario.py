@@ -35,7 +35,6 @@ class DemoProgress:
         self._rates: list[tuple[float, int]] = []
 
     def read(self) -> None:
-        """Read new lines of the ledger."""
         self.messages.update(record.pid for record in self._ledger.read())
 
     def look(self) -> Picture:
@@ -73,15 +72,12 @@ _CHUNK = 5000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the demo."""
-
     queues: int = 300
     messages: int = 60_000
     processes: int = 3
 
     @property
     def sent(self) -> dict[str, int]:
-        """The number of messages of each queue."""
         share, rest = divmod(self.messages, self.queues)
         return {f"tenant-{n:04}": share + (n < rest) for n in range(self.queues)}
 

@@ -136,8 +136,6 @@ class InstrumentedApp:
 
 
 class InstrumentedHooks:
-    """The hooks of an `InstrumentedApp`."""
-
     def __init__(self, hooks: Hooks, reach: Reach, ended: Observer) -> None:
         self._hooks = hooks
         self._reach = reach

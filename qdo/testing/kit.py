@@ -26,7 +26,7 @@ from qdo.settings.settings import Settings
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
-from qdo.testing.memory_fleet import KitHolds, KitPermits, KitRelay, MemoryDocuments, MemoryLocks
+from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
 from qdo.text import join_some, pluralize
@@ -186,7 +186,7 @@ class TestKit(Results):
         self._process: Process | None = None
         self._stack: list[Process] = []
         self._dead: list[Process] = []
-        locks = MemoryLocks(KitPermits(self.limits))
+        locks = MemoryLocks(self.limits)
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.clock.installed())
             undo.enter_context(app.override_broker(self.broker, chosen))

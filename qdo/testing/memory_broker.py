@@ -216,8 +216,6 @@ class MemoryBroker(Broker):
 
 
 class MemoryCatalog(QueueCatalog):
-    """The queues of one app."""
-
     def __init__(self, store: MemoryStore, contents: Contents) -> None:
         self._store = store
         self._contents = contents
@@ -236,8 +234,6 @@ class MemoryCatalog(QueueCatalog):
 
 
 class MemoryDeadLetters(DeadLetterStore):
-    """The dead letters of one app."""
-
     def __init__(self, store: MemoryStore, contents: Contents) -> None:
         self._store = store
         self._contents = contents
@@ -288,8 +284,6 @@ class MemoryDeadLetters(DeadLetterStore):
 
 
 class MemoryReader:
-    """Reads one queue from a position on."""
-
     def __init__(self, store: MemoryStore, contents: Contents, queue: str, after: int) -> None:
         self._store = store
         self._contents = contents
@@ -324,7 +318,6 @@ def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
 
 
 def _check(message: Outgoing) -> None:
-    """Raise an error if the message cannot be stored."""
     check_queue_name(message.queue)
     for word, text in (("key", message.key), ("headers", message.headers)):
         if text is not None and text != _storable(text):

@@ -48,7 +48,6 @@ class KitLimit:
         starts.refund(burst)
 
     def has_free(self, in_use: int, now: float) -> bool:
-        """Return whether a message may be started now, beside those in use."""
         permitted = self.max is None or in_use + self.borrowed < self.max
         return permitted and self.starts.has_free(now)
 
@@ -76,7 +75,6 @@ class KitShare:
         return "its max is 0" if self._limit.max == 0 else None
 
     def has_free(self) -> bool:
-        """Return whether a message may be started now."""
         return self._limit.has_free(self._in_use, self._clock())
 
     def take(self) -> None:
@@ -112,6 +110,8 @@ class KitLimits:
     :param app: the app under test.
     :param clock: seconds on the clock of the kit.
     """
+
+    valid = True
 
     def __init__(self, app: App, clock: Callable[[], float]) -> None:
         self._app = app
@@ -158,8 +158,11 @@ class KitLimits:
         names = {name for job in jobs for name in job.limits}
         return {name: KitShare(self._limit(name), self._clock) for name in sorted(names)}
 
-    def borrow(self, name: str) -> Callable[[], None] | None:
-        """Take a permit for `App.limit`; return the function that returns it, None for none."""
+    def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
+        """Take a permit for `App.limit`; return the function that returns it, None for none.
+
+        No caller waits, because no other process returns a permit.
+        """
         limit = self._limit(name)
         if not limit.has_free(0, self._clock()):
             return None
@@ -173,19 +176,6 @@ class KitLimits:
 
     def _limit(self, name: str) -> KitLimit:
         return self._limits.setdefault(name, KitLimit())
-
-
-class KitPermits:
-    """The permits of `App.limit` in a kit. No caller waits: no other process returns a permit."""
-
-    valid = True
-
-    def __init__(self, limits: KitLimits) -> None:
-        self._limits = limits
-
-    def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Return the function that returns a permit; None if there is none now."""
-        return self._limits.borrow(name)
 
 
 class MemoryLocks:

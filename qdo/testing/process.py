@@ -159,7 +159,6 @@ class Process:
             raise Crashed
 
     def starting(self, message: Message) -> None:
-        """Record the start of a job."""
         world = self._world
         self._began[message.queue, message.position] = self.clock.passed()
         if not world.left:
@@ -173,7 +172,6 @@ class Process:
         world.left -= 1
 
     def ended(self, event: Event) -> None:
-        """Record an attempt that ended."""
         now = self.clock.passed()
         began = self._began.pop((event.queue, event.position), now)
         self._world.note(event, self._fences.get(event.queue, 0), now - began)
@@ -250,14 +248,19 @@ class Process:
         owned = self._owned[queue] = Owned(queue)
         owned.state = QueueState.OWNED
         owned.node = node
-        owned.claim = claim = Claim(
-            queue, fence, node.last, self._lease, node.failure, node.out_of_order
-        )
+        claim = self._give(owned, fence)
         self._fences[queue] = fence
-        self.gate.admit(claim)
         self.reach("after-claim", queue)
         if not claim.over:
             self._dispatcher.claimed(self, claim)
+
+    def _give(self, owned: Owned, fence: int) -> Claim:
+        node = owned.node
+        owned.claim = claim = Claim(
+            owned.queue, fence, node.last, self._lease, node.failure, node.out_of_order
+        )
+        self.gate.admit(claim)
+        return claim
 
     def moved(self, queue: str, node: QueueNode) -> None:
         """Continue with a queue node that an operator changed."""
@@ -266,11 +269,7 @@ class Process:
             return
         old, owned.node = owned.claim, node
         old.close()
-        owned.claim = Claim(
-            queue, old.fence, node.last, self._lease, node.failure, node.out_of_order
-        )
-        self.gate.admit(owned.claim)
-        self._dispatcher.repositioned(self, old, owned.claim)
+        self._dispatcher.repositioned(self, old, self._give(owned, old.fence))
 
     def lose(self) -> None:
         """Lose the session: another worker may own every queue from now on."""

@@ -145,7 +145,6 @@ class State:
         self.limits = KitLimits(self.app, self.clock.passed)
 
     def broker(self) -> MemoryBroker:
-        """Return a new broker on the store."""
         return MemoryBroker(self.store, self.app.name)
 
     def busiest(self) -> str:
@@ -162,13 +161,11 @@ class State:
         )
 
     def rows(self, queue: str, after: int) -> Iterator[Row]:
-        """Yield the messages of a queue after a position."""
         reader = self.broker().reader(queue, after)
         while rows := reader.fetch(1000):
             yield from rows
 
     def note(self, event: Event, fence: int, seconds: float) -> None:
-        """Record an attempt that ended."""
         (row,) = self.broker().reader(event.queue, event.position - 1).fetch(1)
         self.attempts.append(
             Attempt(
