@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import wraps
 from typing import Any
 
 from flask import Blueprint, render_template, request
@@ -27,6 +29,8 @@ WORST = 20
 NEWEST_EVENTS = 10
 EVENT_ROWS = AUDIT_ROWS = 100
 
+_Answer = str | tuple[str, int]
+"""A page, and its status if it is not 200."""
 pages = Blueprint("pages", __name__)
 
 
@@ -38,6 +42,17 @@ def page(template: str, **content: Any) -> str:
     return render_template(template, **content)
 
 
+def with_reading(view: Callable[[Reading], _Answer]) -> Callable[[], _Answer]:
+    """Pass the last reading to a view, or show a page that waits for the first one."""
+
+    @wraps(view)
+    def shown() -> _Answer:
+        found = board().reading()
+        return page("waiting.html") if found is None else view(found)
+
+    return shown
+
+
 @pages.get("/reading")
 def reading() -> tuple[str, dict[str, str]]:
     """Answer the script of an open page, which asks whether there is a new reading."""
@@ -45,11 +60,9 @@ def reading() -> tuple[str, dict[str, str]]:
 
 
 @pages.get("/")
-def overview() -> str:
+@with_reading
+def overview(reading: Reading) -> str:
     """Show workers, states of queues, and the worst queues."""
-    reading = board().reading()
-    if reading is None:
-        return page("waiting.html")
     content = reading.once("overview", lambda: _overview(reading))
     newest = board().reader.events.newest()[:NEWEST_EVENTS]
     return page("overview.html", reading=reading, events=newest, **content)
@@ -73,10 +86,8 @@ def _overview(reading: Reading) -> dict[str, Any]:
 
 
 @pages.get("/workers")
-def workers() -> str:
-    reading = board().reading()
-    if reading is None:
-        return page("waiting.html")
+@with_reading
+def workers(reading: Reading) -> str:
     others = [each for each in reading.processes if each.kind != "worker"]
     busy = {(each.host, each.pid): each.busy for each in reading.processes}
     items = [worker_item(each) for each in reading.workers]
@@ -94,11 +105,9 @@ def workers() -> str:
 
 
 @pages.get("/events")
-def events() -> str:
+@with_reading
+def events(reading: Reading) -> str:
     """List the changes between the readings."""
-    reading = board().reading()
-    if reading is None:
-        return page("waiting.html")
     log, text = board().reader.events, request.args.get("glob", "").strip()
     kinds = [each for each in EVENT_KINDS if each in request.args.getlist("kind")]
     matching = log.newest(glob_of(text))
@@ -164,11 +173,9 @@ queue_pages = Blueprint("queues", __name__)
 
 
 @queue_pages.get("/queues")
-def queues() -> str:
+@with_reading
+def queues(reading: Reading) -> str:
     """List queues: filtered, sorted and cut here, not in the browser."""
-    reading = board().reading()
-    if reading is None:
-        return page("waiting.html")
     text = request.args.get("glob", "").strip()
     sort = request.args.get("sort", "state")
     sort = sort if sort in QUEUE_SORTS else "state"
@@ -195,11 +202,9 @@ def queues() -> str:
 
 
 @queue_pages.get("/queue")
-def queue() -> str | tuple[str, int]:
+@with_reading
+def queue(reading: Reading) -> _Answer:
     name = request.args.get("name", "")
-    reading = board().reading()
-    if reading is None:
-        return page("waiting.html")
     found = reading.by_name.get(name)
     if found is None:
         return page("missing.html", reading=reading, what="queue", name=name), 404
@@ -289,7 +294,7 @@ def dead_letters() -> str:
 
 
 @queue_pages.get("/dead-letter")
-def dead_letter() -> str | tuple[str, int]:
+def dead_letter() -> _Answer:
     queue, id = request.args.get("queue", ""), request.args.get("id", "")
     found, fault = answers.attempt(lambda: answers.letter(board(), queue, id))
     if found is None:
