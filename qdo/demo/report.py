@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -102,14 +103,7 @@ def _line(picture: Picture) -> Text:
 
 
 def _drawn(picture: Picture) -> RenderableType:
-    head = Table.grid(padding=(0, 1))
-    head.add_row(
-        f"   {picture.seconds:5.1f} s",
-        ProgressBar(total=picture.total, completed=picture.done, width=_BAR),
-        f"{picture.done:,} of {picture.total:,} messages",
-        f"{picture.rate:,.0f}/s",
-        f"{picture.moves} moves",
-    )
+    bar = Columns([Text("  "), ProgressBar(picture.total, picture.done, width=_BAR)])
     most = max((row.queues for row in picture.workers), default=0) or 1
     workers = Table.grid(padding=(0, 1))
     for row in picture.workers:
@@ -121,7 +115,7 @@ def _drawn(picture: Picture) -> RenderableType:
             Text(f"{row.messages:,}", style=style, justify="right"),
             Text("" if row.state == "running" else row.state, style="red"),
         )
-    return Group(Text(), head, workers)
+    return Group(Text(), bar, _line(picture), workers)
 
 
 _ERRORS_SHOWN = 10
