@@ -124,12 +124,6 @@ def allows(stored: str | None, permission: int, identities: tuple[Identity, ...]
     )
 
 
-def check_acl(stored: str | None, permission: int, identities: tuple[Identity, ...]) -> None:
-    """Raise NoAuthError unless `allows`."""
-    if not allows(stored, permission, identities):
-        raise NoAuthError
-
-
 def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entry]:
     """Return a list for a client: digests are masked unless it may change the list."""
     if stored is None:
@@ -300,8 +294,8 @@ class Tree:
             self._nodes[path] = node
 
     def _check(self, node: TreeNode, permission: int) -> None:
-        if node.acl is not None:
-            check_acl(node.acl, permission, self._identities)
+        if node.acl is not None and not allows(node.acl, permission, self._identities):
+            raise NoAuthError
 
     # --- changes ----------------------------------------------------------------------
 
