@@ -34,7 +34,7 @@ app = App("shop", coordinator=sys.argv[1], session_timeout_seconds=1)
 said = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 while True:
     with app.lock("export") as held:
-        # Two lines of one process in a row, unless somebody else was inside.
+        # Two lines of one process in a row, unless another process was inside.
         for word in ("in", "out"):
             held.check()
             os.write(said, f"{word} {os.getpid()} {held.fence}\\n".encode())
@@ -225,7 +225,7 @@ def test_names_that_cannot_be_locks(app: App, name: str) -> None:
 
 
 def test_the_kit_keeps_locks_in_memory() -> None:
-    """Nobody could release a lock that is held, so the kit does not wait for it."""
+    """No other process could release a held lock, so the kit does not wait for it."""
     app = App("shop", coordinator="zookeeper://127.0.0.1:1")
     with TestKit(app):
         with app.lock("export", shared=True) as one, app.lock("export", shared=True) as two:

@@ -98,7 +98,7 @@ def _limit(client: Client, name: str, **wish: str) -> None:
 def test_scripts_keep_to_a_limit_while_processes_end(
     coordinator_url: str, outsider: Client, audit: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    """Killed processes hold nothing for ever, and nobody gets more than is free."""
+    """Killed processes hold nothing forever, and no process gets more than is free."""
     _limit(outsider, "crm", max="2")
     chance = random.Random(7)
 

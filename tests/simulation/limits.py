@@ -129,7 +129,7 @@ class LimitBook:
         self._coordinator.commit(OPERATOR, (SetOp(self._path, after.encode(), node.version),))
 
     def heal(self) -> None:
-        """Expect from now on that everybody is served."""
+        """Expect from now on that every process is served."""
         self.change_max(least=1)
         self.healed_at = self._coordinator.schedule.now
 
@@ -155,7 +155,7 @@ class LimitBook:
             raise Violation("L2", f"{jobs.worker} uses {in_use} and holds {share}")
 
     def check_served(self) -> None:
-        """Require that everybody was served since the world healed."""
+        """Require that every process was served since the world healed."""
         for jobs in self.jobs:
             if jobs.in_force and jobs.member.is_running:
                 for caller, at in jobs.served_at.items():

@@ -1,4 +1,4 @@
-"""What operators change through the dashboard, and that nobody else changes anything."""
+"""Changes by operators through the dashboard, and that only operators make them."""
 
 from __future__ import annotations
 

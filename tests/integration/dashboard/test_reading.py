@@ -1,4 +1,4 @@
-"""How often the dashboard reads: once for all clients, and only while somebody looks."""
+"""How often the dashboard reads: once for all clients, and only while a client asks."""
 
 from __future__ import annotations
 

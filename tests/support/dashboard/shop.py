@@ -89,7 +89,7 @@ class FilledShop:
         writer.close()
 
     def dashboard(self, **options: Any) -> Flask:
-        """Return a dashboard; by default everybody may look."""
+        """Return a dashboard; by default every visitor may look."""
         given = {"anonymous": "viewer_token" not in options, "pause_seconds": 0.05}
         flask = create_app(self.app.settings, **{**given, **options})
         flask.testing = True
@@ -97,7 +97,7 @@ class FilledShop:
         return flask
 
     def visitor(self, **options: Any) -> Visitor:
-        """Return somebody with a browser before a new dashboard."""
+        """Return a visitor with a browser before a new dashboard."""
         return Visitor(self.dashboard(**options))
 
     def operator(self, **options: Any) -> Visitor:

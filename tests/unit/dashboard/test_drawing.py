@@ -38,7 +38,7 @@ def test_a_line_goes_through_its_points() -> None:
 
 
 def test_unknown_values_and_gaps_interrupt_a_line() -> None:
-    """Unknown is not zero, and the time in which nobody looked is not a slope."""
+    """Unknown is not zero, and a time without readings is not a slope."""
     values = [(0.0, 1.0), (1.0, 1.0), (2.0, None), (3.0, 1.0), (4.0, 1.0), (100.0, 1.0)]
     chart = line_chart(values)
     assert chart is not None

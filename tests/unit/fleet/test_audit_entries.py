@@ -115,7 +115,7 @@ def test_entries_beyond_the_limits_are_surplus() -> None:
 
 
 def test_forged_names_go_first_but_are_never_too_old() -> None:
-    """Otherwise whoever may create entries could push out the true ones with later times."""
+    """Otherwise a client that may create entries could push out the true ones."""
     forged = ["zoo", entry_name(NOW + AHEAD_SECONDS + 10, "00000000")]
     assert surplus([*forged, NAME], NOW) == []
     fresh = [entry_name(NOW - number, f"{number:08x}") for number in range(MAX_ENTRIES)]

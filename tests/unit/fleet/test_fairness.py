@@ -1,4 +1,4 @@
-"""Twelve processes of unequal demand share a few permits: nobody waits for long.
+"""Twelve processes of unequal demand share a few permits: none waits for long.
 
 Everything runs in virtual time, with requests that take milliseconds and compete at one node.
 """

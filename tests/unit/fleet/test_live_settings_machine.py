@@ -118,7 +118,7 @@ class SettingsOperator:
         return str(proposal.number) if by_number else proposal.id
 
     def _check_flip(self, proposal: SettingsVersion, node: SettingsNode | None) -> None:
-        """Check that nobody refuses who was registered when the proposal was written."""
+        """Check that no worker refuses that was registered when the proposal was written."""
         world = self._world
         assert node is not None, "a proposal came into force although another replaced it"
         for process in world.processes:

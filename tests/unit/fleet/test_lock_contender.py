@@ -263,7 +263,7 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> LockWorld:
     for _ in range(STEPS):
         world.step()
         world.check()
-    # Everybody who still waits gets the lock once those before have left.
+    # Each contender that still waits gets the lock once those before have left.
     world.settle()
     while waiting := [
         contender
@@ -272,7 +272,7 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> LockWorld:
         if still_contends(contender)
     ]:
         holders = world.holders()
-        assert holders, "nobody holds the lock that somebody waits for"
+        assert holders, "a contender waits for a lock without a holder"
         for client in world.clients:
             for contender in client.contenders:
                 if contender in holders:
@@ -306,7 +306,7 @@ class CreatesAgain(LockContender):
 
 
 class ForgetsOnCancel(LockContender):
-    """A mutant: whoever leaves before the answer to the creation does not wait for it."""
+    """A mutant: a contender that leaves before the answer to the creation does not wait for it."""
 
     def connected(self) -> None:
         if self.path is None and self._leaving:

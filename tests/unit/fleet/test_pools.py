@@ -73,7 +73,7 @@ def test_new_units_come_without_tokens() -> None:
 
 
 def test_units_that_are_given_up_lose_their_tokens() -> None:
-    """Whoever gets them earns the tokens again."""
+    """Their next holder earns the tokens again."""
     pool = _share(4, 0.5)
     pool.limit(1, 100.0)
     assert _starts(pool, 100.0) == 1

@@ -87,7 +87,7 @@ class ShareSetup:
             self.share.changed(PATH)
 
     def set(self, node: LimitNode | None) -> None:
-        """Let somebody else write the node."""
+        """Let another process write the node."""
         self.node, self.version = node, self.version + 1
         self.share.changed(PATH)
         self.step()
@@ -148,7 +148,7 @@ def test_permits_in_use_are_given_up_as_they_come_back() -> None:
 
 
 def test_the_dead_are_taken_out() -> None:
-    """Their permits are free as soon as somebody lacks them."""
+    """Their permits are free as soon as another process lacks them."""
     dead = ShareHolder("worker-0000000000", 4, 4)
     setup = _wanting(LimitNode(max=4, permits=(dead,)), 4)
     assert setup.taken() == 4

@@ -104,7 +104,7 @@ def test_a_limit_is_changed_by_a_job() -> None:
 
 
 def test_permits_of_scripts_count() -> None:
-    """A permit that the test holds lets jobs wait; without a free one nobody waits."""
+    """A permit that the test holds lets jobs wait; without a free one no caller waits."""
     app = limited()
     with TestKit(app) as kit:
         kit.limits.set("crm", max=1)
