@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 from qdo.coordination.side import LeasedConnection
@@ -66,12 +65,7 @@ class HeldPermit:
     def __enter__(self) -> HeldPermit:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -140,12 +134,7 @@ class PermitRequest:
         self._entered.append(held)
         return held
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered.pop().release()
 
 
