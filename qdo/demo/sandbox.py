@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,17 +119,11 @@ class Sandbox(ExitStack):
             for _ in range(3):
                 if parent.poll() is None:
                     parent.send_signal(signal.SIGTERM)
-                    _wait(parent, 5.0)
+                    with suppress(subprocess.TimeoutExpired):
+                        parent.wait(5.0)
             if parent.poll() is None:
                 parent.kill()
                 parent.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
-    try:
-        process.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _own_settings_only(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -41,20 +41,23 @@ class DemoProgress:
         """Read new lines of the ledger; return the present state."""
         self.read()
         now = time.monotonic()
-        counts = self._fleet.counts()
-        rows = tuple(
+        rows = self.rows(self._fleet.counts(), "running")
+        done = self._ledger.distinct
+        return Picture(
+            now - self._began, done, self._total, self._rate(now, done), self._fleet.moves, rows
+        )
+
+    def rows(self, counts: Mapping[str, int], state: str) -> tuple[TableRow, ...]:
+        """Return all workers: those with a count in this state, the others as killed."""
+        return tuple(
             TableRow(
                 worker,
                 pid,
                 counts.get(worker, 0),
                 self.messages[pid],
-                "running" if worker in counts else "killed",
+                state if worker in counts else "killed",
             )
             for worker, pid in sorted(self._fleet.pids().items())
-        )
-        done = self._ledger.distinct
-        return Picture(
-            now - self._began, done, self._total, self._rate(now, done), self._fleet.moves, rows
         )
 
     def _rate(self, now: float, done: int) -> float:
@@ -225,22 +228,12 @@ class Scenario:
             raise DemoError(reason=f"workers failed\n{self._sandbox.last_log()}")
 
     def _report(self) -> DemoReport:
-        killed = None if self._killed is None else self._killed.pid
         sandbox = self._sandbox
         return DemoReport(
             records=self._ledger.records,
             sent=self._size.sent,
             kill=self._killed,
-            workers=tuple(
-                TableRow(
-                    worker,
-                    pid,
-                    self._final_queues.get(worker, 0),
-                    self._progress.messages[pid],
-                    "killed" if pid == killed else "drained",
-                )
-                for worker, pid in sorted(self._fleet.pids().items())
-            ),
+            workers=self._progress.rows(self._final_queues, "drained"),
             moves=self._final_moves,
             required_moves=self._required_moves,
             statuses=queue_statuses(sandbox.client, sandbox.layout, sandbox.broker).queues,
