@@ -78,20 +78,22 @@ class ExpiryMonitor:
 
     Silence counts only while the monitor itself was awake. After a sleep, for instance of the whole
     machine, all sessions get their full timeout again, as from a newly elected leader.
+
+    :ivar due: when the next check will be, or when the next silent session would expire.
     """
 
     def __init__(self) -> None:
         self._awake_since = 0.0
-        self._due = float("inf")
+        self.due = float("inf")
 
     def silent(self, rows: Iterable[SessionRow], beats: list[float], now: float) -> list[int]:
-        """Return the sessions to expire, and compute when to check again: see `due`."""
+        """Return the sessions to expire, and compute when to check again."""
         rows = list(rows)
         shortest = min((row.timeout_milliseconds for row in rows), default=0) / 1000
-        if now - self._due > shortest / 4:
+        if now - self.due > shortest / 4:
             self._awake_since = now
         ends = {row.id: self._end(row, beats) for row in rows}
-        self._due = min((end for end in ends.values() if end > now), default=float("inf"))
+        self.due = min((end for end in ends.values() if end > now), default=float("inf"))
         return [session for session, end in ends.items() if end <= now]
 
     def _end(self, row: SessionRow, beats: list[float]) -> float:
@@ -99,14 +101,6 @@ class ExpiryMonitor:
             return 0.0
         last = beats[row.slot] if row.slot < len(beats) else 0.0
         return max(last, self._awake_since) + row.timeout_milliseconds / 1000
-
-    def due(self) -> float:
-        """Return when the next session would be expired if it stayed silent."""
-        return self._due
-
-    def expect(self, due: float) -> None:
-        """Record that the next check will be at `due`, if that is sooner."""
-        self._due = min(self._due, due)
 
 
 log = logging.getLogger(__name__)
@@ -298,9 +292,9 @@ class EmbeddedSession:
             self._expire()
         foreign = self.look(watching=watching)
         # Jitter: otherwise every process wakes to expire the same session.
-        silence = self._watchdog.due() + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
+        silence = self._watchdog.due + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
         self.due = min(self._next_beat, silence)
-        self._watchdog.expect(self.due)
+        self._watchdog.due = min(self._watchdog.due, self.due)
         return foreign
 
     def _expire(self) -> None:

@@ -117,7 +117,7 @@ class Store:
         except BaseException:
             self.close()
             raise
-        self._found: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
+        self._unmerged = 0
         self._saves = 0
         self._merge = False
 
@@ -148,12 +148,14 @@ class Store:
         with self._guarded():
             self._watch.check()
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            self._found = self._db.execute(
+            found = self._db.execute(
                 "SELECT zxid, trimmed, sessions, unmerged,"
                 " (SELECT generation FROM session WHERE id = ?) FROM state",
                 (session,),
             ).fetchone()
-            return StoredState(*self._found)
+            state = StoredState(*found)
+            self._unmerged = state.unmerged
+            return state
 
     def commit(self) -> None:
         """Make the transaction visible to all processes; it is not durable yet."""
@@ -218,7 +220,7 @@ class Store:
             if deleted:
                 self._db.executemany("DELETE FROM node WHERE parent = ? AND name = ?", deleted)
             self._db.executemany(_SAVE, written)
-            unmerged = self._found[3] + len(changes) + 2
+            unmerged = self._unmerged + len(changes) + 2
             # The process that reaches the limit merges for all processes.
             self._merge = unmerged >= _MERGE_PAGES
             self._db.execute(
