@@ -93,7 +93,7 @@ class KitShare:
         return False
 
     def awaits_token(self) -> bool:
-        """Return False: the kit asks for `due` by itself."""
+        """Return False: the kit reads `due` after each run."""
         return False
 
     def due(self) -> float:

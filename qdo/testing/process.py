@@ -46,7 +46,7 @@ class Process:
 
     :ivar name: name of its worker node.
     :ivar alive: False after it was killed; its actions then have no effect.
-    :ivar gate: keeps paused queues still.
+    :ivar gate: holds paused queues.
     :ivar stopping: why it releases its queues, None while it does not.
     :ivar running: it is on the stack: a job may be running.
     """

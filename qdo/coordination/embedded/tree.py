@@ -73,7 +73,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
     return Identity("digest", f"{user}:{base64.b64encode(digest).decode()}")
 
 
-def normalise_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
+def normalize_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
     """Return the stored form of a list: checked, without duplicates; None if open to all.
 
     Raise InvalidACLError if it is empty or has an invalid entry.
@@ -304,7 +304,7 @@ class Tree:
         if "/" not in path or "\0" in path:
             raise BadArgumentsError
         parent_path = parent_of(path)
-        rights = normalise_acl(request.acl, self._identities)
+        rights = normalize_acl(request.acl, self._identities)
         parent = self._get(parent_path)
         self._check(parent, Permissions.CREATE)
         if request.flags & SEQUENTIAL:
@@ -377,7 +377,7 @@ class Tree:
 
     def _set_acl(self, request: SetACL) -> ZnodeStat:
         _require_valid(request.path)
-        rights = normalise_acl(request.acls, self._identities)
+        rights = normalize_acl(request.acls, self._identities)
         node = self._get(request.path)
         self._check(node, Permissions.ADMIN)
         _require_version(node.aversion, request.version)
