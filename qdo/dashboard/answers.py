@@ -104,7 +104,6 @@ def audit_of(board: Board, queue: str) -> list[Item]:
 class ShownSettings:
     """The live settings in force.
 
-    :ivar workers: number of workers.
     :ivar late: number of workers that do not use this version yet.
     """
 
@@ -185,7 +184,6 @@ class ErrorGroup:
     """Dead letters with the same kind of error.
 
     :ivar kind: the error, with numbers and ids replaced by "#".
-    :ivar example: the newest error of this kind.
     :ivar newest: Unix time of the newest dead letter.
     """
 

@@ -71,6 +71,7 @@ class DashboardOptions:
 
     @property
     def has_login(self) -> bool:
+        """Whether visitors need a token."""
         return bool(self.viewer_token or self.operator_token)
 
     def serves(self, host: str) -> bool:

@@ -284,8 +284,6 @@ class Reading:
     """The app at one time.
 
     :ivar notices: faults around the queues, as items.
-    :ivar seconds: duration of the reading.
-    :ivar pause_seconds: pause before the next one.
     """
 
     statuses: Statuses

@@ -165,7 +165,6 @@ Point = tuple[float, float | None]
 class LineChart:
     """Values over time.
 
-    :ivar line: path of the line.
     :ivar dot: place of the last value, None if it is unknown.
     :ivar begin: Unix time of the left edge.
     :ivar top: value at the upper edge.

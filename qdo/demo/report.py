@@ -125,7 +125,6 @@ _ERRORS_SHOWN = 10
 class KilledWorker:
     """The worker that was killed.
 
-    :ivar queues: queues that it owned.
     :ivar at: time (CLOCK_MONOTONIC) of the kill.
     :ivar owned_seconds: from the kill until every queue had a new owner.
     """
@@ -141,11 +140,8 @@ class KilledWorker:
 class DemoReport:
     """The results of the demo.
 
-    :ivar sent: number of messages by queue.
     :ivar workers: all workers, with their queues before the drain.
     :ivar moves: how many queues moved from one worker to another before the drain.
-    :ivar required_moves: how many had to move.
-    :ivar statuses: recorded state of each queue.
     """
 
     records: Sequence[Record]

@@ -67,7 +67,6 @@ class Sandbox(ExitStack):
     def start_workers(self, processes: int, concurrency: int) -> None:
         """Start one `qdo-worker` command.
 
-        :param processes: number of worker processes.
         :param concurrency: how many jobs each of them runs at the same time.
         """
         flags = {

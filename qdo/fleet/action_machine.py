@@ -242,7 +242,6 @@ class ActionsWatch(Machine):
     """Claims the actions of one worker, acts, and writes the results into the action log.
 
     :param perform: the function of each action.
-    :param wall: Unix time.
     :param call: calls a function on the loop of this machine.
     :param actor: `WORKER`, or `PARENT`, which claims only the actions in `perform`.
     """

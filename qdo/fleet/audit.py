@@ -34,7 +34,6 @@ class AuditTrail:
     """Writes the entries of one run of a command.
 
     :param command: its name, such as "seek".
-    :param reason: why the operator runs it.
     :param by: the operator, if it is not the user of this process.
     """
 

@@ -50,7 +50,6 @@ def is_target(target: str, glob: str) -> bool:
 class AuditEntry:
     """One change of a command.
 
-    :ivar id: the name of its node.
     :ivar at: Unix time by the clock of its writer.
     :ivar by: user and host.
     :ivar account: the account at the coordinator, "" for none.

@@ -167,8 +167,6 @@ class ChoreRecord:
     """The last time that a chore was done.
 
     :ivar at: Unix time of the leader's clock at its end; None if the node has no time.
-    :ivar deleted: number of nodes that it deleted.
-    :ivar leader: the worker that did it.
     :ivar fault: why it failed, None if it did not.
     """
 

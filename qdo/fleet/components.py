@@ -45,10 +45,8 @@ _KINDS: Mapping[str, type[Any]] = MappingProxyType(
 class ProcessDescription:
     """A process as its component node describes it; None for a missing value.
 
-    :ivar name: the name of the node.
     :ivar kind: "worker", or the name of another folder of components.
     :ivar parent: process id of the parent process of a worker.
-    :ivar version: its version of qdo.
     :ivar level: the format level of its values in the coordinator.
     :ivar busy: number of its queues with a job that runs.
     :ivar settings: digest of its settings: processes with equal settings have the same.

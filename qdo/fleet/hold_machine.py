@@ -52,7 +52,6 @@ class Hold:
     """Paused queues.
 
     :ivar id: names the hold for `qdo resume`.
-    :ivar queues: globs of their names.
     :ivar who: user and host of its maker.
     :ivar at: when it was made, Unix time by the clock of its maker.
     :ivar until: Unix time at which it ends, None for no end.
@@ -171,10 +170,8 @@ class StandstillGate(Protocol):
 class HoldsWatch(Machine):
     """Reads the holds, passes them to the gate and acknowledges them.
 
-    :param path: path of the node `holds`.
     :param acknowledge: writes a mzxid into the worker's own node.
     :param is_leader: returns whether this worker removes expired holds.
-    :param clock: seconds, for pauses.
     :param wall: Unix time.
     """
 
@@ -315,7 +312,6 @@ class SectionWatch(Machine):
     """Tells the maker of a section that an operator has ended it.
 
     :ivar ended: whether the node no longer has the section. It never becomes False again.
-    :param path: path of the node `holds`.
     :param id: id of the section's hold, which is in force.
     """
 

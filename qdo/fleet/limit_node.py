@@ -20,7 +20,6 @@ class ShareHolder:
     """One process in one pool of a limit.
 
     :ivar worker: name of its worker node, or "client/" and the name of a component's node.
-    :ivar held: its share.
     :ivar wants: number that it could use at once.
     """
 
@@ -40,8 +39,6 @@ class LimitNode:
     :ivar max: permits in the whole fleet, None: any number.
     :ivar rate: starts a second in the whole fleet, None: any number.
     :ivar burst: starts above the rate; the shares of a rate are shares of it.
-    :ivar reason: the operator's reason.
-    :ivar permits: the holders of `max`.
     :ivar starts: the holders of `burst`; a part of `burst` has the same part of the rate.
     :ivar extra: other keys of the node, which are kept.
     :ivar fault: why the node cannot be used, None if it can.

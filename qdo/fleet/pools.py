@@ -37,8 +37,6 @@ class Pool:
     :ivar unlimited: the limit does not limit this.
     :ivar held: the share of the last acknowledged write.
     :ivar cap: most in use; lowered at once, raised by acknowledged writes only.
-    :ivar in_use: number in use.
-    :ivar waiting: number of callers that wait.
     :ivar got_at: when `held` became more than 0.
     :ivar used: whether one was taken since then.
     :ivar peak: the highest demand since `peak_since`.

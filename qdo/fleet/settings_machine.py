@@ -173,7 +173,6 @@ class SettingsReport:
     :ivar uses: number of the version in use, 0 for none.
     :ivar accepts: id of the proposal, or of the version in force, that it accepts; "" for none.
     :ivar refuses: id of the version that it refuses, "" for none.
-    :ivar why: why it refuses it.
     """
 
     uses: int = 0
@@ -194,10 +193,7 @@ class SettingsReport:
 
 
 class SettingsWatch(Machine):
-    """Reads the live settings, and makes this process check and use them.
-
-    :param path: path of the node `settings`.
-    """
+    """Reads the live settings, and makes this process check and use them."""
 
     def __init__(self, path: str, user: SettingsUser) -> None:
         super().__init__()

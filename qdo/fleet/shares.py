@@ -75,7 +75,6 @@ class Planner:
 
     :ivar act_at: when the plan may change without an event.
     :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
-    :param worker: name of its worker node.
     :param chance: returns a random number from 0 to 1.
     """
 
@@ -93,7 +92,6 @@ class Planner:
         """Return the planned holders of a pool, and lower the cap at once.
 
         :param total: the most that all may hold together, None for any number.
-        :param gone: processes that have ended.
         """
         now = self._clock()
         if (total is None) != pool.unlimited:
@@ -180,9 +178,7 @@ class LimitShare(Machine):
     """The share of one limit that one registration has.
 
     :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
-    :ivar pools: permits and starts.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
-    :param lease: the lease of this registration.
     :param on_change: called when more may be taken, or when `fault` has changed.
     :param chance: returns a random number from 0 to 1.
     """

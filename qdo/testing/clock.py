@@ -57,6 +57,7 @@ class Clock:
         return round(self._start * 10_000_000) + round(self._passed * 10_000_000) + GREGORIAN_OFFSET
 
     def passed_at(self, moment: float) -> float:
+        """Return the value of `passed` at a Unix time."""
         return moment - self._start
 
     def move(self, seconds: float) -> None:

@@ -107,7 +107,6 @@ class KitShare:
 class KitLimits:
     """The limits of an app under test, as `qdo limits` sets those of a fleet.
 
-    :param app: the app under test.
     :param clock: seconds on the clock of the kit.
     """
 
@@ -222,11 +221,7 @@ class MemoryLocks:
 
 
 class KitHolds:
-    """The paused queues of a kit, like those of a fleet after `qdo pause`.
-
-    :ivar holds: the pauses in force.
-    :param on_change: called after each change.
-    """
+    """The paused queues of a kit, like those of a fleet after `qdo pause`."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.holds: list[Hold] = []

@@ -44,9 +44,7 @@ GIVE_UP = (
 class Process:
     """One worker process; it receives the engine's reports in place of a coordinator member.
 
-    :ivar name: name of its worker node.
     :ivar alive: False after it was killed; its actions then have no effect.
-    :ivar gate: holds paused queues.
     :ivar stopping: why it releases its queues, None while it does not.
     :ivar running: it is on the stack: a job may be running.
     """

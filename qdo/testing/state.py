@@ -119,8 +119,6 @@ class State:
 
     :ivar chance: returns the random numbers of backoffs, from 0 to 1.
     :ivar attempts: every attempt that ended, in order.
-    :ivar limits: the limits of its jobs.
-    :ivar holds: the pauses in force.
     :ivar stops: the reasons of `qdo.Stop`, in order.
     :ivar most: maximum number of jobs that a run may start, of which `left` remain.
     """

@@ -116,7 +116,6 @@ class CommandResult:
     """The result of a batch of requests.
 
     :ivar foreign: earlier changes of other clients that were not reported to the client yet.
-    :ivar outcomes: one for each request.
     """
 
     foreign: list[Event]
