@@ -88,25 +88,24 @@ COMMANDS = (
     ("queues",),
     ("queues", "--state", "blocked"),
     ("queues", "--sort", "age", "--limit", "20"),
-    ("queue", "show", "blocked-1"),
-    ("groups",),
+    ("queues", "blocked-1"),
+    ("queues", "--by", "prefix"),
     ("workers",),
-    ("worker", "show", WORKER),
+    ("workers", WORKER),
     ("ps",),
-    ("components",),
+    ("workers", "--all"),
     ("check",),
     ("doctor",),
     ("dead-letters", "list"),
     ("peek", "late-1"),
-    ("rebalance", "--dry-run"),
-    ("checkpoints", "export"),
-    ("holds",),
+    ("move", "--plan"),
+    ("admin", "checkpoints", "export"),
+    ("pause", "--list"),
     ("limits", "list"),
     ("locks",),
     ("documents", "list"),
     ("settings", "show"),
     ("audit",),
-    ("chores",),
     ("events", "--follow", "--for", "0s"),
 )
 """Each command that lists something."""
@@ -262,7 +261,7 @@ def measure_many(queues: int, broker: str = "") -> Cost:
     with tempfile.TemporaryDirectory(prefix="bench-ops-") as name:
         scene = Scene(Path(name), f"sqlite:{Path(name) / 'coordination.db'}", broker)
         if broker:
-            scene.run("broker", "init")
+            scene.run("admin", "broker", "init")
         with App("bench", broker=scene.environment["QDO_BROKER"]) as app:
             app.send_many([(f"tenant-{number}", 1) for number in range(queues)])
         return Cost.median([scene.run("queues") for _ in range(3)])

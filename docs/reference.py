@@ -101,7 +101,7 @@ def contexts() -> tuple[click.Context, ...]:
 
 @cache
 def command_paths() -> frozenset[str]:
-    """Return the names of all commands, such as "qdo keys new"."""
+    """Return the names of all commands, such as "qdo admin keys new"."""
     return frozenset(each.command_path for each in contexts())
 
 

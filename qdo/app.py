@@ -164,7 +164,7 @@ class App(Sender):
     # --- the fleet ---
 
     def register(self) -> None:
-        """List this process in `qdo components` until `close`, as workers are listed.
+        """List this process in `qdo workers --all` until `close`, as workers are listed.
 
         For web servers and others that send. It opens a connection to the coordinator, which locks
         use as well; a forked child registers itself.
@@ -247,7 +247,7 @@ class App(Sender):
         True
 
         :param queues: globs of their names.
-        :param why: shown by `qdo holds` and `qdo queues`.
+        :param why: shown by `qdo pause --list` and `qdo queues`.
         :param timeout_seconds: how long to wait for the messages in flight, and for sections that
             hold the same queues.
         :raises HoldNotObeyedError: they were not paused in time; they continue.

@@ -120,7 +120,7 @@ class PostgresqlLoginError(UsageError):
 
 class PostgresqlRightsError(UsageError):
     """PostgreSQL at {server} denies {role} a right: {reason}; as the owner, run {remedy};
-    `qdo broker grants` prints all rights that a role needs"""
+    `qdo admin broker grants` prints all rights that a role needs"""
 
 
 class PostgresqlUnsuitableError(UsageError):
@@ -128,12 +128,12 @@ class PostgresqlUnsuitableError(UsageError):
 
 
 class SchemaMissingError(UsageError):
-    """database {server} has no schema {schema} of qdo; create it with `qdo broker init`"""
+    """database {server} has no schema {schema} of qdo; create it with `qdo admin broker init`"""
 
 
 class SchemaOlderError(UsageError):
     """schema {schema} in database {server} has format {found}, and this version of qdo needs
-    format {known}; upgrade it with `qdo broker init`"""
+    format {known}; upgrade it with `qdo admin broker init`"""
 
 
 class SchemaNewerError(DatabaseError):

@@ -76,7 +76,8 @@ class BrokerMismatchError(UsageError):
     """the messages of app {app!r} are in the file that a worker on host {first_host} opened as
     {first_address}, and {address} on host {host} is another file; start this worker with the same
     broker; workers on several machines need a broker that they reach over the network, such as
-    SQS. To change to another file, stop all workers of the app and run `qdo broker file --reset`"""
+    SQS. To change to another file, stop all workers of the app and run `qdo admin broker file
+    --reset`"""
 
 
 class NotSettledError(UsageError):
@@ -280,14 +281,14 @@ class CorruptNodeError(QdoError):
 
 class NodeRefusedError(QdoError):
     """the coordinator does not allow this on the node {path} with {account}; use an account that
-    may (coordinator_auth), or correct the ACL with `qdo acl apply`"""
+    may (coordinator_auth), or correct the ACL with `qdo admin acl apply`"""
 
     exit_code = 5
 
 
 class OpenTreeError(QdoError):
     """{account} can change the node {path} without a role in the settings, and acl = "required"
-    forbids that; stop all workers of the app, and run `qdo acl apply`"""
+    forbids that; stop all workers of the app, and run `qdo admin acl apply`"""
 
     exit_code = 5
 
@@ -410,7 +411,7 @@ class LockLostError(QdoError):
 class AuditRefusedError(QdoError):
     """the command must leave an entry in the action log {path}, but {account} may not create one,
     so nothing was changed; use an account with the role operators (acl_operators), start a worker
-    of this version, which creates the log, or correct its rights with `qdo acl apply`"""
+    of this version, which creates the log, or correct its rights with `qdo admin acl apply`"""
 
     exit_code = 5
 
@@ -464,7 +465,7 @@ class HoldsUnreadableError(QdoError):
 
 class TooManyHoldsError(QdoError):
     """holds must be at most {limit} with globs of {characters} characters together; end some of
-    those that `qdo holds` lists"""
+    those that `qdo pause --list` lists"""
 
     exit_code = 5
 
@@ -515,7 +516,7 @@ class SettingsRefusedError(QdoError):
 class SettingsUnansweredError(QdoError):
     """every worker must accept the live settings within {seconds:g} s, but {found} of {count} did
     not answer, so nothing was changed: {names}; these may be frozen, or have an older version of
-    qdo (`qdo components`). Repeat the command, or do not wait for them with --force"""
+    qdo (`qdo workers --all`). Repeat the command, or do not wait for them with --force"""
 
     exit_code = 4
 
@@ -526,7 +527,7 @@ class SettingsUnansweredError(QdoError):
 class OldProgramError(QdoError):
     """this version of qdo must have the format level {needed} of the app, got {level} (qdo
     {version}): it would misread what newer workers have written; install their version, which
-    `qdo components` lists"""
+    `qdo workers --all` lists"""
 
     exit_code = 5
 

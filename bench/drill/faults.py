@@ -102,9 +102,7 @@ def hung_job(stage: DrillStage) -> Incident:
 def poison_message(stage: DrillStage) -> Incident:
     stage.send("pay-7", 1, "poison")
     stage.send("pay-7", 2)
-    looks = _all_three(
-        ("pay-7", "blocked", "ValueError: no such account"), ("queue", "show", "pay-7")
-    )
+    looks = _all_three(("pay-7", "blocked", "ValueError: no such account"), ("queues", "pay-7"))
     return Incident(*looks, repair=(stage.folder / "account").touch, subject="pay-7")
 
 

@@ -30,7 +30,7 @@ NO_SYNC = {"PGOPTIONS": "-c synchronous_commit=off"}
 
 QDO = "qdo"
 SENDER = (sys.executable, "-m", "bench.support.postgresql_sender")
-INIT = (sys.executable, "-c", "from qdo.cli.main import main; main()", "broker", "init")
+INIT = (sys.executable, "-c", "from qdo.cli.main import main; main()", "admin", "broker", "init")
 
 
 def qdo_rival(

@@ -7,13 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
-from qdo.encryption.marks import IdMarks
 from qdo.errors import UnsupportedError
 from qdo.positions import LATEST_SECONDS
 from qdo.queues import name_error
+
+if TYPE_CHECKING:
+    from qdo.encryption.marks import IdMarks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qdo.brokers.base import Broker
 from qdo.errors import SettingsError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
 from qdo.text import hide_credentials
+
+if TYPE_CHECKING:
+    from qdo.brokers.base import Broker
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,27 @@
-"""Open the coordinator and the broker of the app in the settings, for a command."""
+"""Open the coordinator and the broker of the app in the settings, for a command.
+
+Their modules are imported when they are opened: --help and errors of usage need none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdo.cli.framework import code_hint, require_app
+from qdo.cli.options import code_hint, require_app
 from qdo.cli.output import print_message
-from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.audit import AuditTrail
-from qdo.fleet.audit_entries import Values
-from qdo.sending.connections import Connections, connections_of, noted_in_action_log
+from qdo.errors import NotFoundError
 from qdo.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from qdo.brokers.base import Broker
+    from qdo.coordination.client import Client
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.fleet.audit_entries import Values
+    from qdo.sending.connections import Connections
+
+_Result = TypeVar("_Result")
 _NOTHING_THERE = {
     "coordinator": "no worker has used this coordinator",
     "broker": "nothing was sent to this broker",
@@ -25,6 +33,7 @@ def open_connections(
     settings: Settings, *, broker: bool = True, coordinator: bool = True, create: bool = False
 ) -> Iterator[Connections]:
     """Open coordinator and broker as `connections_of` does, with a hint for a missing file."""
+    from qdo.sending.connections import connections_of
 
     def hint(name: str, path: str) -> None:
         where = f"{_NOTHING_THERE[name]}{code_hint(settings, name)}"
@@ -40,6 +49,8 @@ def note_in_action_log(
     settings: Settings, command: str, target: str, before: Values, after: Values, reason: str
 ) -> None:
     """Write an entry for a change that was made in the broker; if that fails, print why."""
+    from qdo.fleet.audit import AuditTrail
+    from qdo.sending.connections import noted_in_action_log
 
     def trail(client: Client, layout: Layout) -> AuditTrail:
         return AuditTrail(client, layout, command, reason)
@@ -57,3 +68,29 @@ def open_coordinator(
     require_app(settings)
     with open_connections(settings, broker=False, create=create) as connections:
         yield connections.client, connections.layout
+
+
+def from_coordinator(
+    settings: Settings, read: Callable[[Client, Layout], _Result], empty: Any
+) -> _Result:
+    """Return the result of a function; `empty` if the coordinator's file does not exist yet."""
+    with open_coordinator(settings) as (client, layout):
+        return empty if client is None else read(client, layout)
+
+
+@contextmanager
+def open_for_queue(
+    settings: Settings, queue: str, check: Callable[[Broker], None] = lambda broker: None
+) -> Iterator[tuple[Client | None, Layout, Broker]]:
+    """Open coordinator and broker for a command about a queue.
+
+    :param check: raises an error if the broker cannot do it.
+    :raises NotFoundError: the broker does not exist yet.
+    """
+    require_app(settings)
+    with open_connections(settings) as connections:
+        broker = connections.known_broker()
+        if broker is None:
+            raise NotFoundError(what="queue", name=queue)
+        check(broker)
+        yield connections.client, connections.layout, broker

@@ -1,88 +1,21 @@
-"""Shared parts of all commands: options and settings, errors, exit codes."""
+"""Runs a command line: groups of commands, errors, exit codes. Imports little: --help is quick."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import shell_complete
 
 from qdo._version import __version__
-from qdo.cli.output import FORMATS, forget_stdout, print_message, print_traceback
+from qdo.cli.output import forget_stdout, print_message, print_traceback
 from qdo.errors import QdoError, UsageError
-from qdo.fleet.audit_entries import MAX_TEXT
-from qdo.sending.sender import code_origin
-from qdo.settings.settings import Settings, declarations
-from qdo.settings.sources import load
-from qdo.settings.values import CONFIG_VARIABLE, DEFAULT, Declaration
 from qdo.system.logs import escape_last_resort
 from qdo.text import did_you_mean
-
-if TYPE_CHECKING:
-    from qdo.app import App
-
-
-def import_settings(settings: Settings, names: Collection[str]) -> Settings:
-    """Return the settings of the app that `settings` name, and tell what may surprise.
-
-    :param names: the settings that the command uses.
-    :raises AppImportError: the app cannot be imported.
-    """
-    app, settings = import_app(settings)
-    if app is not None:
-        # An option of this command line is no surprise.
-        report_overridden(app, settings, [each for each in names if not _is_option(settings, each)])
-    return settings
-
-
-def import_app(settings: Settings) -> tuple[App | None, Settings]:
-    """Return the app that the settings name as MODULE:APP, and the settings in force.
-
-    Settings that only name the app, or none, come back as they are, with None for the app.
-    Whatever its module prints goes to stderr, because stdout is for the data of the command.
-
-    :raises AppImportError: the app cannot be imported.
-    """
-    if not settings.target:
-        return None, settings
-    # Imported late: a command for an app of which it needs only the name starts sooner.
-    from qdo.loading import load_named_app
-
-    with contextlib.redirect_stdout(sys.stderr):
-        app = load_named_app(settings)
-    return app, app.use(settings)
-
-
-def report_overridden(app: App, settings: Settings, names: Collection[str]) -> None:
-    """Tell on stderr which of the named settings differ from the app's code."""
-    for name, value in settings.overridden(app.given).items():
-        if name in names:
-            print_message(
-                f"hint: {name} is {getattr(settings, name)} (from {settings.origin(name)}), which "
-                f"overrides {value} in {app.origin}"
-            )
-
-
-def _is_option(settings: Settings, name: str) -> bool:
-    return settings.origin(name).startswith("--")
-
-
-def code_hint(settings: Settings, name: str) -> str:
-    """Return the end of a hint about a location where nothing is: the code may name another.
-
-    "" if the location does not depend on code that was not read.
-    """
-    is_code_known = settings.origin("app") == code_origin(settings.app)
-    if is_code_known or settings.origin(name) != DEFAULT:
-        return ""
-    return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
-
 
 EXIT_CODES = """\b
 Exit codes:
@@ -176,15 +109,20 @@ def _invoke(
         raise UsageError(reason=f"{message}; see `{path} --help`") from error
 
 
+Table: TypeAlias = Mapping[str, tuple[str, str, str]]
+"""Name of a command -> (module in `qdo.cli.commands`, attribute, short help)."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command only when it is used.
 
-    :param table: name of a command -> (module, attribute, short help).
+    :param sections: headings of the help -> the commands below them.
     """
 
-    def __init__(self, *, table: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
+    def __init__(self, *, sections: Mapping[str, Table], **options: Any) -> None:
         super().__init__(**options)
-        self._table = table
+        self._sections = sections
+        self._table = {name: each for table in sections.values() for name, each in table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._table)
@@ -193,7 +131,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, attribute, _ = self._table[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"qdo.cli.commands.{module}"), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is not a command")
         return command
@@ -208,146 +146,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, each[2]) for name, each in self._table.items()])
-
-
-def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function], click.Command]:
-    """Give a function --config, --debug and an option for each named setting.
-
-    The function gets the loaded settings as `settings`. Values of options are checked like those
-    of all other sources of settings: an invalid value gives the same error everywhere.
-
-    :param import_app: if the setting `app` is MODULE:APP, import the app, so that the settings
-        given in its code apply.
-    """
-    chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
-
-    def decorate(function: Any) -> Any:
-        def call(config: str | None, **arguments: Any) -> Any:
-            flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
-            settings = load(flags=flags, config=config)
-            if import_app:
-                settings = import_settings(settings, names)
-            return function(settings=settings, **arguments)
-
-        update_wrapper(call, function)
-        for each in reversed(chosen):
-            _setting_option(each)(call)
-        click.option(
-            "-c", "--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]."
-        )(call)
-        return _debug_option(call)
-
-    return decorate
-
-
-def _given(value: Any) -> Any:
-    """Return the value of an option, None for a repeatable option that was not given."""
-    return None if value == () else value
-
-
-def _setting_option(declaration: Declaration) -> Callable[[Any], Any]:
-    default = _default(declaration)
-    text = f"{declaration.help[0].upper()}{declaration.help[1:]} [{declaration.variable}{default}]."
-    if declaration.kind == "bool":
-        return click.option(declaration.flag, is_flag=True, default=None, help=text)
-    metavar = {"int": "N", "float": "SECONDS"}.get(declaration.kind, _METAVARS)
-    if isinstance(metavar, dict):
-        metavar = metavar.get(declaration.name, "TEXT")
-    repeated = declaration.kind == "globs"
-    if repeated:
-        text += " May be given more than once."
-    return click.option(declaration.flag, metavar=metavar, help=text, multiple=repeated)
-
-
-def _default(declaration: Declaration) -> str:
-    value = declaration.default
-    if isinstance(value, tuple):
-        value = " ".join(value)
-    return "" if value in ("", False) else f"; default {value}"
-
-
-_METAVARS = {
-    "app": "NAME|MODULE:APP",
-    "job": "MODULE:FUNCTION",
-    "job_context": "MODULE:FUNCTION",
-    "job_failure": "MODULE:FUNCTION",
-    "queues": "GLOB",
-    "exclude": "GLOB",
-    "broker": "URL",
-    "coordinator": "URL",
-    "history": "URL",
-    **{f"coordinator_{each}": "FILE" for each in ("ca", "cert", "key", "password_file")},
-    "group": "NAME",
-    "keys": "FILE",
-    "namespace": "PATH",
-    "log_level": "LEVEL",
-    "log_config": "FILE",
-    "log_format": "text|json",
-    "http": "HOST:PORT",
-}
-
-
-def _debug_option(function: Any) -> Any:
-    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        if value and context.obj is not None:
-            context.obj["debug"] = True
-
-    return click.option(
-        "--debug",
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        callback=remember,
-        help="Show the traceback of an error.",
-    )(function)
-
-
-def output_option(function: _Function) -> _Function:
-    """Add -o table|json|jsonl|csv|name, as `form`."""
-    return click.option(
-        "-o",
-        "--output",
-        "form",
-        type=click.Choice(FORMATS),
-        default="table",
-        show_default=True,
-        help="Format of the data on stdout.",
-    )(function)
-
-
-def reason_option(function: _Function) -> _Function:
-    """Add --reason, as `reason`: the action log keeps it."""
-    return click.option(
-        "--reason",
-        metavar="TEXT",
-        default="",
-        callback=_checked_reason,
-        help="Why you do this; `qdo audit` shows it.",
-    )(function)
-
-
-def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if len(value) > MAX_TEXT:
-        raise UsageError(
-            reason=f"--reason must have at most {MAX_TEXT} characters, got {len(value)}; shorten"
-            " it, or refer to a longer text"
-        )
-    return value
+        width = max(map(len, self._table))
+        for heading, table in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:{width}}", each[2]) for name, each in table.items()])
 
 
 def version_option(function: _Function) -> _Function:
     """Add --version."""
     return click.version_option(__version__, "--version", message="%(prog)s %(version)s")(function)
-
-
-def require_app(settings: Settings) -> str:
-    """Return the name of the app; raise UsageError if none is given."""
-    if not settings.app:
-        raise UsageError(
-            reason="an app must be named; use --app MODULE:APP, QDO_APP=MODULE:APP, or "
-            'app = "MODULE:APP" in the settings file; NAME is enough if the app has no settings '
-            "in code"
-        )
-    return settings.app

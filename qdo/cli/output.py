@@ -130,7 +130,7 @@ def emit(
     schema: str,
     items: Iterable[Mapping[str, Any]],
     form: str,
-    columns: Mapping[str, str],
+    columns: Iterable[str] | Mapping[str, str] = (),
     out: TextIO | None = None,
 ) -> None:
     """Write items to stdout.
@@ -138,9 +138,13 @@ def emit(
     :param schema: name and version of the items' schema, such as "qdo.queues/1".
     :param form: "table", "json" (one object: schema, items), "jsonl" (one item per line), "csv"
         (the keys of JSON), or "name" (only the first key).
-    :param columns: for the table: the keys of an item and their headings.
+    :param columns: for the table: the keys of an item, and their headings if these are others than
+        the keys in capitals.
     """
     out = sys.stdout if out is None else out
+    headings = {key: key.replace("_", " ").upper() for key in columns}
+    if isinstance(columns, Mapping):
+        headings |= columns
     if form == "json":
         out.write(json.dumps({"schema": schema, "items": list(items)}, indent=1) + "\n")
     elif form == "jsonl":
@@ -150,8 +154,38 @@ def emit(
     elif form == "name":
         out.writelines(f"{cell(next(iter(item.values())))}\n" for item in items)
     else:
-        _write_table([*items], columns, out)
+        _write_table([*items], headings, out)
     out.flush()
+
+
+def filled_columns(
+    columns: Iterable[str], items: Sequence[Mapping[str, Any]], optional: Iterable[str]
+) -> list[str]:
+    """Return the columns without the optional ones in which every item is empty, or 0."""
+    empty = {name for name in optional if not any(item.get(name) for item in items)}
+    return [name for name in columns if name not in empty]
+
+
+def emit_newest(
+    schema: str,
+    items: Sequence[Mapping[str, Any]],
+    limit: int,
+    form: str,
+    columns: Iterable[str] | Mapping[str, str],
+    *,
+    nouns: str,
+    empty: str,
+) -> None:
+    """Write at most so many of the newest items, and tell if there are none, or more.
+
+    :param items: one more than the limit if there are more.
+    :param empty: the hint for no items.
+    """
+    if not items:
+        print_message(f"hint: {empty}")
+    emit(schema, items[:limit], form, columns)
+    if len(items) > limit:
+        print_message(f"hint: only the newest {limit} {nouns} are listed; see --limit and --since")
 
 
 def _write_table(

@@ -10,107 +10,100 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qdo.cli.connections import open_connections
 from qdo.cli.output import parse_duration, print_message
 from qdo.errors import QdoError, UsageError
-from qdo.ops.status import Statuses, queue_statuses
 from qdo.ops.verdicts import RULES, VerdictRules
-from qdo.sending.connections import Connections
-from qdo.settings.settings import Settings
 from qdo.text import pluralize
+
+if TYPE_CHECKING:
+    from qdo.ops.status import Statuses
+    from qdo.sending.connections import Connections
 
 SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def reading_options(function: _Function) -> _Function:
-    """Add the options that `read_queues` takes."""
-    for option in (
-        click.option(
-            "--budget",
-            metavar="N",
-            type=click.IntRange(min=0),
-            help="Request at most N backlogs from brokers that need a request for each, SQS and"
-            " Kinesis (default 100): first of failing queues, then of those without an owner, then"
-            " of those that are behind for longest.",
-        ),
-        click.option(
-            "--window",
-            metavar="DURATION",
-            default="0s",
-            help="Read twice, this far apart: only then a queue can be catching-up or rewound.",
-        ),
-    ):
-        function = option(function)
-    return verdict_options(function)
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a command reads and judges queues: the values of its options."""
+
+    budget: int | None
+    pause_seconds: float
+    rules: VerdictRules
 
 
-def verdict_options(function: _Function) -> _Function:
-    """Add the options that `rules_of` takes."""
-    for option in (
-        click.option(
-            "--late",
-            metavar="DURATION",
-            default=f"{RULES.late_seconds:g}s",
-            show_default=True,
-            help="A queue lags if its next message is this old.",
-        ),
-        click.option(
-            "--stuck",
-            metavar="DURATION",
-            default=f"{RULES.stuck_seconds:g}s",
-            show_default=True,
-            help="A queue is stuck if one message runs for so long.",
-        ),
-    ):
-        function = option(function)
-    return function
+def verdict_options(function: Any) -> Any:
+    """Add the options of a command that judges queues, as `rules`."""
+
+    def call(late: str, stuck: str, **arguments: Any) -> Any:
+        rules = VerdictRules(parse_duration(late, "--late"), parse_duration(stuck, "--stuck"))
+        return function(rules=rules, **arguments)
+
+    update_wrapper(call, function)
+    click.option(
+        "--stuck",
+        metavar="DURATION",
+        default=f"{RULES.stuck_seconds:g}s",
+        show_default=True,
+        help="A queue is stuck if one message runs for so long.",
+    )(call)
+    click.option(
+        "--late",
+        metavar="DURATION",
+        default=f"{RULES.late_seconds:g}s",
+        show_default=True,
+        help="A queue lags if its next message is this old.",
+    )(call)
+    return call
 
 
-def rules_of(late: str, stuck: str) -> VerdictRules:
-    """Return the rules with these durations.
+def reading_options(function: Any) -> Any:
+    """Add the options of a command that reads and judges queues, as `reading`."""
 
-    :raises UsageError: one is not a duration.
-    """
-    return VerdictRules(parse_duration(late, "--late"), parse_duration(stuck, "--stuck"))
+    def call(budget: int | None, window: str, rules: VerdictRules, **arguments: Any) -> Any:
+        reading = ReadOptions(budget, parse_duration(window, "--window"), rules)
+        return function(reading=reading, **arguments)
+
+    update_wrapper(call, function)
+    click.option(
+        "--budget",
+        metavar="N",
+        type=click.IntRange(min=0),
+        help="Request at most N backlogs from brokers that need a request for each, SQS and Kinesis"
+        " (default 100): first of failing queues, then of those without an owner, then of those"
+        " that are behind for longest.",
+    )(call)
+    click.option(
+        "--window",
+        metavar="DURATION",
+        default="0s",
+        help="Read twice, this far apart: only then a queue can be catching-up or rewound.",
+    )(call)
+    return verdict_options(call)
 
 
-def read_queues(settings: Settings, glob: str, budget: int | None, window: str) -> list[Statuses]:
-    """Read the queues once, or twice with some time between.
+def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
+    """Read the queues that match, from opened services."""
+    from qdo.ops.status import queue_statuses  # with all brokers' code: --help needs none of it
 
-    :raises UsageError: `window` is not a duration.
-    """
-    pause = parse_duration(window, "--window")
-    with open_connections(settings) as connections:
-        return read_opened(connections, glob, budget, pause)
+    client, layout, broker = connections.client, connections.layout, connections.broker
+    return queue_statuses(client, layout, broker, glob, budget, connections.broker_fault)
 
 
-def read_opened(
-    connections: Connections, glob: str, budget: int | None, pause: float
-) -> list[Statuses]:
-    """Read the queues once; twice with some seconds between, unless `pause` is 0."""
-
-    def read() -> Statuses:
-        return queue_statuses(
-            connections.client,
-            connections.layout,
-            connections.broker,
-            glob,
-            budget,
-            connections.broker_fault,
-        )
-
-    readings = [read()]
-    if pause:
-        time.sleep(pause)
-        readings.append(read())
+def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> list[Statuses]:
+    """Read the queues once, or twice with the time of `--window` between."""
+    readings = [read_statuses(connections, glob, reading.budget)]
+    if reading.pause_seconds:
+        time.sleep(reading.pause_seconds)
+        readings.append(read_statuses(connections, glob, reading.budget))
     return readings
 
 
@@ -126,7 +119,18 @@ def report_unasked(statuses: Statuses) -> None:
         print_message(f"cannot read {what}: {reason}")
 
 
-LEAST_SECONDS = 0.5
+def owner_text(item: Mapping[str, Any]) -> str | None:
+    """Return the owner of a queue, or the reason why it has none."""
+    owner: str | None = item["owner"]
+    if owner is not None:
+        return f"{owner} (gone)" if item["owner_gone"] else owner
+    if item["waits_for"]:
+        return f"waits for {', '.join(item['waits_for'])}"
+    reason: str | None = item["untaken"] or item["unclaimed"]
+    return reason
+
+
+LEAST_SECONDS, WATCH = 0.5, "2s"
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor."""
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -139,22 +143,45 @@ def watch_option(function: _Function) -> _Function:
     follow each other.
     """
 
-    def run(*args: Any, watch: str | None, **options: Any) -> Any:
-        if watch is None:
-            return function(*args, **options)
-        seconds = parse_duration(watch, "--watch")
-        if seconds < LEAST_SECONDS:
-            raise UsageError(reason=f"--watch must be at least {LEAST_SECONDS:g}s, got {watch!r}")
-        if sys.stdout.isatty():
-            watch_screen(lambda: function(*args, **options), seconds)
-        while True:
-            function(*args, **options)
-            time.sleep(seconds)
+    def run(*args: Any, watch: float | None, **options: Any) -> Any:
+        return watched(lambda: function(*args, **options), watch)
 
-    option = click.option(
-        "-w", "--watch", metavar="DURATION", help="Show it again after each DURATION; q ends it."
-    )
-    return option(update_wrapper(run, function))  # type: ignore[return-value]
+    return watch_parameter(update_wrapper(run, function))  # type: ignore[return-value]
+
+
+def watch_parameter(function: _Function) -> _Function:
+    """Add -w DURATION, as the seconds `watch`."""
+    return click.option(
+        "-w",
+        "--watch",
+        metavar="DURATION",
+        is_flag=False,
+        flag_value=WATCH,
+        callback=_watch_seconds,
+        help=f"Show it again after each DURATION, by default {WATCH}; q ends it.",
+    )(function)
+
+
+def _watch_seconds(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    if value is None:
+        return None
+    seconds = parse_duration(value, "--watch")
+    if seconds < LEAST_SECONDS:
+        raise UsageError(reason=f"--watch must be at least {LEAST_SECONDS:g}s, got {value!r}")
+    return seconds
+
+
+def watched(show: Callable[[], Any], seconds: float | None) -> Any:
+    """Call a function that writes: once, or again and again if the user gave a duration."""
+    if seconds is None:
+        return show()
+    if sys.stdout.isatty():
+        watch_screen(show, seconds)
+    while True:
+        show()
+        time.sleep(seconds)
 
 
 def watch_screen(show: Callable[[], None], seconds: float) -> None:

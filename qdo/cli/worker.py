@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from qdo.cli.framework import EXIT_CODES, run, version_option, with_settings
+from qdo.cli.framework import EXIT_CODES, run, version_option
+from qdo.cli.options import with_settings
 from qdo.loading import choose_target
 from qdo.settings.settings import Settings
 

@@ -32,7 +32,6 @@ from kazoo.retry import KazooRetry
 
 from qdo.coordination.access import NodeRights, acl_rejected
 from qdo.coordination.client import Client
-from qdo.coordination.leader_queues import unreachable
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
@@ -73,7 +72,7 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None:
     """Reject nodes that accounts without a role can change, if the settings require that.
 
-    `qdo acl apply` does these nodes last. So the other nodes have their rights when these have.
+    `qdo admin acl apply` does these nodes last. So all other nodes have their rights if these have.
 
     :raises OpenTreeError: an account without a role can change a node.
     :raises NodeRefusedError: this account may not read its rights.
@@ -135,6 +134,9 @@ def _retried(
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
     except KazooException as error:
+        # Imported late: it brings the rebalancer, and commands need only the nodes of this module.
+        from qdo.coordination.leader_queues import unreachable
+
         raise unreachable(layout, error) from error
     return result
 

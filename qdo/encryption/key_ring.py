@@ -40,7 +40,7 @@ CHECK_SECONDS = 1.0
 _MOST_BYTES = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _HEADING = (
-    "# Keys of qdo, see `qdo keys`: id, purpose, 32 bytes in base64. Keep this file secret.\n"
+    "# Keys of qdo, see `qdo admin keys`: id, purpose, 32 bytes in base64. Keep this file secret.\n"
 )
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def parse_keys(text: str, path: str) -> tuple[Key, ...]:
             raise _fault(
                 path,
                 f"line {number} must have an id, a purpose ({' or '.join(PURPOSES)}) and "
-                f"{KEY_BYTES} bytes in base64; make keys with `qdo keys new`",
+                f"{KEY_BYTES} bytes in base64; make keys with `qdo admin keys new`",
             )
         if key.id in found:
             raise _fault(path, f"line {number} repeats the id {key.id!r}; remove one of them")
@@ -123,7 +123,7 @@ def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
                 )
         return parse_keys(data.decode(), path), _stamp(found)
     except UnicodeDecodeError as error:
-        raise _fault(path, "it must be text; see `qdo keys`") from error
+        raise _fault(path, "it must be text; see `qdo admin keys`") from error
     except (OSError, ValueError) as error:  # ValueError: the path has a null character
         raise _fault(path, getattr(error, "strerror", None) or str(error)) from error
 
@@ -204,8 +204,8 @@ def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
     rest = [key for key in keys if key is not gone]
     if not delete and all(key.purpose != gone.purpose for key in rest):
         raise UsageError(
-            reason=f"key {id} is the only one to {gone.purpose}; make another with `qdo keys new`, "
-            "and copy the file to all hosts, before you retire it",
+            reason=f"key {id} is the only one to {gone.purpose}; make another with `qdo"
+            " admin keys new`, and copy the file to all hosts, before you retire it",
         )
     return rest if delete else [*rest, gone]
 
@@ -243,7 +243,7 @@ class KeyRing:
                 return key
         raise _fault(
             self.path,
-            f"it must have a key to {purpose}; make one with `qdo keys new {purpose}`",
+            f"it must have a key to {purpose}; make one with `qdo admin keys new {purpose}`",
         )
 
     def has(self, purpose: Purpose) -> bool:
@@ -268,7 +268,7 @@ class KeyRing:
         """Take up the keys of the file."""
         keys, stamp = _read(self.path)
         if not keys:  # such as a copy under way: the messages that wait need the known keys
-            raise _fault(self.path, "it must have a key; make one with `qdo keys new`")
+            raise _fault(self.path, "it must have a key; make one with `qdo admin keys new`")
         self._keys, self._stamp = keys, stamp
         self._by_id = {(key.purpose, key.id): key for key in self._keys}
 

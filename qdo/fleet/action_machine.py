@@ -293,7 +293,8 @@ class ActionsWatch(Machine):
     def _listed(self, answer: Response) -> None:
         if isinstance(answer, Refused):
             _log.error(
-                "cannot list %s: %s; this worker does no actions; correct it with `qdo acl apply`",
+                "cannot list %s: %s; this worker does no actions; correct it with `qdo admin acl"
+                " apply`",
                 self._folder,
                 answer.reason,
             )

@@ -73,3 +73,12 @@ def _tokens(glob: str) -> list[str]:
 def exactly(name: str) -> str:
     """Return the glob that only one name matches."""
     return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def only_name(glob: str) -> str | None:
+    """Return the name that a glob without wildcards stands for; None if it has one.
+
+    "a[*]" stands for the name "a*", as `exactly` writes it.
+    """
+    name = re.sub(r"\[([*?[])\]", r"\1", glob)
+    return name if exactly(name) == glob else None

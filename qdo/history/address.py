@@ -1,7 +1,7 @@
 """The address of a history: an SQLite file or a PostgreSQL database, checked and opened.
 
 The connections are those of the brokers of the same kind, so that both kinds of addresses, files
-and errors are the same everywhere. SQLAlchemy is imported when a history is opened.
+and errors are the same everywhere. SQLAlchemy and sqlite3 are imported when a history is opened.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from qdo.brokers.registry import address_error, connector_of
 from qdo.errors import SettingsError
-from qdo.system.sqlite import Format, open_database, sqlite_address_error
 from qdo.text import hide_credentials
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-FILE = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
-"""SQLAlchemy creates the tables: they are the same in both databases."""
 BUSY_SECONDS = 2.0
 """How long a write waits for another one of the same file; it is repeated a second later."""
 STATEMENT_SECONDS = 10.0
@@ -30,6 +27,8 @@ def history_error(url: str) -> str | None:
     if not url:
         return None
     if url.startswith("sqlite:"):
+        from qdo.system.sqlite import sqlite_address_error
+
         return sqlite_address_error(url)
     if not url.startswith("postgresql://"):
         return (
@@ -74,10 +73,14 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         return sqlalchemy.create_engine(
             "postgresql+psycopg://", creator=open_server, poolclass=NullPool
         )
+    from qdo.system.sqlite import Format, open_database
+
     path = url.removeprefix("sqlite:")
+    # SQLAlchemy creates the tables: they are the same in both databases.
+    file = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
 
     def open_file() -> Any:
-        connection = open_database(path, FILE, durable=False)
+        connection = open_database(path, file, durable=False)
         connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
         return connection
 

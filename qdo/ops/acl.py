@@ -18,7 +18,6 @@ class AclDifference:
     """A node whose access control list differs from that of the settings.
 
     :ivar found: its list; None: this account may not read it.
-    :ivar expected: the list that the settings give it.
     """
 
     path: str
@@ -27,18 +26,12 @@ class AclDifference:
 
 
 def acl_differences(client: Client, layout: Layout) -> list[AclDifference]:
-    """Return the nodes of an app whose list differs, children before parents.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the nodes of an app whose list differs, children before parents."""
     return differences_of(client, list(_paths(client, layout.root)))
 
 
 def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
-    """Return those of these nodes whose list differs, in the same order.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return those of these nodes whose list differs, in the same order."""
     differences = []
     for path, answer in pipelined(client, client.get_acls_async, paths):
         expected = client.access.acl_of(path)
@@ -54,8 +47,6 @@ def apply_acls(client: Client, differences: Sequence[AclDifference]) -> dict[str
 
     The order is kept, so the node of the app comes last: workers with acl = "required" check it,
     and must not start while nodes below it are open.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
 
     def send(path: str) -> Any:

@@ -14,10 +14,7 @@ from qdo.text import join_some
 
 
 def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
-    """Return the broker file of an app, None before its first worker with a file.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the broker file of an app, None before its first worker with a file."""
     found = [BrokerNode.parse(read.data) for read in read_nodes(client, [layout.broker])]
     return found[0] if found else None
 
@@ -36,13 +33,10 @@ def check_reset(client: Client, layout: Layout) -> None:
 def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
     """Forget the broker file of an app: the next worker that registers decides.
 
-    :param reason: for the action log.
     :raises WorkersRegisteredError: see `check_reset`.
-    :raises NodeRefusedError: this account may not do it.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     check_reset(client, layout)
-    with AuditTrail(client, layout, "broker file --reset", reason).change("broker") as entry:
+    with AuditTrail(client, layout, "admin broker file --reset", reason).change("broker") as entry:
 
         def decide(node: Node) -> list[Op] | None:
             if not isinstance(node, NodeRead):

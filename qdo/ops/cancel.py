@@ -45,7 +45,7 @@ Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
 """The outcome of each message, by its position, and why it is unknown."""
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
-"""How often a command looks whether the worker that it waits for lives."""
+"""How often a command checks that the worker is still registered."""
 _TOO_MANY = (
     f"queue {{!r}} may have at most {MAX_CANCELLED} cancelled messages that it has not passed; let"
     " it pass some, or drop all messages with `qdo purge`"
@@ -58,7 +58,6 @@ _log = logging.getLogger(__name__)
 class Cancellation:
     """What became of one message.
 
-    :ivar name: the id or position that the operator gave.
     :ivar id: the message's id; None if it was not found.
     :ivar outcome: a value of `CancelOutcome`, or one of the further outcomes of this module.
     :ivar reason: why the owner did not answer, or what it said.
@@ -74,7 +73,7 @@ class Cancellation:
 def check_cancelling(broker: Broker) -> None:
     """Check that messages of a broker can be cancelled.
 
-    :raises UnsupportedError: nobody but a worker that has received them knows their ids.
+    :raises UnsupportedError: only a worker that has received them knows their ids.
     """
     if not broker.capabilities.peek:
         raise UnsupportedError(
@@ -100,9 +99,8 @@ def cancel(
 
     Two operators may do this at once, and it may be repeated.
 
-    :param names: ids or positions.
     :param timeout_seconds: how long the owner of the queue may take to answer.
-    :param really: False: only find out what would happen, by what is recorded.
+    :param really: False: only return what would happen, from the recorded state.
     :raises UnsupportedError: see `check_cancelling`; or a worker is too old.
     :raises UsageError: a name is neither an id nor a position; or there are too many.
     :raises NotFoundError: the coordinator has no such queue.
@@ -224,7 +222,7 @@ class _Work:
         return node
 
     def _live_owner(self) -> str | None:
-        """Return the owner whose session may live, None without one.
+        """Return the owner if its session may be open, else None.
 
         Its node is read after the queue's: an owner without a node is gone for good.
         """

@@ -24,7 +24,6 @@ class Difference:
     """Something that has changed.
 
     :ivar kind: "worker", "queue", "owner" or "state"; for a command of an operator, its name.
-    :ivar subject: the name of the worker or the queue.
     :ivar before: what it was, "" for nothing.
     :ivar after: what it is, "" for nothing.
     """
@@ -46,8 +45,6 @@ class ChangeSum(Difference):
 class Look:
     """What was seen at one time.
 
-    :ivar judged: the queues with the verdicts on them.
-    :ivar workers: the registered workers.
     :ivar entries: the newest entries of the action log, the newest first.
     """
 
@@ -84,8 +81,7 @@ def past_changes(
 ) -> list[tuple[float, Difference]]:
     """Return the recorded changes, with Unix times, oldest first.
 
-    :param entries: of the action log.
-    :param workers: the registered workers; the leader among them also tells which were lost.
+    :param workers: the registered workers; the leader among them also reports the lost ones.
     :param claims: queues and their claims, from a history.
     :param since: Unix time; earlier changes are left out.
     """
@@ -161,8 +157,5 @@ def _sum(
 
 
 def event_item(at: float, change: Difference) -> dict[str, Any]:
-    """Return a line of ``qdo events -o jsonl``.
-
-    :param at: Unix time.
-    """
+    """Return a line of ``qdo events -o jsonl``."""
     return {"time": iso_time(at), **asdict(change)}

@@ -5,8 +5,8 @@ file that was cut short is not imported, and neither is that of another app.
 
 An import moves queues to the positions of a file: it plans first, then executes queue by queue.
 Each queue is moved in a transaction of its own, like a seek. Its node then has the id of the file.
-So an import that was interrupted can be repeated: it leaves alone the queues that it has moved,
-however far their workers are since.
+So an import that was interrupted can be repeated: it skips the queues that it has moved,
+however far their workers are by then.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class CheckpointFile:
     :ivar id: random name of the export. A queue node that was moved by an import has it.
     :ivar broker: the kind of the app's broker, such as "sqlite".
     :ivar time: when it was exported, ISO 8601 in UTC.
-    :ivar queues: number of checkpoints.
     """
 
     id: str
@@ -107,7 +106,6 @@ def read_file(
 ) -> tuple[CheckpointFile, list[Checkpoint]]:
     """Return the checkpoints of a file, all of them checked.
 
-    :param source: name of the file, for errors.
     :param broker: the kind of the broker that the app has now.
     :raises CheckpointFileError: a line is damaged, or lines are missing.
     :raises CheckpointOriginError: it is the file of another app, or of another kind of broker.
@@ -203,7 +201,6 @@ class ImportStep:
     :ivar before: the recorded position, None without a node, or if it cannot be read.
     :ivar after: the position after which the queue resumes, None if it is skipped.
     :ivar note: why it is skipped, or why it gets another position than that in the file.
-    :ivar error: why it could not be moved.
     """
 
     queue: str
@@ -225,8 +222,6 @@ def plan_import(
     """Return the effect of an import, without changing anything.
 
     :param client: None if the coordinator is a file that does not exist yet.
-    :param id: the id of the file.
-    :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker does not answer.
     """
     listed = frozenset(broker.catalog.names())
@@ -293,15 +288,15 @@ def execute_step(
     """Move one queue; its owner finishes its message in flight and resumes from there.
 
     :returns: the step, done; or with the error of a node that this account may not write.
-    :raises CoordinatorUnreachableError: no answer in time; the queue may have been moved.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     if step.after is None or step.outcome == IMPORTED:
         return step
     last, position = step.after.last, step.after.position
     finished = broker.capabilities.end_position_text
     try:
-        with AuditTrail(client, layout, "checkpoints import", reason).change(step.queue) as entry:
+        with AuditTrail(client, layout, "admin checkpoints import", reason).change(
+            step.queue
+        ) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
                 return entry(recorded(before), {**recorded(after), "file": id})
@@ -337,9 +332,6 @@ def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
     """Return the positions of the matching queues, by name. Reads only.
 
     Queues that no longer exist at the broker are left out; finished shards are not.
-
-    :raises NodeRefusedError: this account may not list the queues.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     listed = read_children(client, [layout.queues]).get(layout.queues, [])
     names = [name for name in listed if fnmatchcase(name, glob)]

@@ -60,7 +60,6 @@ CHUNK_BYTES = 16 * 1024 * 1024
 class Filter:
     """A selection of dead letters.
 
-    :ivar queues: glob of their queues.
     :ivar error: text that the error contains, ignoring case.
     :ivar older_seconds: minimum age as a dead letter.
     :ivar newer_seconds: maximum age as a dead letter.
@@ -82,10 +81,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The dead letters that were found by name.
-
-    :ivar missing: the names without a dead letter.
-    """
+    """The dead letters that were found by name."""
 
     letters: tuple[Letter, ...]
     missing: tuple[str, ...]

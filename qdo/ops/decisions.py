@@ -51,7 +51,6 @@ def decide(
     :raises NotFoundError: there is no such queue.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided
         about one of them.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
@@ -80,7 +79,6 @@ def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
     """Return the node of a queue, with its failing messages.
 
     :raises NotFoundError: there is no such queue.
-    :raises NodeRefusedError: the coordinator does not let this client read the node.
     """
     found = read(client, layout.queue(check_path_part(queue)))
     if not isinstance(found, NodeRead):

@@ -32,8 +32,6 @@ class QueueContents:
     """The messages of a queue at one time. Later ones are not deleted with it.
 
     :ivar newest: position of the newest message that waits.
-    :ivar delayed: numbers of the delayed messages.
-    :ivar dead: positions of the dead letters.
     """
 
     newest: int
@@ -47,7 +45,6 @@ class Deletion:
 
     :ivar owner: the worker that must release it first, None if there is none.
     :ivar waiting: number of messages that wait, as `delayed` and `dead_letters` are numbers.
-    :ivar stored: whether the broker has the queue.
     :ivar contents: the messages that may be deleted with the queue, None if none may.
     """
 
@@ -129,7 +126,6 @@ def delete(
     restored. A repetition has its own.
 
     :param timeout_seconds: how long the owner may take to finish its running jobs.
-    :param reason: for the action log.
     :raises QueueNotEmptyError: it has messages that are not part of the plan.
     :raises QueueOwnedError: its owner did not release it in time.
     :raises UnsupportedError: the broker has the queue, and cannot delete queues.

@@ -18,6 +18,7 @@ from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.session_setup import SAFE, ServerReport, is_safe, read_server
 from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.errors import QdoError, UnreachableError
+from qdo.fleet.chores import read_records
 from qdo.fleet.components import AppLevel, skew
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
@@ -37,7 +38,7 @@ LEAST_VERSION = (3, 6, 0)
 SKEW_SECONDS = 2.0
 OLD_SECONDS = 60.0
 ACL_QUEUES = 200
-"""Queue nodes whose rights are compared; `qdo acl check` compares all."""
+"""Queue nodes whose rights are compared; `qdo admin acl check` compares all."""
 
 
 def latency(case: Case) -> Diagnosis:
@@ -112,7 +113,7 @@ def judge_versions(reports: list[ServerReport]) -> Diagnosis:
     """Return whether the servers keep what they acknowledge."""
     versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
     if not versions:
-        return unknown("no server tells its version", "see the check coordinator-servers")
+        return unknown("no server reports its version", "see the check coordinator-servers")
     old = [each.host for each in reports if each.version and each.version < LEAST_VERSION]
     if old:
         return failed(f"{join_some(old)}: ZooKeeper is too old", "upgrade it to 3.6 or newer")
@@ -127,7 +128,7 @@ def judge_versions(reports: list[ServerReport]) -> Diagnosis:
 def clock(case: Case) -> Diagnosis:
     """Compare the clocks of this machine, of the coordinator and of the workers.
 
-    Nothing is written, so only what others have written tells the time of the coordinator: a clock
+    Nothing is written, so only nodes of other processes show the coordinator's time: a clock
     that is behind others is certain, by how much is not.
     """
     client, now = case.connected(), time.time()
@@ -170,7 +171,7 @@ def rights(case: Case) -> Diagnosis:
         return warning(
             f"{pluralize(len(different), 'node')} of {len(paths)} have other rights than the"
             f" settings give: {join_some([each.path for each in different], 3)}",
-            "run `qdo acl check`, then `qdo acl apply`",
+            "run `qdo admin acl check`, then `qdo admin acl apply`",
         )
     return ok("the nodes have the rights of the settings")
 
@@ -183,7 +184,7 @@ def versions(case: Case) -> Diagnosis:
         return failed(
             f"the app has format level {max(level.level, level.next)}, and this version of qdo"
             f" supports {FORMAT_LEVEL}",
-            "install the version that `qdo components` lists",
+            "install the version that `qdo workers --all` lists",
         )
     several = skew(case.processes())
     if several:
@@ -205,6 +206,32 @@ def leader(case: Case) -> Diagnosis:
             "wait for a session timeout; if that changes nothing, look at the workers' logs",
         )
     return ok(f"{name} leads {pluralize(len(workers), 'worker')}")
+
+
+CHORES_SECONDS = 300.0
+"""A leader does its chores about once a minute."""
+
+
+def chores(case: Case) -> Diagnosis:
+    """Look at the last chores of the leader: when it did them, and which failed."""
+    found, fault = read_records(case.connected(), case.layout)
+    if fault is not None:
+        path = case.layout.fleet.chores
+        return unknown(f"{path} cannot be read: {fault}", "wait: the leader writes it again")
+    broken = [f"{each.chore} ({each.fault})" for each in found if each.fault is not None]
+    if broken:
+        return warning(f"chores of the leader fail: {join_some(broken)}", "see the leader's log")
+    last = max((each.at or 0.0 for each in found), default=0.0)
+    if not last:
+        return ok("no leader has done chores yet, the first come after a minute")
+    names = {each.leader for each in found if each.leader is not None}
+    deleted = sum(each.deleted or 0 for each in found)
+    age = max(0.0, time.time() - last)
+    text = f"{join_some(sorted(names)) or 'a leader'} did {pluralize(len(found), 'chore')}"
+    text += f" {short_duration(age)} ago, and deleted {pluralize(deleted, 'node')}"
+    if age > CHORES_SECONDS:
+        return warning(text, "see the log of the leader; without workers nothing is cleaned up")
+    return ok(text)
 
 
 SLOW_LISTING_SECONDS = 2.0
@@ -334,7 +361,7 @@ def workers(case: Case) -> Diagnosis:
         return warning(
             f"{join_some(quiet)} of {pluralize(len(found), 'worker')} did not report for"
             f" {SILENT_SECONDS:g} s",
-            "see `qdo worker show`; a job may block the process, or the process is frozen",
+            "see `qdo workers NAME`; a job may block the process, or the process is frozen",
         )
     return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
 
@@ -357,7 +384,7 @@ def lost(case: Case) -> Diagnosis:
 
 
 def queues(case: Case) -> Diagnosis:
-    """Count the queues whose state needs somebody."""
+    """Count the queues whose state needs attention."""
     judged = case.judged()
     critical = Counter(each.state.value for _, each in judged if each.state.is_critical)
     late = Counter(each.state.value for _, each in judged if each.state.is_warning)
@@ -366,7 +393,7 @@ def queues(case: Case) -> Diagnosis:
         return failed(f"of {pluralize(len(judged), 'queue')}: {_counts(critical + late)}", remedy)
     if late:
         return warning(f"of {pluralize(len(judged), 'queue')}: {_counts(late)}", remedy)
-    return ok(f"{pluralize(len(judged), 'queue')} need nobody")
+    return ok(f"no queue of {len(judged)} needs attention")
 
 
 def jobs_without_queues(case: Case) -> Diagnosis:
@@ -445,6 +472,7 @@ CHECKS = (
     Check("leader", leader, ("coordinator",)),
     Check("workers", workers, ("coordinator",)),
     Check("lost-workers", lost, ("coordinator",), first=True),
+    Check("chores", chores, ("coordinator",)),
     Check("versions", versions, ("coordinator",)),
     Check("clocks", clock, ("coordinator",), first=True),
     Check("broker-latency", listing, ("broker",)),

@@ -28,7 +28,6 @@ _Value = TypeVar("_Value")
 class Diagnosis:
     """The result of a check.
 
-    :ivar text: one sentence.
     :ivar remedy: what to do, None if there is nothing to do.
     """
 
@@ -60,10 +59,7 @@ class Case:
     :ivar client: None if the coordinator cannot be reached, or is a file that does not exist.
     :ivar broker: None for the same reasons.
     :ivar faults: why "coordinator" or "broker" is None.
-    :ivar coordinator_url: its address.
-    :ivar broker_url: its address.
     :ivar jobs: the jobs of the app, None if only its name is known.
-    :ivar policy_of: returns the failure policy of a queue.
     """
 
     client: Client | None

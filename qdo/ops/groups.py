@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qdo.ops.items import Judged
-from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict
+if TYPE_CHECKING:
+    from qdo.ops.items import Judged
+    from qdo.ops.status import QueueStatus
+    from qdo.ops.verdicts import Verdict
 
 _SEPARATOR = re.compile(r"[-_./:]")
 
@@ -35,8 +36,6 @@ def group_items(judged: Judged, by: str) -> list[dict[str, Any]]:
     """Return the items of qdo.groups/1, the worst state first.
 
     A sum is None if a part of it is unknown; the greatest age is that of the known ones.
-
-    :param by: a key of `GROUPINGS`.
     """
     groups: dict[str, list[tuple[QueueStatus, Verdict]]] = {}
     for each in judged:

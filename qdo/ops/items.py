@@ -7,24 +7,23 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdo.fleet.audit_entries import AuditEntry
-from qdo.fleet.components import ProcessDescription
-from qdo.fleet.hold_machine import Hold
-from qdo.fleet.limit_node import LimitNode, rate_text
+from qdo.fleet.limit_node import rate_text
 from qdo.fleet.names import exactly
-from qdo.ops.dead_letters import Letter
-from qdo.ops.snapshot import MESSAGES
-from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
-from qdo.ops.worker_status import WorkerStatus
-from qdo.positions import format_last
 from qdo.queues import command_text
 from qdo.text import iso_time, join_some, pluralize
 
 if TYPE_CHECKING:
+    from qdo.fleet.audit_entries import AuditEntry
+    from qdo.fleet.components import ProcessDescription
+    from qdo.fleet.hold_machine import Hold
+    from qdo.fleet.limit_node import LimitNode
     from qdo.history.reports import RecordedOwner
+    from qdo.ops.dead_letters import Letter
+    from qdo.ops.status import QueueStatus
+    from qdo.ops.worker_status import WorkerStatus
 
 
 QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
@@ -38,36 +37,12 @@ QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
 
 def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
     """Return an item of qdo.queues/1."""
-    marks = each.marks
-    return {
-        "queue": each.queue,
+    judged = {
         "state": verdict.state.value,
         "reason": verdict.reason or None,
         "remedy": verdict.remedy or None,
-        "owner": each.owner,
-        "owner_gone": each.owner_gone,
-        "untaken": each.untaken,
-        "unclaimed": each.unclaimed,
-        "waits_for": each.waits_for,
-        "limits": each.limits,
-        "last": str(each.last) if each.last else "",
-        "last_time": format_last(each.last),
-        "position": each.position,
-        "backlog": each.backlog,
-        "approximate": each.approximate,
-        "behind_seconds": each.behind_seconds,
-        "retention_seconds": each.retention_seconds,
-        "oldest": str(each.oldest) if each.oldest else None,
-        "delayed": each.delayed,
-        "dead_letters": each.dead_letters,
-        "fault": each.fault,
-        "error": each.error,
-        "held": each.held,
-        "running": None if each.running is None else asdict(each.running),
-        "failing": marks.dump() if marks is not None and not marks.blocked else None,
-        "blocked": marks.dump() if marks is not None and marks.blocked else None,
-        "also_blocked": [other.dump() for other in each.also_blocking],
     }
+    return {"queue": each.queue, **judged, **each.dump()}
 
 
 def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
@@ -184,7 +159,7 @@ MOST_NAMES = 3
 MOST_RUNS = 3
 """This many messages that run for `LONG_SECONDS` are listed, before their queues are late."""
 
-Judged = Sequence[tuple[QueueStatus, Verdict]]
+Judged: TypeAlias = "Sequence[tuple[QueueStatus, Verdict]]"
 
 
 def overview(
@@ -198,9 +173,10 @@ def overview(
     """Return the item of qdo.status/1.
 
     :param notices: faults around the queues; see `qdo.ops.doctor.notices`.
-    :param worst: the most queues that are listed.
     :param unread: what could not be read, from `Statuses`.
     """
+    from qdo.ops.snapshot import MESSAGES  # loaded by now: something has read the queues
+
     counts = Counter(verdict.state for _, verdict in judged)
     bad = [each for each in judged if each[1].state.needs_attention]
     bad.sort(key=QUEUE_SORTS["state"])
@@ -222,7 +198,7 @@ def overview(
 
 
 def _dead_letter_notice(judged: Judged) -> list[dict[str, str | None]]:
-    """Return the notice of dead letters, if there are any: no state of a queue tells of them."""
+    """Return the notice of dead letters, if there are any: no state of a queue shows them."""
     counts = Counter({each.queue: each.dead_letters or 0 for each, _ in judged})
     queues = [f"{queue} ({count})" for queue, count in counts.most_common() if count]
     if not queues:

@@ -1,4 +1,4 @@
-"""Who holds the locks of an app, and who waits for them."""
+"""The holders of the locks of an app, and the processes that wait."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ class LockRow:
 
 
 def locks(client: Client, layout: Layout) -> list[LockRow]:
-    """Return the contenders of every lock, in their order.
-
-    :raises NodeRefusedError: this account may not list them.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Return the contenders of every lock, in their order."""
     names = read_children(client, [layout.fleet.locks]).get(layout.fleet.locks, [])
     below = read_children(client, [layout.fleet.lock(name) for name in names])
     return [row for path in below for row in _of_lock(client, path, below[path])]

@@ -7,8 +7,7 @@ its owner finishes its message and releases it, and the named worker claims it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qdo.coordination.bulk_reads import read_children, read_nodes
@@ -30,16 +29,14 @@ from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.queues import check_path_part
+from qdo.system.clock import poll_until
 from qdo.text import pluralize
-
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.01, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
     """A queue, and the worker that it shall have.
 
-    :ivar owner: its owner before, None if it was free.
     :ivar assigned: the worker that an operator had moved it to before, None for none.
     """
 
@@ -59,7 +56,6 @@ def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueM
 
     :raises NotFoundError: there is no such queue, or no such worker is registered.
     :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take it.
-    :raises NodeRefusedError: this account may not read one of the nodes.
     """
     node = _queue_node(client, layout, queue)
     if node.deleted:
@@ -75,7 +71,6 @@ def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = 
 
     :raises NotFoundError: the worker is gone.
     :raises MoveRefusedError: it is draining now, or the limit of moves is reached.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     make_folder(client, layout.assignments)
     entry: CreateOp | None = None
@@ -110,7 +105,6 @@ def wait_for_owner(
     layout: Layout,
     move: QueueMove,
     timeout_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Wait until the worker owns the queue.
 
@@ -118,11 +112,10 @@ def wait_for_owner(
     :raises MoveRefusedError: another operator has moved the queue elsewhere.
     :raises MoveUnfinishedError: not in time; the queue still changes hands later.
     """
-    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
-    while True:
-        owner = _queue_node(client, layout, move.queue).owner
-        if owner == move.worker:
-            return
+
+    def owns() -> bool:
+        if _queue_node(client, layout, move.queue).owner == move.worker:
+            return True
         folder = read(client, layout.assignments)
         wish = parse_moves(folder.data).get(move.queue) if isinstance(folder, NodeRead) else None
         if wish != move.worker:
@@ -130,15 +123,16 @@ def wait_for_owner(
             raise MoveRefusedError(queue=move.queue, worker=move.worker, reason=reason)
         if not isinstance(read(client, layout.worker(move.worker)), NodeRead):
             raise NotFoundError(what="worker", name=move.worker)
-        if clock() > deadline:
-            raise MoveUnfinishedError(
-                queue=move.queue,
-                worker=move.worker,
-                state=f"still belongs to {owner}" if owner else "has no owner",
-                seconds=timeout_seconds,
-            )
-        client.handler.sleep_func(pause)
-        pause = min(1.5 * pause, _LAST_PAUSE_SECONDS)
+        return False
+
+    if not poll_until(owns, timeout_seconds, sleep=client.handler.sleep_func):
+        owner = _queue_node(client, layout, move.queue).owner
+        raise MoveUnfinishedError(
+            queue=move.queue,
+            worker=move.worker,
+            state=f"still belongs to {owner}" if owner else "has no owner",
+            seconds=timeout_seconds,
+        )
 
 
 def _queue_node(client: Client, layout: Layout, queue: str) -> QueueNode:
@@ -167,9 +161,7 @@ class PlanInput:
     """The leader's input, as this account reads it.
 
     :ivar queues: the queues that are not marked as deleted.
-    :ivar workers: the nodes of registered workers.
     :ivar unable: by worker, why it gets no queues.
-    :ivar current: the present queues of each registered worker.
     :ivar left: the queues in assignments of workers that are gone, with that worker.
     :ivar moves: the worker of each queue that an operator moved.
     """
@@ -183,11 +175,7 @@ class PlanInput:
 
 
 def read_plan_input(client: Client, layout: Layout) -> PlanInput:
-    """Read the nodes that the leader plans with.
-
-    :raises NodeRefusedError: this account may not list them.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Read the nodes that the leader plans with."""
     folders = [layout.workers, layout.assignments, layout.queues]
     names = read_children(client, folders)
     workers: dict[str, WorkerNode] = {}

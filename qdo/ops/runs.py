@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from qdo.fleet.action_machine import DONE
 from qdo.fleet.actions import Asked, ask_workers, wait_for_results
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.names import exactly
+from qdo.text import one_line, printable_lines
 
 
 @dataclass(slots=True)
@@ -21,10 +22,8 @@ class RunsRead:
     """What workers answered.
 
     :ivar items: those of qdo.runs/1, the longest first.
-    :ivar total: how many messages run in all.
     :ivar blocked: why the loop of a worker cannot answer; its parent process did, with the message
         that blocks it.
-    :ivar silent: the workers that did not answer.
     """
 
     items: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +64,20 @@ def read_runs(asked: Sequence[Asked]) -> RunsRead:
         found.total += max(len(items), total if type(total) is int else 0)
     found.items.sort(key=lambda item: -item["seconds"])
     return found
+
+
+def blocked_texts(found: RunsRead) -> list[str]:
+    """Return the workers whose messages are unknown, with the reasons."""
+    return [
+        f"{worker}: {one_line(why)}; its other messages are unknown; see `qdo action {worker}"
+        " stacks`"
+        for worker, why in found.blocked.items()
+    ]
+
+
+def stack_text(item: Mapping[str, Any]) -> str:
+    """Return the stack of a message in flight."""
+    return printable_lines("\n".join(item["stack"]) or "its executor reports no stack")
 
 
 def _is_run(run: Any) -> bool:

@@ -55,7 +55,6 @@ class QueuePosition:
 class SeekPlan:
     """The effect of a seek on one queue.
 
-    :ivar before: the recorded position, None if it cannot be read.
     :ivar after: the position after which the queue resumes.
     :ivar waiting_before: number of messages after `before`. If `waiting_after` is larger,
         messages are processed again; if it is smaller, messages are skipped. None if the broker
@@ -139,7 +138,6 @@ def execute(
     :param reason: for the action log, with the name of the command.
     :param onward: only skip messages: a queue that has got farther meanwhile repeats none. With
         positions that are not times, it may repeat those of the last moment.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     place = seek.after
     with AuditTrail(client, layout, command, reason).change(seek.queue) as entry:
@@ -322,9 +320,6 @@ def purge(client: Client, layout: Layout, broker: Broker, plan: PurgePlan, reaso
 
     A message in flight ends; if it fails, it is not retried. A delayed message that became due
     meanwhile is not dropped. Repeated after an interruption, it completes the purge.
-
-    :param reason: for the action log.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     onward = broker.positions is TIME_POSITIONS
     execute(client, layout, plan.seek, reason, command="purge", onward=onward)

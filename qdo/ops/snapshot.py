@@ -130,10 +130,7 @@ NO_NODES = FleetNodes((), {}, (), {})
 
 
 def read_fleet_nodes(client: Client, layout: Layout) -> FleetNodes:
-    """Read the nodes of an app. A folder that cannot be listed hides no other.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
+    """Read the nodes of an app. A folder that cannot be listed hides no other."""
     unread: dict[str, str] = {}
 
     def below(folder: str, content: str) -> list[str] | None:
@@ -164,7 +161,6 @@ def unclaimed_queues(
     queues, too, until the rebalancer notices that it claims none.
 
     :param free: the queues without an owner; if there are none, nothing is read.
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     workers = fleet.workers or {}
     if not free or not workers:
@@ -267,8 +263,7 @@ class Snapshot:
     :ivar holds: the paused queues.
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
-    :ivar written: when each queue node was last written, by the coordinator's clock.
-    :ivar created: number of the transaction that created each queue node.
+    :ivar reads: the queue nodes as they were read.
     :ivar reported: when the process of each worker last reported, by the same clock.
     :ivar long_runs: by queue, the message that has run for longest, as reported by workers.
     :ivar end: text of the position of a finished queue, None if queues never finish.
@@ -294,8 +289,7 @@ class Snapshot:
     end: str | None
     at: float
     timed: bool
-    written: Mapping[str, float]
-    created: Mapping[str, int]
+    reads: Mapping[str, NodeValue]
     reported: Mapping[str, float]
     long_runs: Mapping[str, LongRun]
 
@@ -345,18 +339,14 @@ def read_snapshot(
         end=end,
         at=time.time(),
         timed=broker is not None and broker.positions is TIME_POSITIONS,
-        written={name: read.written for name, read in reads.items()},
-        created={name: read.created for name, read in reads.items()},
+        reads=reads,
         reported=_reported(reports, fleet.components or ()),
         long_runs=long_runs(reports),
     )
 
 
 def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
-    """Return the nodes of the app's workers.
-
-    :raises NodeRefusedError: the account may list nothing at all.
-    """
+    """Return the nodes of the app's workers."""
     if client is None:
         return NO_NODES
     fleet = read_fleet_nodes(client, layout)
@@ -373,7 +363,7 @@ def _named(fleet: FleetNodes, listed: Collection[str], dead: Collection[str]) ->
 def _to_report(
     nodes: Mapping[str, QueueNode], stored: Set[str], dead: Set[str], end: str | None
 ) -> list[str]:
-    """Return the queues of which more is left than a node."""
+    """Return the queues that have more than a node."""
     over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
     return sorted((stored | dead | nodes.keys()) - (over - dead))
 
@@ -510,7 +500,7 @@ def _backlogs(
 def _reached(
     broker: Broker, queue: str, node: QueueNode, answer: Backlog | QdoError | None
 ) -> Backlog | QdoError | None:
-    """Return a backlog whose fault tells that the recorded position is in the future, if it is."""
+    """Return the backlog, with a fault if the recorded position is in the future."""
     if isinstance(answer, Backlog) and answer.fault is None:
         try:
             done = broker.positions.resume_after(node.last, node.position)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from itertools import takewhile
+from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
@@ -14,13 +16,15 @@ from qdo.errors import QdoError
 from qdo.fleet.hold_machine import holds_of
 from qdo.fleet.holds import hold_text
 from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
-from qdo.positions import time_of_position
+from qdo.positions import format_last, time_of_position
 from qdo.queues import why_untaken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
     """The owner and the progress of a queue.
+
+    The fields before `marks` are published as they are named, see `dump`.
 
     :ivar owner: worker in its node, None if the queue is free.
     :ivar owner_gone: that worker is no longer registered: the queue is free as well. None if it
@@ -56,7 +60,7 @@ class QueueStatus:
         was deleted and created again has another.
     :ivar reported: when its owner last reported, by the same clock; None if that is unknown.
     :ivar running: the message that has run for longest, None if none runs for long.
-    :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
+    :ivar marks: failure record of the failing message; it shows whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
     :ivar also_failing: those of further messages that do not.
     """
@@ -64,26 +68,27 @@ class QueueStatus:
     queue: str
     owner: str | None
     owner_gone: bool | None
+    untaken: str | None = None
+    unclaimed: str | None = None
+    waits_for: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
     last: int
+    position: str | None = None
     backlog: int | None
+    approximate: bool = False
+    behind_seconds: float | None = None
+    retention_seconds: float | None = None
     oldest: int | None
+    delayed: int = 0
     dead_letters: int | None
     fault: str | None
-    delayed: int = 0
+    error: str | None = None
+    held: str | None = None
+    running: LongRun | None = None
     marks: FailureRecord | None = None
     also_blocking: tuple[FailureRecord, ...] = ()
     also_failing: tuple[FailureRecord, ...] = ()
-    untaken: str | None = None
-    unclaimed: str | None = None
-    position: str | None = None
-    approximate: bool = False
     in_flight: int = 0
-    behind_seconds: float | None = None
-    waits_for: tuple[str, ...] = ()
-    error: str | None = None
-    limits: tuple[str, ...] = ()
-    retention_seconds: float | None = None
-    held: str | None = None
     missing: bool = False
     deleted: bool = False
     lost: bool = False
@@ -91,7 +96,23 @@ class QueueStatus:
     written: float = 0.0
     created: int = 0
     reported: float | None = None
-    running: LongRun | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the published facts, for JSON; positions are text, because they are large."""
+        marks = None if self.marks is None else self.marks.dump()
+        blocked = self.marks is not None and self.marks.blocked
+        return {name: getattr(self, name) for name in _PUBLISHED} | {
+            "last": str(self.last) if self.last else "",
+            "last_time": format_last(self.last),
+            "oldest": str(self.oldest) if self.oldest else None,
+            "running": None if self.running is None else asdict(self.running),
+            "failing": None if blocked else marks,
+            "blocked": marks if blocked else None,
+            "also_blocked": [other.dump() for other in self.also_blocking],
+        }
+
+
+_PUBLISHED = tuple(takewhile("marks".__ne__, (each.name for each in fields(QueueStatus))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +150,7 @@ def queue_statuses(
     :param budget: maximum number of backlogs to request from the broker, those of the queues
         that most probably need attention first; None: the broker's own limit.
     :param fault: why there is no broker although messages were sent.
-    :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker cannot be read.
-    :raises NodeRefusedError: the account may read nothing about the app.
     """
     return assemble(read_snapshot(client, layout, broker, glob, budget, fault))
 
@@ -147,7 +166,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     node = snapshot.nodes.get(queue, NEW)
     answer = snapshot.backlogs.get(queue)
     backlog = answer if isinstance(answer, Backlog) else None
-    dead = snapshot.dead_letters
+    dead, read = snapshot.dead_letters, snapshot.reads.get(queue)
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
@@ -176,8 +195,8 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         deleted=node.deleted,
         lost=backlog is not None and backlog.lost,
         seek=node.seek,
-        written=snapshot.written.get(queue, 0.0),
-        created=snapshot.created.get(queue, 0),
+        written=read.written if read else 0.0,
+        created=read.created if read else 0,
         reported=snapshot.reported.get(node.owner),
         running=snapshot.long_runs.get(queue),
     )

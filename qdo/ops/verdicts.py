@@ -2,7 +2,7 @@
 
 The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), with what qdo knows
 besides: failing messages, owners, holds, and messages in flight. A verdict is that of the reader:
-it needs no worker that lives.
+it works even when no worker is running.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.fleet.names import exactly
-from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
 from qdo.queues import command_text
 from qdo.text import pluralize, short_duration
+
+if TYPE_CHECKING:
+    from qdo.coordination.znodes.queue_node import FailureRecord
+    from qdo.ops.status import QueueStatus, Statuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +127,12 @@ class QueueHealth(enum.Enum):
 
     @property
     def is_critical(self) -> bool:
-        """Whether messages wait, and will wait until somebody does something."""
+        """Whether messages wait, and will wait until an operator acts."""
         return self.rank <= QueueHealth.UNOWNED.rank
 
     @property
     def is_warning(self) -> bool:
-        """Whether the queue is late, or may soon need somebody."""
+        """Whether the queue is late, or may soon need an operator."""
         return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
 
     @property
@@ -215,7 +218,7 @@ def _blocked(case: QueueCase) -> Verdict | None:
         return None
     if not marks.held:
         reason = f"A message waits for its key: {marks.error}."
-        return Verdict(QueueHealth.BLOCKED, reason, "qdo keys list")
+        return Verdict(QueueHealth.BLOCKED, reason, "qdo admin keys list")
     failed = pluralize(marks.attempts, "attempt")
     since = short_duration(case.now - marks.blocked_since)
     reason = f"A message failed in {failed} and has blocked its queue or key for {since}"
@@ -232,7 +235,9 @@ def _blocked(case: QueueCase) -> Verdict | None:
 
 def _paused(case: QueueCase) -> Verdict | None:
     held = case.status.held
-    return None if held is None else Verdict(QueueHealth.PAUSED, _sentence(held), "qdo holds")
+    return (
+        None if held is None else Verdict(QueueHealth.PAUSED, _sentence(held), "qdo pause --list")
+    )
 
 
 def _stuck(case: QueueCase) -> Verdict | None:
@@ -332,7 +337,7 @@ def _failing(case: QueueCase) -> Verdict | None:
 
 
 def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
-    """A failing message that nobody may decide about again; an owner that answers ends it soon."""
+    """Judge a failing message with a decision; a running owner carries it out soon."""
     owner = case.status.owner if case.owned else None
     what = _DECIDED[marks.decision].format(marks.position)
     reason = f"An operator decided to {what}; "
@@ -341,7 +346,7 @@ def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
             QueueHealth.FAILING, f"{reason}no owner has carried it out yet.", "qdo workers"
         )
     reason += f"its owner {owner} has not carried it out yet."
-    remedy = f"qdo worker show {owner}"
+    remedy = f"qdo workers {owner}"
     stopped = _stopped(case)
     if stopped is None:
         return Verdict(QueueHealth.FAILING, reason, remedy)
@@ -358,7 +363,7 @@ def _limited(case: QueueCase) -> Verdict | None:
     late = (case.age or 0.0) >= case.rules.late_seconds
     word = "limit" if len(names) == 1 else "limits"
     reason = f"Its next message waits for permits of the {word} {', '.join(names)}."
-    return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, "qdo limits")
+    return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, "qdo limits list")
 
 
 def _stopped(case: QueueCase) -> Verdict | None:

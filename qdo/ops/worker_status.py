@@ -37,13 +37,15 @@ class WorkerStatus:
     process: str = ""
 
 
-def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
+def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]:
     """Return every registered worker, in the order of registration.
 
     A worker and its component node are matched by their session.
 
-    :raises CoordinatorUnreachableError: the connection is lost.
+    :param client: None if the coordinator is a file that does not exist yet.
     """
+    if client is None:
+        return []
     workers = _below(client, layout.workers)
     described = {read.session: read for read in component_nodes(client, layout) if read.session}
     names = [path.rpartition("/")[2] for path in workers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -79,6 +78,8 @@ class AppDocuments:
 
     async def _before_async(self, call_next: Any, message: Message | Batch, context: Any) -> None:
         if _after(message):
+            import asyncio  # only coroutines need it, and it takes 20 ms
+
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self._wait_for, message)
         await call_next(message, context)

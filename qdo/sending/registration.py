@@ -1,4 +1,4 @@
-"""Shows a process that is not a worker in `qdo components`."""
+"""Shows a process that is not a worker in `qdo workers --all`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from qdo.sending.messages import (
     outgoing_of,
     with_defaults,
 )
-from qdo.settings.settings import Settings, check_names
+from qdo.settings.settings import Settings, check_names, code_origin
 from qdo.settings.sources import load
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from qdo.sending.doorbell import OpenBroker
 
 _Self = TypeVar("_Self", bound="Sender")
-
-
-def code_origin(app: str) -> str:
-    """Return the origin of settings that an app of this name gives in code."""
-    return f"App({app!r})"
 
 
 class Sender:

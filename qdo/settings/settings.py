@@ -143,8 +143,8 @@ class AppSettings:
     )
     keys: str = setting(
         "",
-        "file with keys, made with `qdo keys`; senders, workers and `qdo dead-letters` need it for "
-        "encrypted bodies, and read it again when it changes",
+        "file with keys, made with `qdo admin keys`; senders, workers and `qdo dead-letters` need "
+        "it for encrypted bodies, and read it again when it changes",
     )
     encrypt: tuple[str, ...] = setting(
         (),
@@ -175,7 +175,7 @@ class Settings(AppSettings):
     zone: str = setting(
         "",
         "where this process runs, such as a data center: at most 100 letters, digits, ., - and _; "
-        "only `qdo components` shows it",
+        "only `qdo workers --all` shows it",
         checks.zone,
     )
     processes: int = setting(
@@ -382,7 +382,7 @@ class Settings(AppSettings):
                 raise SettingsError(
                     name=name,
                     reason=f"it needs the setting keys{from_origin(self.origin(name))}; make a "
-                    "key file with `qdo keys new`",
+                    "key file with `qdo admin keys new`",
                 )
         for name in ("dead_letter_limit", "dead_letter_retention_seconds"):
             if getattr(self, name) and (remedy := dead_letter_remedy(self.broker)):
@@ -452,6 +452,11 @@ class Settings(AppSettings):
 
 _KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
 _declared: dict[str, Declaration] = {}
+
+
+def code_origin(app: str) -> str:
+    """Return the origin of settings that an app of this name gives in code."""
+    return f"App({app!r})"
 
 
 def declarations() -> Iterable[Declaration]:

@@ -38,7 +38,7 @@ SPECIAL_VARIABLES = frozenset(
 SPECIAL_PREFIXES = (
     "QDO_TEST_",  # for tests
     "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
-    "QDO_HOLD_",  # `qdo hold` describes its section to its command in them
+    "QDO_HOLD_",  # `qdo pause` describes its section to its command in them
     "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown ones itself
     "QDO_SHELL_",  # likewise
     "QDO_WEBHOOK_",  # likewise

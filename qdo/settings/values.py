@@ -11,7 +11,6 @@ from qdo.brokers.registry import address_error
 from qdo.errors import SettingsError
 from qdo.jobs.policy_tables import QueuePolicy, read_tables
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
-from qdo.system.sqlite import sqlite_address_error
 from qdo.text import hide_credentials
 
 Check = Callable[[Any], "str | None"]
@@ -101,6 +100,8 @@ def coordinator_url(value: str) -> str | None:
         hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
         return _hosts_fault(hosts) or _chroot_fault(chroot)
     if value.startswith("sqlite:"):
+        from qdo.system.sqlite import sqlite_address_error
+
         return sqlite_address_error(value)
     shown = hide_credentials(value)
     return f"it must have the form sqlite:PATH or zookeeper://HOST:PORT,.../CHROOT, got {shown!r}"
@@ -145,8 +146,8 @@ def accounts(value: tuple[str, ...]) -> str | None:
         if not re.fullmatch(r"digest:[^:\s]+:[A-Za-z0-9+/]{27}=|sasl:[^:\s]+|x509:\S.*", each):
             scheme = each.partition(":")[0]
             return (
-                "each account must be digest:NAME:HASH (`qdo acl account` prints it), sasl:NAME or "
-                f"x509:SUBJECT, got one that begins with {scheme[:10]!r}"
+                "each account must be digest:NAME:HASH (`qdo admin acl account` prints it),"
+                f" sasl:NAME or x509:SUBJECT, got one that begins with {scheme[:10]!r}"
             )
     return None
 

@@ -3,6 +3,8 @@
 Objects of gevent, and clients that are made of them, belong to one event loop. A job in a thread,
 or on the asyncio loop, must not use them: its thread has an event loop of its own, which runs only
 while that thread waits, and ends with it.
+
+gevent is imported by the first process that has such a loop: commands start sooner without it.
 """
 
 from __future__ import annotations
@@ -12,25 +14,25 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import gevent
-from gevent import monkey
-from gevent._hub_local import get_hub_if_exists
-
 from qdo.system.native import native_lock
 
 LOOK_SECONDS = 0.5
 """How soon a job that waits for a call can be interrupted."""
 
 _Result = TypeVar("_Result")
-_get_ident = monkey.get_original("_thread", "get_ident")
-_home: tuple[Any, int] | None = None
+_home: tuple[Any, int, Callable[[], int]] | None = None
+"""The event loop, the number of its thread, and what returns the number of a native thread."""
 
 
 @contextlib.contextmanager
 def home_loop() -> Iterator[None]:
     """Make the event loop of this thread the one that `at_home` uses, until the block ends."""
+    import gevent
+    from gevent import monkey
+
     global _home
-    before, _home = _home, (gevent.get_hub(), _get_ident())
+    get_ident = monkey.get_original("_thread", "get_ident")
+    before, _home = _home, (gevent.get_hub(), get_ident(), get_ident)
     try:
         yield
     finally:
@@ -50,9 +52,11 @@ def at_home(
         so that a lock or a permit that was taken in that moment is released.
     """
     home = _home
-    if home is None or home[1] == _get_ident():
+    if home is None or home[1] == home[2]():
         return function(*args)
-    hub, _ = home
+    import gevent
+
+    hub = home[0]
     done = native_lock()
     done.acquire()
     results: list[_Result] = []
@@ -86,6 +90,8 @@ def at_home(
 
 def leave_gevent() -> None:
     """End the event loop of this thread, which gevent made if code on it waited through gevent."""
+    from gevent._hub_local import get_hub_if_exists
+
     hub = get_hub_if_exists()
     if hub is not None and not hub.dead:
         hub.destroy(destroy_loop=True)
@@ -95,6 +101,8 @@ class LoopMailbox:
     """Runs small functions from any thread on the event loop of the thread that created it."""
 
     def __init__(self) -> None:
+        import gevent
+
         self._posted: deque[Callable[[], object]] = deque()
         self._async = gevent.get_hub().loop.async_()
         self._async.start(self._deliver)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.config
 import re
 import sys
 import time
@@ -228,7 +227,9 @@ def _apply(path: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             given = json.load(file)
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **given})
+        from logging.config import dictConfig
+
+        dictConfig({"version": 1, "disable_existing_loggers": False, **given})
     except Exception as error:
         # Also what the constructors of handlers and formatters raise.
         raise SettingsError(

@@ -123,7 +123,7 @@ class Stage:
 
             wait_until(done, f"{wanted} messages", 60.0)
             fleet.wait_for_line("is a dead letter|skipped in attempt 1")
-            for command_line in (("queues",), ("workers",), ("tree",), ("dead-letters",)):
+            for command_line in (("queues",), ("workers",), ("admin", "tree"), ("dead-letters",)):
                 shown = command(*QDO, *command_line, cwd=self.folder, env=env)
                 self.seen += shown.out.encode() + shown.err.encode()
             self._look_at_files()
@@ -316,7 +316,7 @@ def test_keys_rotate_in_a_fleet_under_load(tmp_path: Path) -> None:
     env = {**stage.environment(encrypted=True), "QDO_KEYS": str(keys)}
 
     def keys_command(*arguments: str) -> str:
-        ended = command(*QDO, "keys", *arguments, cwd=tmp_path, env=env)
+        ended = command(*QDO, "admin", "keys", *arguments, cwd=tmp_path, env=env)
         assert ended.code == 0, ended.err
         return ended.out.strip()
 

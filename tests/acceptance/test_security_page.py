@@ -196,4 +196,4 @@ def test_positions_move_to_a_secure_coordinator(walk: Walk) -> None:
     move = f"{sys.executable} move.py sqlite:old.db zookeeper://zk1:2281/shop shop"
     assert "greetings" in walk.shell(f"QDO_CONFIG=/etc/qdo/shop.toml {move}")
     assert walk.shell(f"{work} {config}") == ""
-    assert "every node has" in walk.shell(f"qdo acl check {config}")
+    assert "every node has" in walk.shell(f"qdo admin acl check {config}")

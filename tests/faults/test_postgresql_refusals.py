@@ -153,7 +153,7 @@ def test_errors_name_the_grants_until_all_works(postgresql: PostgresqlDatabase, 
 
 
 def test_creating_a_schema_needs_a_right(postgresql: PostgresqlDatabase, role: str) -> None:
-    """The error names the grant after which `qdo broker init` works."""
+    """The error names the grant after which `qdo admin broker init` works."""
     url = postgresql.url(role)
     schema = schema_of(url)
     with pytest.raises(PostgresqlRightsError) as raised:

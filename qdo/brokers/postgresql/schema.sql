@@ -1,5 +1,5 @@
 -- The tables and functions of the PostgreSQL broker, format 1. `schema.py` explains them.
--- `qdo broker init` runs this with the name of the schema and the seconds of a partition.
+-- `qdo admin broker init` runs this with the name of the schema and the seconds of a partition.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;

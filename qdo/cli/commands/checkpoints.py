@@ -1,4 +1,4 @@
-"""`qdo checkpoints`: save the positions of queues in a file, and move queues to those of a file."""
+"""`qdo admin checkpoints`: save the positions of queues in a file, and import them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import click
 from qdo.brokers.registry import positions_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
 from qdo.ops.checkpoints import (
     CREATE,
@@ -39,7 +40,7 @@ from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
 
 SCHEMA = "qdo.checkpoints-import/1"
-_COLUMNS = {"queue": "QUEUE", "old": "OLD", "new": "NEW", "outcome": "OUTCOME", "note": "NOTE"}
+_COLUMNS = ("queue", "old", "new", "outcome", "note")
 _CHANGES = (MOVE, CREATE)
 
 
@@ -51,7 +52,7 @@ def checkpoints() -> None:
 @checkpoints.command("export")
 @click.argument("glob", default="*")
 @click.option("-f", "--file", "target", metavar="FILE|-", default="-", help="Write it there. [-]")
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 def export_file(glob: str, target: str, settings: Settings) -> None:
     """Write the recorded position of each matching queue as a line of JSON.
 
@@ -83,14 +84,14 @@ def export_file(glob: str, target: str, settings: Settings) -> None:
 @checkpoints.command("import")
 @click.argument("file", type=click.File("rb"))
 @changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 @output_option
 def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings) -> None:
-    """Move queues to the positions in FILE, which `qdo checkpoints export` wrote; - is stdin.
+    """Move queues to the positions in FILE, which `qdo admin checkpoints export` wrote; - is stdin.
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
     running: each owner finishes its message in flight and resumes after the new position. If the
-    command is interrupted, repeat it: queues that this file has moved are left alone (`imported`).
+    command is interrupted, repeat it: queues that this file has moved are skipped (`imported`).
 
     The whole file is checked first; a damaged line, another app or another kind of broker is an
     error (2). A position after the last message becomes the end of the queue. If messages after it

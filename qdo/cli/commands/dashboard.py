@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdo.cli.framework import require_app, with_settings
+from qdo.cli.options import require_app, with_settings
 from qdo.cli.output import print_message
-from qdo.cli.readings import SHARED, rules_of
+from qdo.cli.readings import SHARED, verdict_options
 from qdo.errors import UsageError
-from qdo.ops.verdicts import RULES
+from qdo.ops.verdicts import VerdictRules
 from qdo.settings.settings import Settings
 from qdo.system.logs import configure
 
@@ -57,20 +57,7 @@ OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
 @click.option(
     "--https", is_flag=True, help="A proxy in front serves HTTPS: send cookies over it only."
 )
-@click.option(
-    "--late",
-    metavar="DURATION",
-    default=f"{RULES.late_seconds:g}s",
-    show_default=True,
-    help="A queue lags if its next message is this old.",
-)
-@click.option(
-    "--stuck",
-    metavar="DURATION",
-    default=f"{RULES.stuck_seconds:g}s",
-    show_default=True,
-    help="A queue is stuck if one message runs for so long.",
-)
+@verdict_options
 @with_settings(*SHARED, "history", "keys", "log_level")
 def dashboard(
     listen: str,
@@ -82,8 +69,7 @@ def dashboard(
     tls_cert: str | None,
     tls_key: str | None,
     https: bool,
-    late: str,
-    stuck: str,
+    rules: VerdictRules,
     settings: Settings,
 ) -> None:
     """Serve pages that show the app: queues, workers, dead letters, holds, audit, settings.
@@ -112,7 +98,7 @@ def dashboard(
         show_bodies=show_bodies,
         hosts=hosts,
         https=https or tls_cert is not None,
-        rules=rules_of(late, stuck),
+        rules=rules,
     )
     tls = {} if tls_cert is None else {"certfile": tls_cert, "keyfile": tls_key or ""}
     _serve(app, address, tls)

@@ -14,10 +14,12 @@ import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
-from qdo.cli.changing import Consent, all_option, changing, decide_about
+from qdo.cli.changing import Consent, changing
+from qdo.cli.commands.decide import add_dead_letters
 from qdo.cli.connections import note_in_action_log, open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import emit, parse_duration, print_message
+from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
@@ -26,41 +28,6 @@ from qdo.positions import Positions
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 from qdo.text import did_you_mean, join_some, pluralize, printable_lines
-
-
-@click.command("add")
-@click.argument("queue")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@all_option
-@changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
-@output_option
-def add(
-    queue: str,
-    ids: tuple[str, ...],
-    every: bool,
-    consent: Consent,
-    form: str,
-    settings: Settings,
-) -> None:
-    """Store messages that fail or block a queue as dead letters now, with their errors.
-
-    ID is the id of a message or its position; `qdo peek` shows both. An attempt that runs now ends
-    first, and if it succeeds the message is done. Workers may be running. If one of the messages is
-    not failing any more, or Kinesis has no store for dead letters, none is stored: exit code 5.
-    """
-    if not ids and not every:
-        raise UsageError(reason="name messages as QUEUE ID..., or give --all")
-    decide_about(
-        settings,
-        "dead-letter",
-        queue,
-        ids,
-        schema="qdo.dead-letters-added/1",
-        form=form,
-        consent=consent,
-        every=every,
-    )
 
 
 def dead_letter_page(item: dict[str, Any], body_bytes: int) -> str:
@@ -102,8 +69,6 @@ def _json(value: Any) -> str:
 
 
 SCHEMA = "qdo.dead-letters/2"
-_SETTINGS = ("app", "broker", "coordinator", "namespace", "connect_seconds")
-"""The action log is in the coordinator, and what tells that the broker's file is missing."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -184,7 +149,7 @@ def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
 @click.argument("glob", default="*")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the newest N.")
 @_filters
-@with_settings(*_SETTINGS)
+@with_settings(*SHARED)
 @output_option
 def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Settings) -> None:
     """List the dead letters of queues that match GLOB (default: all), oldest first."""
@@ -223,7 +188,7 @@ def _exported(broker: Broker, letters: Iterable[Letter], settings: Settings) -> 
 @dead_letters.command()
 @click.argument("queue")
 @click.argument("id")
-@with_settings(*_SETTINGS)
+@with_settings(*SHARED)
 @output_option
 def show(queue: str, id: str, form: str, settings: Settings) -> None:
     """Show one dead letter completely: message, error, traceback."""
@@ -242,7 +207,7 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
 @dead_letters.command()
 @click.argument("glob", default="*")
 @_filters
-@with_settings(*_SETTINGS)
+@with_settings(*SHARED)
 def export(glob: str, wanted: Filter, settings: Settings) -> None:
     """Write complete dead letters to stdout, one JSON object per line, with `body` or, where the
     body is not JSON, `body_base64`."""
@@ -255,7 +220,7 @@ def export(glob: str, wanted: Filter, settings: Settings) -> None:
 
 # --- changing ---
 
-dead_letters.add_command(add)
+dead_letters.add_command(add_dead_letters)
 
 
 @dead_letters.command()
@@ -264,7 +229,7 @@ dead_letters.add_command(add)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
 @changing
 @_filters
-@with_settings(*_SETTINGS)
+@with_settings(*SHARED)
 @output_option
 def retry(
     queue: str,
@@ -298,7 +263,7 @@ def retry(
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
 @changing
 @_filters
-@with_settings(*_SETTINGS)
+@with_settings(*SHARED)
 @output_option
 def discard(
     queue: str,
@@ -389,7 +354,7 @@ class _Work:
         self.check(len(items), [*self.missing, *gone])
 
     def check(self, done: int, rest: Sequence[str]) -> None:
-        """Raise an error if dead letters are not there."""
+        """Raise an error if dead letters are missing."""
         if rest:
             raise PartialFailureError(
                 done=done,

@@ -1,97 +1,193 @@
-"""`qdo retry-now`, `skip`, `cancel`, `purge` and `peek`: what to do with messages of a queue."""
+"""`qdo retry-now`, `skip`, `cancel`, `purge` and `peek`: messages of a queue."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
 import click
 
-from qdo.cli.changing import Consent, all_option, changing, decide_about
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.brokers.registry import positions_of
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import open_connections, open_for_queue
+from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, parse_duration, print_message
-from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord
+from qdo.cli.readings import SHARED
+from qdo.coordination.queue_admin import Which, chosen
+from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureRecord
 from qdo.encoding import parsed
-from qdo.errors import NotFoundError, PartialFailureError, UsageError
+from qdo.errors import (
+    AlreadyDecidedError,
+    MessageNotFailingError,
+    NotFoundError,
+    PartialFailureError,
+    UsageError,
+)
 from qdo.fleet.action_machine import AHEAD_SECONDS
 from qdo.ops.cancel import DELAYED, NOT_FOUND, SUCCESSES, WAITING, Cancellation, cancel
 from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.decisions import OperatorDecision, check_store, decide, id_of, read_queue
 from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
 from qdo.ops.seek import PurgePlan, check_purging, plan_purge, purge, queues_to_purge
-from qdo.positions import format_last
+from qdo.positions import TIME_POSITIONS, format_last, format_position
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 from qdo.text import join_some, pluralize
 
+_DECISION_COLUMNS = ("queue", "id", "attempts", "decision", "error")
+_VERBS: Mapping[OperatorDecision, str] = {
+    "retry": "retry",
+    "skip": "skip",
+    "dead-letter": "store as dead letters",
+}
+_SCHEMAS: Mapping[OperatorDecision, str] = {
+    "retry": "qdo.retry-now/1",
+    "skip": "qdo.skip/1",
+    "dead-letter": "qdo.dead-letters-added/1",
+}
 
-@click.command("retry-now")
-@click.argument("queue")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@all_option
-@changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
-@output_option
-def retry_now(
+
+def _decide(
+    decision: OperatorDecision,
+    *,
     queue: str,
-    ids: tuple[str, ...],
-    every: bool,
-    consent: Consent,
+    ids: Sequence[str],
     form: str,
+    consent: Consent,
     settings: Settings,
+    every: bool = False,
 ) -> None:
-    """Run messages that fail or block a queue again now, with attempts counted from 1.
+    """Decide about the messages that a command names, and print them.
+
+    A skipped message is dropped, so that decision is always to be confirmed.
+
+    :param ids: ids or positions of messages. Without any: the first, or with `every` all.
+    """
+    require_app(settings)
+    if ids and every:
+        raise UsageError(reason="give the IDs of messages or --all, not both")
+    if decision == "dead-letter" and not ids and not every:
+        raise UsageError(reason="name messages as QUEUE ID..., or give --all")
+    if decision == "dead-letter":
+        check_store(settings.broker)
+    positions = positions_of(settings.broker)
+    with open_connections(settings, broker=positions is TIME_POSITIONS) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None:
+            raise NotFoundError(what="queue", name=queue)
+        node = read_queue(client, layout, queue)
+        broker = connections.broker if _are_positions(ids) else connections.known_broker()
+        names = {
+            each.position: id_of(broker, positions, queue, each.position) for each in node.failures
+        }
+        positioned = tuple(_position(queue, id, node.failures, names) for id in ids)
+        which: Which = positioned or ("all" if every else "first")
+        decided, executed = chosen(node, queue, which), False
+
+        def show(form: str, out: TextIO) -> None:
+            items = [
+                _decision_item(queue, each, names, decision, settings) | {"executed": executed}
+                for each in decided
+            ]
+            emit(_SCHEMAS[decision], items, form, _DECISION_COLUMNS, out)
+
+        what = f"{_VERBS[decision]} {pluralize(len(decided), 'message')}"
+        asks = decision == "skip" or (every and len(decided) > 1)
+        if not consent.given(what, show, form, asks=asks):
+            return
+        decided, executed = decide(client, layout, queue, decision, which, consent.reason), True
+    show(form, sys.stdout)
+
+
+def _are_positions(names: Sequence[str]) -> bool:
+    """Return whether no message has to be read for its id."""
+    return all(map(str.isdecimal, names))
+
+
+def _position(
+    queue: str, name: str, failures: Sequence[FailureRecord], ids: Mapping[int, str | None]
+) -> int:
+    """Return the position of a failing message that is named by its id or position."""
+    for failure in failures:
+        if name.lower() in (ids[failure.position], str(failure.position)):
+            if failure.decision:
+                raise AlreadyDecidedError(queue=queue, message=name, decision=failure.decision)
+            return failure.position
+    raise MessageNotFailingError(queue=queue, message=name)
+
+
+def _decision_item(
+    queue: str,
+    failure: FailureRecord,
+    ids: Mapping[int, str | None],
+    decision: OperatorDecision,
+    settings: Settings,
+) -> dict[str, Any]:
+    return {
+        "queue": queue,
+        "id": ids.get(failure.position),
+        "position": str(failure.position),
+        "time": _sent(failure.position, settings.broker),
+        "attempts": failure.attempts,
+        "error": failure.error,
+        "decision": decision,
+    }
+
+
+def _sent(position: int, broker: str) -> str | None:
+    """Return the time the message was sent; None if the address is not that of its broker."""
+    last = positions_of(broker).to_time(position)
+    return format_position(last) if last <= MAX_LAST else None
+
+
+_HELPS: Mapping[OperatorDecision, str] = {
+    "retry": """Run messages that fail or block a queue again now, with attempts counted from 1.
 
     ID is the id of a message or its position. Without one: the first message that blocks the
     queue, or else the first that waits for its next attempt. Workers may be running: the owner acts
     at once, also during a backoff. If a message is not failing, or an operator has already decided
     about it, the command changes nothing: exit code 5.
-    """
-    decide_about(
-        settings,
-        "retry",
-        queue,
-        ids,
-        schema="qdo.retry-now/1",
-        form=form,
-        consent=consent,
-        every=every,
-    )
-
-
-@click.command("skip")
-@click.argument("queue")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
-@output_option
-def skip_messages(
-    queue: str,
-    ids: tuple[str, ...],
-    consent: Consent,
-    form: str,
-    settings: Settings,
-) -> None:
-    """Skip messages that fail or block a queue: they never run again, and are not kept.
+    """,
+    "skip": """Skip messages that fail or block a queue: they never run again, and are not kept.
 
     ID is the id of a message or its position; `qdo peek` shows both. If a message is not failing
     any more, the command changes nothing (exit code 5): typed twice, it skips no other message. An
     attempt that runs now ends first; if it succeeds, the message is done. Workers may be running.
-    """
-    decide_about(
-        settings,
-        "skip",
-        queue,
-        ids,
-        schema="qdo.skip/1",
-        form=form,
-        consent=consent,
-    )
+    """,
+    "dead-letter": """Store messages that fail or block a queue as dead letters, with their errors.
+
+    ID is the id of a message or its position; `qdo peek` shows both. An attempt that runs now ends
+    first, and if it succeeds the message is done. Workers may be running. If one of the messages is
+    not failing any more, or Kinesis has no store for dead letters, none is stored: exit code 5.
+    """,
+}
+
+
+def _decision_command(name: str, decision: OperatorDecision) -> click.Command:
+    """Return the command that decides so about messages; only `skip` must name each of them."""
+    call: Any = partial(_decide, decision)
+    for add in (output_option, with_settings(*SHARED), changing):
+        call = add(call)
+    skips = decision == "skip"
+    if not skips:
+        click.option(
+            "--all", "every", is_flag=True, help="All messages that fail or block the queue."
+        )(call)
+    click.argument("ids", nargs=-1, required=skips, metavar="ID..." if skips else "[ID]...")(call)
+    click.argument("queue")(call)
+    return click.command(name, help=_HELPS[decision])(call)
+
+
+retry_now = _decision_command("retry-now", "retry")
+skip_messages = _decision_command("skip", "skip")
+add_dead_letters = _decision_command("add", "dead-letter")
 
 
 _CANCEL_COLUMNS = ("queue", "id", "position", "outcome")
+
 
 _OUTCOMES_HELP = """\b
 OUTCOME:
@@ -126,7 +222,7 @@ an owner of a version without this command neither: exit code 5."""
     help="How long the owner of the queue may take to answer.",
 )
 @changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 @output_option
 def cancel_messages(
     queue: str,
@@ -141,15 +237,11 @@ def cancel_messages(
     ID is the id of a message or its position; `qdo peek` shows both. A message whose first attempt
     has begun is not cancelled, and the command says so. Workers may be running.
     """
-    require_app(settings)
     seconds = parse_duration(timeout, "--timeout")
     if not 0 < seconds <= AHEAD_SECONDS:
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
-    with open_connections(settings) as connections:
-        broker = connections.known_broker()
-        if broker is None:
-            raise NotFoundError(what="queue", name=queue)
-        place = connections.client, connections.layout, broker, queue, ids
+    with open_for_queue(settings, queue) as opened:
+        place = *opened, queue, ids
         planned: list[Cancellation] = []
 
         def show(form: str, out: TextIO) -> None:
@@ -171,7 +263,7 @@ def _show_cancellations(
 ) -> None:
     columns = [*_CANCEL_COLUMNS, *(("reason",) if any(each.reason for each in results) else ())]
     items = [_cancellation_item(queue, each) for each in results]
-    emit("qdo.cancel/1", items, form, {each: each.upper() for each in columns}, out)
+    emit("qdo.cancel/1", items, form, columns, out)
 
 
 def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
@@ -207,7 +299,7 @@ _PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
 @click.argument("glob", metavar="QUEUE|GLOB")
 @click.option("--delayed", is_flag=True, help="Also drop the delayed messages.")
 @changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 @output_option
 def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Drop all messages that wait in queues, without running them.
@@ -220,12 +312,8 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
     move as by `qdo seek`: a seek back runs dropped messages after all, if the broker still has
     them. If the command is interrupted, repeat it. SQS queues are purged at SQS: exit code 5.
     """
-    require_app(settings)
-    with open_connections(settings) as connections:
-        client, layout, broker = connections.client, connections.layout, connections.known_broker()
-        if broker is not None:
-            check_purging(broker)
-        if client is None or broker is None:
+    with open_for_queue(settings, glob, check_purging) as (client, layout, broker):
+        if client is None:
             raise NotFoundError(what="queue", name=glob)
         queues = queues_to_purge(client, layout, glob)
         if not queues:
@@ -243,7 +331,7 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
 
 
 def _show_purges(items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:
-    emit("qdo.purge/1", items, form, {each: each.upper() for each in _PURGE_COLUMNS}, out)
+    emit("qdo.purge/1", items, form, _PURGE_COLUMNS, out)
 
 
 def _purge_item(
@@ -263,6 +351,7 @@ SHOWN = 60
 """Characters of a body in a table."""
 _PEEK_COLUMNS = ("id", "kind", "key", "sent", "due", "attempts", "body_bytes")
 _FAILURES = ("error", "next_attempt")
+
 
 _KINDS_HELP = """\b
 KIND:
@@ -296,7 +385,7 @@ handing them out: exit code 5, except for --kind failing and blocking, without b
 @click.option("--kind", type=click.Choice(KINDS), help="Only messages of this kind.")
 @click.option("--id", "name", metavar="ID", help="Only the message with this id or position.")
 @click.option("--body", "with_body", is_flag=True, help="Also show the bodies.")
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds", "keys")
+@with_settings(*SHARED, "keys")
 @output_option
 def peek_messages(
     queue: str,
@@ -312,14 +401,9 @@ def peek_messages(
     They stay where they are: nothing is received, and nothing changes. Delayed ones come last. A
     message that waits may be in flight; cancelled ones are not shown.
     """
-    require_app(settings)
     if name is not None and kind is not None:
         raise UsageError(reason="give --kind or --id, not both")
-    with open_connections(settings) as connections:
-        broker = connections.known_broker()
-        if broker is None:
-            raise NotFoundError(what="queue", name=queue)
-        client, layout = connections.client, connections.layout
+    with open_for_queue(settings, queue) as (client, layout, broker):
         if name is not None:
             found = iter([peek_named(client, layout, broker, queue, name)])
         else:
@@ -336,7 +420,7 @@ def peek_messages(
         columns.append("body")
     if form == "table":
         items = [_row(each) for each in items]
-    emit("qdo.peek/1", items, form, {each: each.replace("_", " ").upper() for each in columns})
+    emit("qdo.peek/1", items, form, columns)
 
 
 def _peek_item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import import_app, output_option, require_app, with_settings
+from qdo.cli.options import import_app, output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
 from qdo.coordination.znodes.layout import Layout
@@ -39,6 +39,8 @@ Checks:
   leader, workers       a registered worker leads, and each worker reports
   lost-workers          sessions of the last hour that ended with queues, of the
                         last 20 that the leader remembers
+  chores                the leader has done its chores within five minutes, and
+                        none failed; the leader repeats them once a minute
   versions              all processes have one version, which fits the app's level
   clocks                differ by less than two seconds, as far as nodes tell
   disk, open-files      of the embedded files, and of this user, on this machine
@@ -49,7 +51,16 @@ Checks:
   retention             failed: unread messages were deleted; warning: they are at
                         half of that age; SQS and Kinesis: 20 queues
   broker-settings       what a starting worker warns about, for 50 queues
-  rights                of the folders and 200 queues; `qdo acl check`: all nodes"""
+  rights                of the folders and 200 queues; `qdo admin acl check`: all
+
+Chores:
+  copied-actions        copies entries of `qdo audit` to the history, if there is one
+  lost-actions          ends what workers that are gone were asked for
+  action-outputs        deletes stacks and profiles after an hour, and beyond 100
+  action-log            deletes entries after 30 days, and beyond 5,000
+  format-level          raises the level once all workers have a new version
+  live-settings         deletes versions beyond the last 100
+  empty-locks           deletes nodes of locks that were unused for an hour"""
 
 
 @click.command(epilog=_CHECKS)

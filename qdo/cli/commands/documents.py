@@ -6,31 +6,36 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import changing
 from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, with_settings
+from qdo.cli.options import COORDINATOR, output_option, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import read_children
-from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import CreateOp, NodeMissing, NodeRead
-from qdo.coordination.transactions import Node, read
-from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.protocol.machine import NodeMissing, NodeRead
+from qdo.coordination.transactions import read
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
-from qdo.fleet.audit import AuditTrail, Entry
+from qdo.fleet.audit import AuditTrail
 from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, CoordinatorDocuments, Documents
-from qdo.fleet.folder_view import CopiedNode
 from qdo.fleet.names import checked_name
 from qdo.settings.hosts import writer_shown
-from qdo.settings.settings import Settings
 
-_SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+if TYPE_CHECKING:
+    from qdo.cli.changing import Consent
+    from qdo.coordination.client import Client
+    from qdo.coordination.protocol.machine import CreateOp
+    from qdo.coordination.transactions import Node
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.fleet.audit import Entry
+    from qdo.fleet.folder_view import CopiedNode
+    from qdo.settings.settings import Settings
+
 _MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Of a JSON text: white space and escapes can make it longer than what is stored."""
+"""Of a JSON text: white space and escapes can make it longer than the stored value."""
 
 
 @click.group()
@@ -59,7 +64,7 @@ def _if_version(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @documents.command("list")
 @click.argument("set_name", metavar="[SET]", required=False)
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def list_(set_name: str | None, form: str, settings: Settings) -> None:
     """List the documents of a set; without SET, list the sets."""
@@ -72,7 +77,7 @@ def list_(set_name: str | None, form: str, settings: Settings) -> None:
         print_message(f"hint: set {set_name!r} has no documents")
     items = [_item(name, entry, form) for name, entry in sorted(found.items())]
     columns = ("document", "version", "written", "by", "value")
-    emit("qdo.documents/1", items, form, {name: name.upper() for name in columns})
+    emit("qdo.documents/1", items, form, columns)
 
 
 def _list_sets(client: Client | None, layout: Layout, form: str) -> None:
@@ -84,7 +89,7 @@ def _list_sets(client: Client | None, layout: Layout, form: str) -> None:
     items = [
         {"set": path.rpartition("/")[2], "documents": len(below)} for path, below in found.items()
     ]
-    emit("qdo.document-sets/1", items, form, {"set": "SET", "documents": "DOCUMENTS"})
+    emit("qdo.document-sets/1", items, form, ("set", "documents"))
 
 
 def _item(name: str, entry: CopiedNode, form: str) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def _item(name: str, entry: CopiedNode, form: str) -> dict[str, Any]:
 @documents.command()
 @click.argument("set_name", metavar="SET")
 @click.argument("name")
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 def get(set_name: str, name: str, settings: Settings) -> None:
     """Write the value of a document to stdout, as JSON."""
     checked_name("document", name)
@@ -122,7 +127,7 @@ def get(set_name: str, name: str, settings: Settings) -> None:
 @_if_version
 @click.option("--create", is_flag=True, help="Only if there is no such document.")
 @changing
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def put(
     set_name: str,
@@ -149,7 +154,7 @@ def put(
 @click.argument("name")
 @_if_version
 @changing
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def delete(set_name: str, name: str, if_version: int | None, **options: Any) -> None:
     """Delete a document."""

@@ -11,15 +11,14 @@ from functools import partial
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import require_app, with_settings
+from qdo.cli.options import require_app, with_settings
 from qdo.cli.output import cell, iso_time, parse_duration, print_message
-from qdo.cli.readings import SHARED
+from qdo.cli.readings import SHARED, read_statuses
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import claims
 from qdo.ops.changes import Difference, Look, changes, event_item, past_changes
-from qdo.ops.status import queue_statuses
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.sending.connections import Connections
@@ -47,7 +46,7 @@ LEAST_SECONDS = 0.5
     show_default=True,
     help="The number of past events, the newest of them.",
 )
-@click.option("--follow", is_flag=True, help="Go on with what changes, until you interrupt it.")
+@click.option("--follow", is_flag=True, help="Continue with later changes, until you interrupt it.")
 @click.option(
     "--every", metavar="DURATION", default="5s", show_default=True, help="How often to look."
 )
@@ -148,9 +147,7 @@ def _follow(
 
 def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
     with open_connections(settings) as connections:
-        client, layout = connections.client, connections.layout
-        fault = connections.broker_fault
-        statuses = queue_statuses(client, layout, connections.broker, glob, fault=fault)
+        statuses = read_statuses(connections, glob)
         workers, entries = _around(connections, ENTRIES)
     names = [each.worker for each in workers]
     return Look(judge_all([statuses]), names, entries), workers

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import update_wrapper
 from typing import Any, TypeVar
 
 import click
 
-from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, parse_duration, print_message, values_text
+from qdo.cli.options import output_option, require_app, with_settings
+from qdo.cli.output import emit, emit_newest, iso_time, parse_duration, print_message, values_text
 from qdo.history.recorder import RecordedAction, RecordedRun
 from qdo.history.reports import (
     MinuteReport,
@@ -24,25 +25,10 @@ from qdo.history.reports import (
 from qdo.ops.items import owner_item
 from qdo.settings.settings import Settings
 
-_SETTINGS = ("app", "history")
-_QUEUES = {
-    "queue": "QUEUE",
-    "done": "DONE",
-    "failed": "FAILED",
-    "retried": "RETRIED",
-    "dead_letters": "DEAD LETTERS",
-    "mean_seconds": "MEAN SECONDS",
-    "p95_seconds": "P95 SECONDS",
-}
-_MINUTES = {
-    "minute": "MINUTE",
-    "done": "DONE",
-    "failed": "FAILED",
-    "mean_seconds": "MEAN SECONDS",
-    "p50_seconds": "P50 SECONDS",
-    "p95_seconds": "P95 SECONDS",
-    "max_seconds": "MAX SECONDS",
-}
+_QUEUES = ("queue", "done", "failed", "retried", "dead_letters", "mean_seconds", "p95_seconds")
+_MINUTES = (
+    *("minute", "done", "failed", "mean_seconds", "p50_seconds", "p95_seconds", "max_seconds"),
+)
 _ACTIONS = ("time", "by", "command", "target", "from", "to", "reason")
 _OWNERS = ("claimed", "ended", "owner", "host", "pid", "fence", "why")
 _RUNS = ("time", "queue", "id", "attempt", "outcome", "error", "seconds")
@@ -66,149 +52,108 @@ def history() -> None:
     """
 
 
-def _since_option(function: _Function) -> _Function:
-    return click.option(
-        "--since",
-        metavar="DURATION",
-        default="1d",
-        show_default=True,
-        help="Only what ended at most this long ago: 2h, 7d.",
-    )(function)
+def _report(
+    argument: str, nouns: str = "", limit: int = 50
+) -> Callable[[_Function], Callable[..., Any]]:
+    """Give a command its argument, --since as `oldest`, --limit for some nouns, and the app."""
+
+    def decorate(function: Any) -> Any:
+        def call(since: str, settings: Settings, **arguments: Any) -> Any:
+            app = require_app(settings)
+            oldest = time.time() - parse_duration(since, "--since")
+            return function(app=app, oldest=oldest, history=settings.history, **arguments)
+
+        call = with_settings("app", "history")(output_option(update_wrapper(call, function)))
+        if nouns:
+            click.option(
+                "--limit",
+                metavar="N",
+                type=click.IntRange(min=1),
+                default=limit,
+                show_default=True,
+                help=f"The number of {nouns}, the newest first.",
+            )(call)
+        click.option(
+            "--since",
+            metavar="DURATION",
+            default="1d",
+            show_default=True,
+            help="Only what ended at most this long ago: 2h, 7d.",
+        )(call)
+        click.argument(argument, default="*" if argument == "glob" else None)(call)
+        return call
+
+    return decorate
 
 
 @history.command()
-@click.argument("glob", default="*")
-@_since_option
-@with_settings(*_SETTINGS)
-@output_option
-def queues(glob: str, since: str, form: str, settings: Settings) -> None:
+@_report("glob")
+def queues(glob: str, oldest: float, app: str, history: str, form: str) -> None:
     """List queues that match GLOB with their attempts, failures and durations.
 
     P95 is the upper bound of a class of durations: at most three times too large. Without an
     attempt that ran, MEAN and P95 are unknown.
     """
-    app = require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    found = queue_reports(settings.history, app, oldest, glob)
+    found = queue_reports(history, app, oldest, glob)
     if not found:
         print_message(f"hint: no attempt of app {app!r} in the history matches")
     emit("qdo.history-queues/1", [_queue_item(each, form) for each in found], form, _QUEUES)
 
 
 @history.command("failures")
-@click.argument("glob", default="*")
-@_since_option
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="The number of attempts, the newest first.",
-)
+@_report("glob", "attempts")
 @click.option("--slow", is_flag=True, help="List attempts that returned after 10 s and more.")
-@with_settings(*_SETTINGS)
-@output_option
-def failures_(glob: str, since: str, limit: int, slow: bool, form: str, settings: Settings) -> None:
+def failures_(
+    glob: str, oldest: float, limit: int, slow: bool, app: str, history: str, form: str
+) -> None:
     """List attempts that failed, or with --slow were slow, of queues that match GLOB."""
-    app = require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    found = failures(settings.history, app, oldest, glob, limit=limit + 1, slow=slow)
-    if not found:
-        kind = "slow" if slow else "failed"
-        print_message(f"hint: no {kind} attempt of app {app!r} in the history matches")
-    items = [_run_item(each, form) for each in found[:limit]]
-    emit("qdo.history-failures/1", items, form, {name: name.upper() for name in _RUNS})
-    if len(found) > limit:
-        print_message(f"hint: only the newest {limit} attempts are listed; see --limit and --since")
+    found = failures(history, app, oldest, glob, limit=limit + 1, slow=slow)
+    items = [_run_item(each, form) for each in found]
+    empty = f"no {'slow' if slow else 'failed'} attempt of app {app!r} in the history matches"
+    schema = "qdo.history-failures/1"
+    emit_newest(schema, items, limit, form, _RUNS, nouns="attempts", empty=empty)
 
 
 @history.command()
-@click.argument("queue")
-@_since_option
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=60,
-    show_default=True,
-    help="The number of minutes, the newest first.",
-)
-@with_settings(*_SETTINGS)
-@output_option
-def durations(queue: str, since: str, limit: int, form: str, settings: Settings) -> None:
+@_report("queue", "minutes", 60)
+def durations(queue: str, oldest: float, limit: int, app: str, history: str, form: str) -> None:
     """List how long the attempts of QUEUE took, minute by minute, newest first.
 
     P50, P95 and MAX are upper bounds of classes of durations: at most three times too large.
     """
-    app = require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    found = minute_reports(settings.history, app, queue, oldest, limit=limit + 1)
-    if not found:
-        print_message(f"hint: no attempt of queue {queue!r} of app {app!r} in the history matches")
-    items = [_minute_item(each, form) for each in found[:limit]]
-    emit("qdo.history-durations/1", items, form, _MINUTES)
-    if len(found) > limit:
-        print_message(f"hint: only the newest {limit} minutes are listed; see --limit and --since")
+    found = minute_reports(history, app, queue, oldest, limit=limit + 1)
+    items = [_minute_item(each, form) for each in found]
+    empty = f"no attempt of queue {queue!r} of app {app!r} in the history matches"
+    schema = "qdo.history-durations/1"
+    emit_newest(schema, items, limit, form, _MINUTES, nouns="minutes", empty=empty)
 
 
 @history.command("owners")
-@click.argument("queue")
-@_since_option
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="The number of owners, the newest first.",
-)
-@with_settings(*_SETTINGS)
-@output_option
-def owners_(queue: str, since: str, limit: int, form: str, settings: Settings) -> None:
+@_report("queue", "owners")
+def owners_(queue: str, oldest: float, limit: int, app: str, history: str, form: str) -> None:
     """List the workers that owned QUEUE, newest first, and why each gave it up.
 
     A killed process records no end: the reason is unknown once another worker has claimed the
     queue.
     """
-    app = require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    found = owners(settings.history, app, queue, oldest, limit=limit + 1)
-    if not found:
-        print_message(f"hint: no owner of queue {queue!r} of app {app!r} in the history matches")
-    items = list(map(owner_item, found[:limit]))
-    emit("qdo.history-owners/1", items, form, {name: name.upper() for name in _OWNERS})
-    if len(found) > limit:
-        print_message(f"hint: only the newest {limit} owners are listed; see --limit and --since")
+    found = owners(history, app, queue, oldest, limit=limit + 1)
+    items = list(map(owner_item, found))
+    empty = f"no owner of queue {queue!r} of app {app!r} in the history matches"
+    emit_newest("qdo.history-owners/1", items, limit, form, _OWNERS, nouns="owners", empty=empty)
 
 
 @history.command("actions")
-@click.argument("glob", default="*")
-@_since_option
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="The number of changes, the newest first.",
-)
-@with_settings(*_SETTINGS)
-@output_option
-def actions_(glob: str, since: str, limit: int, form: str, settings: Settings) -> None:
+@_report("glob", "changes")
+def actions_(glob: str, oldest: float, limit: int, app: str, history: str, form: str) -> None:
     """List the changes that operators made, like `qdo audit`, but for a year.
 
     GLOB selects them by their command, or by the name of what was changed, such as a queue.
     """
-    app = require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    found = actions(settings.history, app, oldest, glob, limit=limit + 1)
-    if not found:
-        print_message(f"hint: no change of app {app!r} in the history matches")
-    items = [_action_item(each, form) for each in found[:limit]]
-    emit("qdo.history-actions/1", items, form, {name: name.upper() for name in _ACTIONS})
-    if len(found) > limit:
-        print_message(f"hint: only the newest {limit} changes are listed; see --limit and --since")
+    found = actions(history, app, oldest, glob, limit=limit + 1)
+    items = [_action_item(each, form) for each in found]
+    empty = f"no change of app {app!r} in the history matches"
+    schema = "qdo.history-actions/1"
+    emit_newest(schema, items, limit, form, _ACTIONS, nouns="changes", empty=empty)
 
 
 def _action_item(action: RecordedAction, form: str) -> dict[str, Any]:

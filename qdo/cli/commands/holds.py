@@ -1,4 +1,4 @@
-"""`qdo pause`, `qdo resume`, `qdo hold` and `qdo holds`: queues paused in the whole fleet."""
+"""`qdo pause` and `qdo resume`: queues paused in the whole fleet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import TextIO
@@ -16,8 +17,8 @@ from typing import TextIO
 import click
 
 from qdo.cli.changing import Consent, changing
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.connections import from_coordinator, open_coordinator
+from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
 from qdo.cli.output import emit, parse_duration, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
@@ -109,12 +110,34 @@ if __name__ == "__main__":
 
 
 FENCE_VARIABLE = "QDO_HOLD_FENCE"
-"""Tells the command of `qdo hold` the fence of its section."""
-SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+"""Tells the COMMAND of `qdo pause` the fence of its section."""
 
 
-@click.command()
-@click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
+class CommandAfterDashes(click.Command):
+    """A command whose arguments after `--` are another command, its parameter `run`.
+
+    Without `--`, `run` is None.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments before `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["run"] = tuple(args[at + 1 :]) if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the operator wants to pause, and how long to wait for the messages in flight."""
+
+    hold: Hold
+    timeout_seconds: float
+    allow_none: bool
+
+
+@click.command(cls=CommandAfterDashes)
+@click.argument("globs", metavar="GLOB... [-- COMMAND...]", nargs=-1)
+@click.option("--list", "listing", is_flag=True, help="List pauses and sections; pause nothing.")
 @click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the messages in flight.")
 @click.option(
@@ -126,10 +149,12 @@ SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 )
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @changing
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR, "session_timeout_seconds")
 @output_option
 def pause(
     globs: tuple[str, ...],
+    run: tuple[str, ...] | None,
+    listing: bool,
     lasting: str | None,
     no_wait: bool,
     timeout: str,
@@ -137,32 +162,60 @@ def pause(
     consent: Consent,
     form: str,
     settings: Settings,
-) -> None:
+) -> int:
     """Pause the queues that match a GLOB in the whole fleet, also later ones.
+
+    \b
+    qdo pause 'mail-*' --for 2h --reason "SMTP is down"
+    qdo pause 'mail-*' -- ./migrate.sh
+    qdo pause --list
 
     No message of them is started; those in flight end. Positions, owners and order do not change.
     Returns once no message of these queues is in flight anywhere; after --timeout with exit code 4,
-    and the queues stay paused.
+    and the queues stay paused. `qdo resume` ends the pause.
+
+    With COMMAND, the pause lasts while COMMAND runs, and ends with this process. COMMAND receives
+    SIGTERM if the queues may continue before it has ended. The exit code is that of COMMAND, or
+    128 + N after signal N; 4 if they are not paused in time, and 5 if they may have continued too
+    early. There is no question, but globs of all queues, or of all present ones, must have --yes.
+
+    --list also names the workers that may still run messages of paused queues.
     """
     require_app(settings)
+    if listing == bool(globs):
+        raise UsageError(reason="give GLOB... or --list, not both")
+    if listing:
+        _list(form, settings)
+        return 0
+    if run is not None and (not run or lasting or no_wait):
+        if not run:
+            raise UsageError(reason="a COMMAND must follow `--`; without `--` the pause lasts")
+        raise UsageError(reason="--for and --no-wait are for a pause without COMMAND")
     seconds = None if lasting is None else parse_duration(lasting, "--for")
-    timeout_seconds = parse_duration(timeout, "--timeout")
     hold = fleet.new_hold(globs, consent.reason, seconds)
-    with open_connections(settings, broker=False) as connections:
-        count = _check_globs(connections.client, connections.layout, hold, allow_none=allow_none)
+    wish = _Wish(hold, parse_duration(timeout, "--timeout"), allow_none)
+    if run is not None:
+        return _run_paused(wish, run, consent, form, settings)
+    _pause(wish, consent, form, settings, waits=not no_wait)
+    return 0
+
+
+def _pause(wish: _Wish, consent: Consent, form: str, settings: Settings, *, waits: bool) -> None:
+    with open_coordinator(settings) as (client, layout):
+        count = _matching(client, layout, wish)
+    hold, globs = wish.hold, wish.hold.queues
     what, asks = f"pause {' '.join(globs)}", _are_several(globs)
     if not consent.given(what, partial(_show_pause, hold, count), form, asks=asks):
         return
-    with open_connections(settings, broker=False, create=True) as connections:
-        client, layout = connections.client, connections.layout
+    with open_coordinator(settings, create=True) as (client, layout):
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
         zxid = fleet.pause(client, layout, hold)
         workers = None
-        if not no_wait:
+        if waits:
             try:
                 workers = fleet.wait_in_force(
-                    client, layout, hold, zxid, timeout_seconds, _report_waiting
+                    client, layout, hold, zxid, wish.timeout_seconds, _report_waiting
                 )
             except KeyboardInterrupt:
                 print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
@@ -183,7 +236,7 @@ def _show_pause(
     if not executed:
         item["id"] = None  # it has no node
     columns = ("id", "queues", "matching", "workers", "until", "why")
-    emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns}, out)
+    emit("qdo.pause/1", [item], form, columns, out)
 
 
 @click.command()
@@ -191,7 +244,7 @@ def _show_pause(
 @click.option("--id", "id", metavar="ID", help="End this hold.")
 @click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
 @changing
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def resume(
     globs: tuple[str, ...],
@@ -203,14 +256,13 @@ def resume(
 ) -> None:
     """Let queues continue that `qdo pause` has stopped.
 
-    GLOB is one of those that `qdo holds` shows, as it was given to `qdo pause`. If that pause has
-    several globs, the others stay paused.
+    GLOB is one of those that `qdo pause --list` shows, as it was given to `qdo pause`.
+    If that pause has several globs, the others stay paused.
     """
     require_app(settings)
     if (bool(globs), id is not None, everything).count(True) != 1:
         raise UsageError(reason="give GLOB..., --id ID or --all, and only one of them")
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
+    with open_coordinator(settings) as (client, layout):
         if client is None and not everything:
             raise NotFoundError(what="hold", name=id or globs[0])
         found = fleet.read_holds(client, layout).node if client is not None else HoldNode()
@@ -222,7 +274,7 @@ def resume(
             if client is not None:
                 ended = _resumed(client, layout, globs, id, consent.reason)
             if not ended:
-                print_message("hint: nothing was held")
+                print_message("hint: nothing was paused")
             _show_resumed(ended, True, form)
 
 
@@ -260,71 +312,27 @@ def _show_resumed(
     ended: Sequence[Hold], executed: bool, form: str, out: TextIO | None = None
 ) -> None:
     items = [{**hold_item(hold), "executed": executed} for hold in ended]
-    columns = {"id": "ID", "queues": "QUEUES", "why": "WHY"}
+    columns = ("id", "queues", "why")
     emit("qdo.resume/1", items, form, columns, out)
 
 
-class CommandAfterDashes(click.Command):
-    """A command whose arguments after `--` are another command, its parameter `run`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what is before `--`."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.params["run"] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
-
-
-@click.command(cls=CommandAfterDashes, options_metavar="[OPTIONS]")
-@click.argument("globs", metavar="GLOB... -- COMMAND...", nargs=-1, required=True)
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="60s",
-    show_default=True,
-    help="How long to wait for the messages in flight.",
-)
-@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
-@click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
-@click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
-@click.option(
-    "--dry-run", is_flag=True, help="Only check it and show the queues; hold and run nothing."
-)
-@with_settings(*SETTINGS, "session_timeout_seconds")
-def hold(
-    globs: tuple[str, ...],
-    timeout: str,
-    everything: bool,
-    allow_none: bool,
-    reason: str,
-    dry_run: bool,
-    run: tuple[str, ...],
-    settings: Settings,
+def _run_paused(
+    wish: _Wish, run: Sequence[str], consent: Consent, form: str, settings: Settings
 ) -> int:
-    """Run COMMAND while the queues that match a GLOB are paused in the whole fleet.
-
-    It starts once no message of them is in flight. They continue when it ends, or when this process
-    ends. COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is
-    that of COMMAND, or 128 + N after signal N; 4 if they are not paused in time, and 5 if they may
-    have continued too early. Globs of all queues, or of all present ones, need --all.
-    """
-    app = require_app(settings)
-    if not run:
-        raise UsageError(reason="a COMMAND must follow `--`; to hold queues without, `qdo pause`")
+    """Run a command while the queues are paused; return its exit code."""
+    globs, reason = wish.hold.queues, consent.reason
     if shutil.which(run[0]) is None:
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
-    timeout_seconds = parse_duration(timeout, "--timeout")
-    wanted = fleet.new_hold(globs, reason)
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
-        count = _check_globs(client, layout, wanted, allow_none=allow_none, allow_all=everything)
+    with open_coordinator(settings) as (client, layout):
+        count = _matching(client, layout, wish, allow_all=consent.yes)
     what = f"run {run[0]} while {' '.join(globs)} is paused"
-    if not Consent(dry_run, yes=True).given(what, partial(_show_pause, wanted, count), "table"):
+    if not consent.given(what, partial(_show_pause, wish.hold, count), form, asks=False):
         return 0
-    with closing(open_locks(app, settings)) as locks:
+    with closing(open_locks(settings.app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
-        with fleet.recorded(client, layout, "hold", globs, reason) as record:
+        with fleet.recorded(client, layout, "pause", globs, reason) as record:
             section, end = locks.hold(
-                globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
+                globs, reason, wish.timeout_seconds, record=record, on_wait=_report_waiting
             )
         try:
             environ = {**os.environ, FENCE_VARIABLE: str(section.fence)}
@@ -335,26 +343,20 @@ def hold(
     return code
 
 
-@click.command()
-@with_settings(*SETTINGS)
-@output_option
-def holds(form: str, settings: Settings) -> None:
-    """List pauses and sections with their reasons and ends, and who still runs their messages."""
-    require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
-        found = fleet.read_holds(client, layout) if client is not None else None
+def _list(form: str, settings: Settings) -> None:
+    """List pauses and sections with their reasons and ends."""
+    found: fleet.HoldsRead | None = from_coordinator(settings, fleet.read_holds, None)
     if found is not None and found.node.fault is not None:
         raise HoldsUnreadableError(reason=found.node.fault)
     present = () if found is None else found.node.holds
     if not present or found is None:
-        print_message("hint: nothing is held; see `qdo pause --help`")
+        print_message("hint: nothing is paused; see `qdo pause --help`")
         emit("qdo.holds/1", [], form, {})
         return
     late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
     items = [hold_item(hold) for hold in present]
     columns = ("id", "kind", "queues", "until", "who", "why")
-    emit("qdo.holds/1", items, form, {name: name.upper() for name in columns})
+    emit("qdo.holds/1", items, form, columns)
     if late:
         print_message(
             f"hint: {pluralize(len(late), 'worker')} of {len(found.obeyed)} may still have a"
@@ -367,24 +369,25 @@ def _are_several(globs: Sequence[str]) -> bool:
     return len(globs) > 1 or any(map(is_glob, globs))
 
 
-def _check_globs(
-    client: Client | None, layout: Layout, hold: Hold, *, allow_none: bool, allow_all: bool = True
-) -> int:
+def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: bool = True) -> int:
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
     found = read_children(client, [layout.queues]) if client is not None else {}
     names = found.get(layout.queues, [])
-    if not allow_all and match_everything(hold.queues, names):
-        reason = f"{' '.join(hold.queues)} matches every queue; add --all to hold all of them"
+    globs = wish.hold.queues
+    if not allow_all and match_everything(globs, names):
+        reason = f"{' '.join(globs)} matches every queue; add --yes to pause all of them"
         raise UsageError(reason=reason)
-    for glob in () if allow_none else hold.queues:
+    for glob in () if wish.allow_none else globs:
         takes = held_queues([fleet.new_hold([glob])])
         if takes is not None and not any(map(takes, names)):
-            print_message("hint: workers have not seen such a queue; --allow-none holds later ones")
+            print_message(
+                "hint: workers have not seen such a queue; --allow-none pauses later ones"
+            )
             raise NotFoundError(what="queue that matches", name=glob)
-    takes = held_queues([hold])
+    takes = held_queues([wish.hold])
     return 0 if takes is None else sum(map(takes, names))
 
 
 def _report_waiting(names: Sequence[str]) -> None:
-    """Tell whom a hold waits for."""
+    """Tell which workers a hold waits for."""
     print_message(f"waiting for messages in flight: {join_some(names, fleet.NAMES_SHOWN)}")

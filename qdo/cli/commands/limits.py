@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from qdo.cli.changing import Consent, changing
-from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, with_settings
+from qdo.cli.connections import from_coordinator, open_coordinator
+from qdo.cli.options import COORDINATOR, output_option, with_settings
 from qdo.cli.output import emit, print_message, values_text
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode
@@ -27,7 +27,6 @@ from qdo.ops.items import limit_item
 from qdo.settings.settings import Settings
 from qdo.text import one_line
 
-_SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 _COLUMNS = ("limit", "max", "held", "waiting", "rate", "holders", "reason")
 
 
@@ -48,16 +47,15 @@ def limits() -> None:
 
 
 @limits.command("list")
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def list_(form: str, settings: Settings) -> None:
     """List the limits of an app, and the shares that its processes hold."""
-    with open_coordinator(settings) as (client, layout):
-        found = list_limits(client, layout) if client else {}
+    found = from_coordinator(settings, list_limits, {})
     if not found:
         print_message("hint: the app has no limits yet; see `qdo limits set --help`")
     items = [_item(name, node, form) for name, node in found.items()]
-    emit("qdo.limits/1", items, form, {name: name.upper() for name in _COLUMNS})
+    emit("qdo.limits/1", items, form, _COLUMNS)
 
 
 def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
@@ -81,7 +79,7 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
     help="Starts above the rate; by default those of a second, at least 1.",
 )
 @changing
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def set_(
     name: str,
@@ -92,7 +90,7 @@ def set_(
     form: str,
     settings: Settings,
 ) -> None:
-    """Create or change a limit; what is not given stays as it is.
+    """Create or change a limit; options that are not given change nothing.
 
     `qdo limits list` shows the reason, too.
     """
@@ -111,7 +109,7 @@ def set_(
 @limits.command()
 @click.argument("name")
 @changing
-@with_settings(*_SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def delete(name: str, consent: Consent, form: str, settings: Settings) -> None:
     """Delete a limit; the queues of jobs that name it wait."""
@@ -138,5 +136,5 @@ def _show_change(
     item: dict[str, Any] = {"limit": name, **terms, "executed": executed}
     if form == "table":
         item |= {key: values_text(values) for key, values in terms.items()}
-    columns = {key: key.upper() for key in ("limit", "before", "after")}
+    columns = ("limit", "before", "after")
     emit("qdo.limits-change/1", [item], form, columns, out)

@@ -1,34 +1,48 @@
-"""`qdo queues` and `qdo groups`: queues with owners, progress and backlogs, or added up."""
+"""`qdo queues`: queues with owners, progress and backlogs, or added up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import approximate, emit, print_message
+from qdo.cli.connections import open_connections
+from qdo.cli.options import import_settings, output_option, require_app, with_settings
+from qdo.cli.output import approximate, emit, filled_columns, print_message
 from qdo.cli.readings import (
     SHARED,
+    owner_text,
     read_queues,
     reading_options,
     report_unasked,
-    rules_of,
     watch_option,
 )
-from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureError
-from qdo.history.reports import usual_seconds
+from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureError, UsageError
+from qdo.fleet.names import only_name
 from qdo.ops.groups import GROUPINGS, group_items
 from qdo.ops.items import QUEUE_SORTS, queue_item
-from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
-from qdo.settings.settings import Settings
+from qdo.ops.verdicts import QueueHealth, judge_all
 from qdo.text import join_some, short_duration
 
+if TYPE_CHECKING:
+    from qdo.cli.readings import (
+        ReadOptions,
+    )
+    from qdo.ops.status import QueueStatus, Statuses
+    from qdo.ops.verdicts import Verdict
+    from qdo.settings.settings import Settings
+
+_SETTINGS = (*SHARED, "history")
+_COLUMNS = (
+    *("queue", "state", "owner", "last", "backlog", "age", "eta", "delayed", "dead_letters"),
+    *("why", "error"),
+)
 MOST_ETAS = 1000
 """Each is a query. Queues with larger backlogs come first."""
-COLUMNS = """\b
+
+
+_HELP = """\b
 Columns:
   STATE         one word; WHY is the reason, of the first message if several fail
   OWNER         its worker; - if it is free; (gone) if that worker no longer
@@ -49,8 +63,8 @@ A queue that is `assigned to` a worker for longer than an instant: another progr
 as that worker. After 10 seconds the rebalancer assigns the queue to another one."""
 
 
-@click.command(epilog=COLUMNS)
-@click.argument("glob", default="*")
+@click.command(epilog=_HELP)
+@click.argument("names", metavar="[GLOB | NAME...]", nargs=-1)
 @click.option(
     "--state",
     "states",
@@ -62,89 +76,109 @@ as that worker. After 10 seconds the rebalancer assigns the queue to another one
 @click.option(
     "--sort",
     type=click.Choice(list(QUEUE_SORTS)),
-    default="name",
-    show_default=True,
-    help="The worst state, the greatest age or the largest backlog first.",
+    help="The worst state, the greatest age or the largest backlog first; by default by name.",
 )
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most N queues.")
+@click.option("--by", type=click.Choice(list(GROUPINGS)), help="Add up the queues; see above.")
+@click.option("--no-ask", is_flag=True, help="With NAME: only read; do not ask the owner.")
 @reading_options
-@watch_option
-@with_settings(*SHARED, "history")
+@with_settings(*_SETTINGS, import_app=False)
 @output_option
+@watch_option
 def queues(
-    glob: str,
+    names: tuple[str, ...],
     states: Sequence[str],
-    sort: str,
+    sort: str | None,
     limit: int | None,
-    budget: int | None,
-    window: str,
-    late: str,
-    stuck: str,
+    by: str | None,
+    no_ask: bool,
+    reading: ReadOptions,
     form: str,
     settings: Settings,
 ) -> None:
-    """List queues that match GLOB (default: all): state, owner, progress, backlog.
+    """List the queues that match GLOB (default: all), or show everything about each NAME.
+
+    \b
+    qdo queues               state, owner, progress and backlog of all queues
+    qdo queues 'mail-*'      the same of those that match
+    qdo queues mail-7 audit  everything about these two
+    qdo queues --by prefix   the worst state and the sums of the queues whose
+                             names are equal up to the first of - _ . / :
+
+    An argument without *, ? and [ is a NAME, unless --state, --sort, --limit or --by asks for a
+    list. In a NAME, write [*], [?] and [[] for these letters.
 
     Every queue counts that has a node in the coordinator or a message in the broker; finished
-    shards and queues that the broker lacks only while they have dead letters.
+    shards and queues that the broker lacks only while they have dead letters. With --by, AGE is
+    that of the oldest next message, and a sum is - if a part of it is unknown.
+
+    The job of a NAME is known if --app is MODULE:APP. The owner is asked for its messages in
+    flight, as `qdo ps` does: up to ten, and the stack of the first. It has two seconds; without an
+    answer the command says so, and shows the longest run that it reported. With -o json, the items
+    are those of the list with `process`, `job`, `failing_id`, `changes`, `owners`, `runs`,
+    `in_flight` and `runs_error`.
     """
-    app = require_app(settings)
-    rules = rules_of(late, stuck)
-    readings = read_queues(settings, glob, budget, window)
-    statuses = readings[-1]
-    judged = judge_all(readings, rules)
-    if not judged:
-        print_message(
-            f"hint: app {app!r} has no queue {'yet' if glob == '*' else f'that matches {glob!r}'}"
-        )
-    judged = sorted(
-        (each for each in judged if not states or each[1].state.value in states),
-        key=QUEUE_SORTS[sort],
-    )
-    shown = judged[:limit]
+    app, settings = import_settings(settings, _SETTINGS)
+    require_app(settings)
+    lists = states or sort or limit or by
+    exact = [] if lists else [name for name in map(only_name, names) if name is not None]
+    if len(names) > max(1, len(exact)):
+        raise UsageError(reason=f"give one GLOB, or several NAMEs, got {' '.join(names)}")
+    if by and (sort or limit):
+        raise UsageError(reason="--by lists sums; leave out --sort and --limit")
+    if exact:
+        from qdo.cli.commands.show import show_queues
+
+        show_queues(exact, reading, form, app, settings, asks=not no_ask)
+    elif by:
+        _add_up(names, states, by, reading, form, settings)
+    else:
+        _list(names, states, sort or "name", limit, reading, form, settings)
+
+
+def _judged(
+    names: Sequence[str], states: Sequence[str], reading: ReadOptions, settings: Settings
+) -> tuple[list[tuple[QueueStatus, Verdict]], Statuses]:
+    """Return the queues that match and have one of the states, and the whole last reading."""
+    glob = names[0] if names else "*"
+    with open_connections(settings) as connections:
+        readings = read_queues(connections, glob, reading)
+    if not readings[-1].queues:
+        which = "yet" if glob == "*" else f"that matches {glob!r}"
+        print_message(f"hint: app {settings.app!r} has no queue {which}")
+    judged = judge_all(readings, reading.rules)
+    return [each for each in judged if not states or each[1].state.value in states], readings[-1]
+
+
+def _list(
+    names: Sequence[str],
+    states: Sequence[str],
+    sort: str,
+    limit: int | None,
+    reading: ReadOptions,
+    form: str,
+    settings: Settings,
+) -> None:
+    found, statuses = _judged(names, states, reading, settings)
+    shown = sorted(found, key=QUEUE_SORTS[sort])[:limit]
     items = [queue_item(*each) for each in shown]
     if settings.history:
-        _add_etas(items, settings.history, app)
+        _add_etas(items, settings.history, settings.app)
     if form == "table":
         for item in items:
-            item["owner"] = _owner(item)
+            item["owner"] = owner_text(item)
             item["last"] = item["last_time"]
             item["backlog"] = approximate(item["backlog"], item["approximate"])
             item["age"] = _age(item["behind_seconds"])
             item["eta"] = _eta(item.get("eta_seconds"))
-    emit("qdo.queues/1", items, form, _columns(shown, bool(settings.history)))
-    if len(shown) < len(judged):
-        print_message(f"hint: {len(shown)} of {len(judged)} queues are listed; see --limit")
+            item["why"] = item["reason"]
+    columns = [each for each in _COLUMNS if each != "eta" or settings.history]
+    # Most apps delay nothing, and not every broker knows the age.
+    columns = filled_columns(columns, items, ("age", "delayed", "why", "error"))
+    emit("qdo.queues/1", items, form, columns)
+    if len(shown) < len(found):
+        print_message(f"hint: {len(shown)} of {len(found)} queues are listed; see --limit")
     _report_gaps(statuses)
-
-
-def _columns(shown: Sequence[tuple[QueueStatus, Verdict]], with_etas: bool) -> dict[str, str]:
-    """Return the columns of the table with their headings: those that say something."""
-    found = [each for each, _ in shown]
-    columns = {
-        "queue": "QUEUE",
-        "state": "STATE",
-        "owner": "OWNER",
-        "last": "LAST",
-        "backlog": "BACKLOG",
-        "age": "AGE",
-        "eta": "ETA",
-        "delayed": "DELAYED",
-        "dead_letters": "DEAD LETTERS",
-        "reason": "WHY",
-        "error": "ERROR",
-    }
-    if all(each.error is None for each in found):
-        del columns["error"]
-    if not any(verdict.reason for _, verdict in shown):
-        del columns["reason"]
-    if not any(each.delayed for each in found):
-        del columns["delayed"]  # most apps delay nothing
-    if all(each.behind_seconds is None for each in found):
-        del columns["age"]  # not every broker knows it
-    if not with_etas:
-        del columns["eta"]
-    return columns
 
 
 def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
@@ -155,6 +189,8 @@ def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
         if each["backlog"] and not each["held"] and not each["blocked"] and each["owner"]
     ]
     largest = sorted(runs, key=lambda each: each["backlog"], reverse=True)[:MOST_ETAS]
+    from qdo.history.reports import usual_seconds  # only an app with a history needs SQLAlchemy
+
     try:
         usual = usual_seconds(history, app, [each["queue"] for each in largest])
     except (HistoryUnreadableError, DatabaseError) as error:
@@ -172,7 +208,7 @@ def _eta(seconds: float | None) -> str | None:
 
 
 def _report_gaps(statuses: Statuses) -> None:
-    """Tell what is missing in the list; raise an error for what could not be read."""
+    """Report gaps in the list; raise an error for backlogs that could not be read."""
     found = statuses.queues
     unread = [each.queue for each in found if each.error is not None]
     report_unasked(statuses)
@@ -186,22 +222,11 @@ def _report_gaps(statuses: Statuses) -> None:
         )
 
 
-def _owner(item: dict[str, Any]) -> str | None:
-    """Return the owner of a queue, or the reason why it has none."""
-    owner: str | None = item["owner"]
-    if owner is not None:
-        return f"{owner} (gone)" if item["owner_gone"] else owner
-    if item["waits_for"]:
-        return f"waits for {', '.join(item['waits_for'])}"
-    reason: str | None = item["untaken"] or item["unclaimed"]
-    return reason
-
-
 def _age(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
 
 
-_COLUMNS = {
+_GROUP_COLUMNS = {
     "group": "GROUP",
     "queues": "QUEUES",
     "state": "WORST STATE",
@@ -212,41 +237,20 @@ _COLUMNS = {
 }
 
 
-@click.command()
-@click.argument("glob", default="*")
-@click.option(
-    "--by",
-    type=click.Choice(list(GROUPINGS)),
-    default="prefix",
-    show_default=True,
-    help="prefix: the name up to the first of - _ . / :",
-)
-@reading_options
-@watch_option
-@with_settings(*SHARED)
-@output_option
-def groups(
-    glob: str,
+def _add_up(
+    names: Sequence[str],
+    states: Sequence[str],
     by: str,
-    budget: int | None,
-    window: str,
-    late: str,
-    stuck: str,
+    reading: ReadOptions,
     form: str,
     settings: Settings,
 ) -> None:
-    """Add up the queues that match GLOB: the worst state, how many need attention, the sums.
-
-    AGE is that of the oldest next message. A sum is - if a part of it is unknown.
-    """
-    require_app(settings)
-    rules = rules_of(late, stuck)
-    readings = read_queues(settings, glob, budget, window)
-    items = group_items(judge_all(readings, rules), by)
+    """List sums; the age is that of the oldest next message."""
+    judged, statuses = _judged(names, states, reading, settings)
+    items = group_items(judged, by)
     if form == "table":
         for item in items:
-            seconds = item["behind_seconds"]
-            item["age"] = None if seconds is None else short_duration(seconds)
+            item["age"] = _age(item["behind_seconds"])
             item["backlog"] = approximate(item["backlog"], item["approximate"])
-    emit("qdo.groups/1", items, form, _COLUMNS)
-    report_unasked(readings[-1])
+    emit("qdo.groups/1", items, form, _GROUP_COLUMNS)
+    report_unasked(statuses)

@@ -9,9 +9,10 @@ from typing import Any, TextIO
 import click
 
 from qdo.cli.changing import Consent, changing
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.connections import open_for_queue
+from qdo.cli.options import output_option, with_settings
 from qdo.cli.output import emit
+from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError
 from qdo.ops.delete import Deletion, delete, plan_deletion
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
@@ -24,7 +25,7 @@ from qdo.text import pluralize, short_duration
 @click.argument("queue")
 @click.argument("target", metavar="earliest|latest|POSITION|TIME")
 @changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 @output_option
 def seek(queue: str, target: str, consent: Consent, form: str, settings: Settings) -> None:
     """Move a queue to another position.
@@ -44,29 +45,25 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
     the age of the first one. A position that the shard never had is rejected. With SQS, which
     deletes done messages, the command is rejected.
     """
-    require_app(settings)
-    with open_connections(settings) as connections:
-        client, broker = connections.client, connections.known_broker()
-        if broker is not None:
-            check_seekable(broker)
-        if client is None or broker is None:
+    with open_for_queue(settings, queue, check_seekable) as (client, layout, broker):
+        if client is None:
             raise NotFoundError(what="queue", name=queue)
-        plan = plan_seek(client, connections.layout, broker, queue, target)
+        plan = plan_seek(client, layout, broker, queue, target)
         if consent.given(
             f"move queue {queue!r} to {target}", partial(_show_seeks, plan, False), form
         ):
-            execute(client, connections.layout, plan, consent.reason)
+            execute(client, layout, plan, consent.reason)
             _show_seeks(plan, True, form)
 
 
 def _show_seeks(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:
     item = _item(plan, executed)
-    columns = {"queue": "QUEUE", "before": "BEFORE", "after": "AFTER"}
+    columns = ["queue", "before", "after"]
     if form == "table":
         for name in ("before", "after"):
             item[name] = item[f"{name}_position"] or item[name]
         counted = plan.waiting_after is not None  # not every broker can count
-        columns |= {"waiting": "WAITING"} if counted else {"behind": "BEHIND"}
+        columns.append("waiting" if counted else "behind")
         item["waiting"] = f"{_text(plan.waiting_before)} -> {plan.waiting_after}"
         item["behind"] = f"{_age(plan.behind_before)} -> {_age(plan.behind_after)}"
     emit("qdo.seek/1", [item], form, columns, out)
@@ -107,7 +104,7 @@ def _shown(place: QueuePosition) -> str:
     help="Also delete messages that are not done, and dead letters.",
 )
 @changing
-@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
+@with_settings(*SHARED)
 @output_option
 def delete_queues(
     queues: tuple[str, ...],
@@ -125,11 +122,7 @@ def delete_queues(
     queue that is only marked as deleted is not processed. Queues of SQS and shards of Kinesis are
     deleted at AWS; this command then deletes their nodes.
     """
-    require_app(settings)
-    with open_connections(settings) as connections:
-        client, layout, broker = connections.client, connections.layout, connections.known_broker()
-        if broker is None:
-            raise NotFoundError(what="queue", name=queues[0])
+    with open_for_queue(settings, queues[0]) as (client, layout, broker):
         plan = partial(plan_deletion, client, layout, broker, with_messages=with_messages)
         plans = [plan(queue) for queue in dict.fromkeys(queues)]
         what = f"delete {pluralize(len(plans), 'queue')}"
@@ -146,12 +139,11 @@ def delete_queues(
 def _show_deletions(
     plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None
 ) -> None:
-    """Show deletions, of which the first `done` are executed."""
+    """Show deletions; the first `done` of them are executed."""
     columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
     items = [
         {name: getattr(plan, name) for name in (*columns[:-1], "stored")}
         | {"executed": index < done}
         for index, plan in enumerate(plans)
     ]
-    headings = {name: name.replace("_", " ").upper() for name in columns}
-    emit("qdo.delete/1", items, form, headings, out)
+    emit("qdo.delete/1", items, form, columns, out)

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from qdo.brokers.base import REFERENCE, Broker, Outgoing, SendOptions
-from qdo.cli.framework import code_hint, require_app, with_settings
+from qdo.cli.options import code_hint, require_app, with_settings
 from qdo.cli.output import parse_duration, parse_time, print_message
 from qdo.encoding import MAX_STORED_BODY_BYTES, RESERVED, JsonText, decode_strictly
 from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError

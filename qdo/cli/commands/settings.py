@@ -16,8 +16,8 @@ import click
 import tomlkit
 
 from qdo.cli.changing import Consent, changing
-from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, with_settings
+from qdo.cli.connections import from_coordinator, open_coordinator
+from qdo.cli.options import COORDINATOR, output_option, with_settings
 from qdo.cli.output import emit, iso_time, parse_duration, print_message
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -53,7 +53,6 @@ def show_change(
 ) -> None:
     """Show a change of live settings.
 
-    :param workers: the number of registered workers.
     :param seconds: how long it took until they used it; None if it is not made.
     """
     if form == "table" and seconds is None:
@@ -65,7 +64,7 @@ def show_change(
             _SCHEMA,
             rows,
             form,
-            {name: name.upper() for name in ("setting", "before", "after")},
+            ("setting", "before", "after"),
             out,
         )
         return
@@ -76,7 +75,7 @@ def show_change(
         "seconds": None if seconds is None else round(seconds, 3),
         "executed": seconds is not None,
     }
-    columns = {name: name.upper() for name in ("version", "changes", "workers", "seconds")}
+    columns = ("version", "changes", "workers", "seconds")
     emit(_SCHEMA, [item], form, columns, out)
 
 
@@ -89,7 +88,8 @@ def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
     if outcome.late:
         print_message(
             f"hint: version {outcome.version.number} is not in use yet in {len(outcome.late)} of"
-            f" {pluralize(count, 'worker')}: {join_some(list(outcome.late))}; see `qdo components`"
+            f" {pluralize(count, 'worker')}: {join_some(list(outcome.late))}; see `qdo workers"
+            " --all`"
         )
 
 
@@ -151,7 +151,7 @@ def kept_on_failure(text: str, command: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Only this user may read it, and nobody deletes it.
+        # Only this user may read it, and it is not deleted.
         with tempfile.NamedTemporaryFile(
             "w", prefix="qdo-settings-", suffix=".toml", encoding="utf-8", delete=False
         ) as file:
@@ -167,8 +167,6 @@ class SettingsPlan:
     :ivar version: the number that the new version would have.
     :ivar before: the text in force, "" for none.
     :ivar after: the text of the new version.
-    :ivar workers: the number of workers that would have to accept it.
-    :ivar same: whether these live settings are in force already.
     """
 
     version: int
@@ -197,7 +195,6 @@ def plan_settings(
     return SettingsPlan(version, node.text, text, workers, same)
 
 
-SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 _VERSIONS_SHOWN = 20
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -242,14 +239,14 @@ def _changing(function: Any) -> Any:
         ),
     ):
         call = add(call)
-    return output_option(with_settings(*SETTINGS)(changing(call)))
+    return output_option(with_settings(*COORDINATOR)(changing(call)))
 
 
 # --- reading ------------------------------------------------------------------------------
 
 
 @settings.command()
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def show(form: str, settings: Settings) -> None:
     """List the live settings.
@@ -264,7 +261,7 @@ def show(form: str, settings: Settings) -> None:
         for item in items:
             item["value"] = json.dumps(item["value"])
             item["pinned"] = pins_text(item["pinned"], len(answers))
-    emit("qdo.settings/1", items, form, {name: name.upper() for name in items[0]} if items else {})
+    emit("qdo.settings/1", items, form, [*items[0]] if items else ())
     if not items:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")
     late = [
@@ -281,15 +278,13 @@ def show(form: str, settings: Settings) -> None:
 
 @settings.command()
 @click.option("--version", "number", type=click.IntRange(1), metavar="N", help="Of this version.")
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR)
 def get(number: int | None, settings: Settings) -> None:
     """Write the live settings to stdout, as TOML."""
     with open_coordinator(settings) as (client, layout):
         if client is None and number is not None:
             raise NotFoundError(what="version of the live settings", name=str(number))
-        text = ""
-        if client is not None:
-            text = _text(client, layout, number)
+        text = "" if client is None else _text(client, layout, number)
     sys.stdout.write(text if not text or text.endswith("\n") else f"{text}\n")
 
 
@@ -302,22 +297,21 @@ def get(number: int | None, settings: Settings) -> None:
     show_default=True,
     help="Most versions to list.",
 )
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR)
 @output_option
 def history(limit: int, form: str, settings: Settings) -> None:
     """List the versions that were in force, newest first."""
-    with open_coordinator(settings) as (client, layout):
-        found = fleet.read_history(client, layout, limit + 1) if client else []
+    found = from_coordinator(settings, partial(fleet.read_history, limit=limit + 1), [])
     if not found:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")
     items = history_items(found)[:limit]
-    emit("qdo.settings-history/1", items, form, {name: name.upper() for name in (items or [{}])[0]})
+    emit("qdo.settings-history/1", items, form, [*(items or [{}])[0]])
 
 
 @settings.command()
 @click.argument("first", type=click.IntRange(1), metavar="[VERSION", required=False)
 @click.argument("second", type=click.IntRange(1), metavar="[VERSION]]", required=False)
-@with_settings(*SETTINGS)
+@with_settings(*COORDINATOR)
 def diff(first: int | None, second: int | None, settings: Settings) -> None:
     """Show the lines that differ between two versions.
 
@@ -385,8 +379,7 @@ def unset(name: str, **options: Any) -> int:
 @_changing
 def edit(settings: Settings, **options: Any) -> int:
     """Edit the live settings in $EDITOR, as TOML."""
-    with open_coordinator(settings) as (client, layout):
-        node = fleet.read_settings(client, layout) if client else SettingsNode()
+    node = from_coordinator(settings, fleet.read_settings, SettingsNode())
     names = ", ".join(live_names())
     shown = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
     try:

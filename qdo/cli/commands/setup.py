@@ -1,27 +1,18 @@
-"""`qdo acl`, `broker`, `keys`, `config` and `completion`: set up an app and its hosts."""
+"""`qdo config`, `qdo admin acl`, `broker` and `keys`: set up an app and its hosts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TextIO, cast
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from qdo.brokers.registry import schema_of
 from qdo.cli.changing import Consent, changing, changing_unlogged
-from qdo.cli.connections import open_connections, open_coordinator
-from qdo.cli.framework import (
-    completion_variable,
-    import_app,
-    output_option,
-    report_overridden,
-    require_app,
-    with_settings,
-)
+from qdo.cli.connections import from_coordinator, open_coordinator
+from qdo.cli.options import COORDINATOR, import_app, output_option, report_overridden, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
@@ -37,6 +28,7 @@ from qdo.encryption.key_ring import (
 from qdo.errors import PartialFailureError, SettingsError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.live_settings import read_settings
+from qdo.fleet.settings_machine import SettingsNode
 from qdo.ops.acl import AclDifference, acl_differences, apply_acls
 from qdo.ops.broker import broker_node, check_reset, reset_broker
 from qdo.settings.coordinator_access import coordinator_access
@@ -45,10 +37,9 @@ from qdo.settings.live import overlaid, pinned, read_live
 from qdo.settings.settings import Settings, declarations
 from qdo.text import hide_credentials, join_some, pluralize
 
-_OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
 _COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
 DIFFERENT = 1
-"""Exit code of `qdo acl check` if the rights on a node differ."""
+"""Exit code of `qdo admin acl check` if the rights on a node differ."""
 
 
 @click.group()
@@ -57,31 +48,28 @@ def acl() -> None:
 
 
 @acl.command()
-@with_settings(*_OPTIONS)
+@with_settings(*COORDINATOR)
 @output_option
 def check(form: str, settings: Settings) -> int:
     """List the nodes whose rights differ from the settings; exit code 1 if there are any.
 
     Any account may check the nodes that it may read; for others FOUND is -.
     """
-    require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client = connections.client
-        differences = acl_differences(client, connections.layout) if client else []
+    differences = from_coordinator(settings, acl_differences, [])
     _show_differences(differences, form)
     if not differences:
         print_message("every node has the rights of the settings")
         return 0
     verb = "differs" if len(differences) == 1 else "differ"
     print_message(
-        f"{pluralize(len(differences), 'node')} {verb} from the settings; run `qdo acl apply`"
+        f"{pluralize(len(differences), 'node')} {verb} from the settings; run `qdo admin acl apply`"
     )
     return DIFFERENT
 
 
 @acl.command()
 @changing
-@with_settings(*_OPTIONS)
+@with_settings(*COORDINATOR)
 @output_option
 def apply(consent: Consent, form: str, settings: Settings) -> None:
     """Give every node the rights of the settings; list the nodes that differed.
@@ -89,17 +77,15 @@ def apply(consent: Consent, form: str, settings: Settings) -> None:
     This needs an account with all rights on these nodes; exit code 4 if some refuse it. With
     `acl = "open"` it opens all nodes again.
     """
-    require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client = connections.client
-        differences = acl_differences(client, connections.layout) if client else []
+    with open_coordinator(settings) as (client, layout):
+        differences = acl_differences(client, layout) if client else []
         what = f"correct the rights on {pluralize(len(differences), 'node')}"
         asks = len(differences) > 1
         if not consent.given(what, partial(_show_applied, differences, None), form, asks=asks):
             return
         refused = apply_acls(client, differences) if client else {}
         if client is not None and len(differences) > len(refused):
-            trail = AuditTrail(client, connections.layout, "acl apply", consent.reason)
+            trail = AuditTrail(client, layout, "admin acl apply", consent.reason)
             _log(trail, differences, refused)
     _show_applied(differences, refused, form)
     if refused:
@@ -165,7 +151,7 @@ def broker() -> None:
 @broker.command()
 @click.option("--reset", is_flag=True, help="Forget the file: the next worker decides.")
 @changing
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@with_settings(*COORDINATOR)
 @output_option
 def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Show the broker file that all workers of an app must use, as their first worker opened it.
@@ -174,12 +160,12 @@ def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
     run this command with --reset: positions stay, and messages in the old file stay there. Other
     brokers have nothing to compare.
     """
-    app = require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
+    with open_coordinator(settings) as (client, layout):
         node = broker_node(client, layout) if client else None
         if client is None or node is None:
-            print_message(f"hint: no worker of app {app!r} has registered with a broker file")
+            print_message(
+                f"hint: no worker of app {settings.app!r} has registered with a broker file"
+            )
             emit("qdo.broker/1", [], form, {})
             return
         if not reset:
@@ -187,7 +173,9 @@ def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
             return
         check_reset(client, layout)
         if consent.given(
-            f"forget the broker file of app {app!r}", partial(_show_broker_node, node, False), form
+            f"forget the broker file of app {settings.app!r}",
+            partial(_show_broker_node, node, False),
+            form,
         ):
             reset_broker(client, layout, consent.reason)
             print_message("this file was forgotten; the next worker that registers decides")
@@ -198,9 +186,8 @@ def _show_broker_node(
     node: BrokerNode, executed: bool | None, form: str, out: TextIO | None = None
 ) -> None:
     item = {"address": node.address, "host": node.host, "id": node.id}
-    columns = {name: name.upper() for name in item}
     done = {} if executed is None else {"executed": executed}
-    emit("qdo.broker/1", [{**item, **done}], form, columns, out)
+    emit("qdo.broker/1", [{**item, **done}], form, [*item], out)
 
 
 @broker.command()
@@ -236,7 +223,7 @@ def _show_schema(
     address: str, missing: bool, executed: bool, form: str, out: TextIO | None = None
 ) -> None:
     item = {"broker": address, "schema": "create" if missing else "current", "executed": executed}
-    emit("qdo.broker-init/1", [item], form, {"broker": "BROKER", "schema": "SCHEMA"}, out)
+    emit("qdo.broker-init/1", [item], form, ("broker", "schema"), out)
 
 
 @broker.command()
@@ -259,9 +246,9 @@ def keys() -> None:
     """Manage the keys that encrypt bodies and mark ids: the file of the setting `keys`.
 
     \b
-    qdo keys new --keys /etc/qdo/keys
-    qdo keys list --keys /etc/qdo/keys
-    qdo keys retire --keys /etc/qdo/keys 3f2a9c01
+    qdo admin keys new --keys /etc/qdo/keys
+    qdo admin keys list --keys /etc/qdo/keys
+    qdo admin keys retire --keys /etc/qdo/keys 3f2a9c01
 
     The first key of a purpose is in use, and all are accepted. To rotate: make a new key, copy the
     file to all hosts, retire the old key, copy the file again. Delete the old key when no message
@@ -289,7 +276,7 @@ def new(purpose: str, settings: Settings) -> None:
     if others:
         print_message(
             f"key {others[0].id} remains in use; copy the file to all hosts, then run "
-            f"`qdo keys retire {others[0].id}`"
+            f"`qdo admin keys retire {others[0].id}`"
         )
 
 
@@ -306,7 +293,7 @@ def list_(form: str, settings: Settings) -> None:
     if form == "table":
         for item in items:
             item["in_use"] = "yes" if item["in_use"] else "no"
-    emit("qdo.keys/1", items, form, {"id": "ID", "purpose": "PURPOSE", "in_use": "IN USE"})
+    emit("qdo.keys/1", items, form, ("id", "purpose", "in_use"))
 
 
 @keys.command()
@@ -333,8 +320,7 @@ def retire(id: str, delete: bool, consent: Consent, form: str, settings: Setting
 def _show_retired(
     item: dict[str, str], executed: bool, form: str, out: TextIO | None = None
 ) -> None:
-    columns = {name: name.upper() for name in item}
-    emit("qdo.keys-retire/1", [{**item, "executed": executed}], form, columns, out)
+    emit("qdo.keys-retire/1", [{**item, "executed": executed}], form, [*item], out)
 
 
 def _path(settings: Settings) -> str:
@@ -367,18 +353,8 @@ def config(target: str | None, live: bool, form: str, settings: Settings) -> Non
     if form == "table":
         for item in items:
             item["value"] = str(item["value"])
-    emit(
-        "qdo.config/1",
-        items,
-        form,
-        {
-            "setting": "SETTING",
-            "value": "VALUE",
-            "unit": "UNIT",
-            "origin": "ORIGIN",
-            "help": "MEANING",
-        },
-    )
+    columns = {name: name.upper() for name in ("setting", "value", "unit", "origin")}
+    emit("qdo.config/1", items, form, {**columns, "help": "MEANING"})
     if app is not None:
         report_overridden(app, settings, NAMES)
     else:
@@ -398,32 +374,8 @@ def _of_app(settings: Settings, target: str) -> Settings:
 
 def _with_live(settings: Settings, code_origin: str) -> Settings:
     """Return the settings in force in a worker that has these settings."""
-    with open_coordinator(settings) as (client, layout):
-        current = read_settings(client, layout).current if client else None
+    current = from_coordinator(settings, read_settings, SettingsNode()).current
     if current is None:
         return settings
     pins = pinned(settings, code_origin)
     return overlaid(settings, read_live(current.text), pins, f"live {current.number}")
-
-
-_KINDS: Mapping[str, type[ShellComplete]] = MappingProxyType(
-    {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-)
-PROGRAMS = ("qdo", "qdo-worker")
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(list(_KINDS)))
-def completion(shell: str) -> None:
-    """Print the script that lets a shell complete commands and options of qdo and qdo-worker.
-
-    \b
-    bash:  eval "$(qdo completion bash)"                                  in ~/.bashrc
-    zsh:   eval "$(qdo completion zsh)"                                   in ~/.zshrc
-    fish:  qdo completion fish > ~/.config/fish/completions/qdo.fish
-    """
-    for program in PROGRAMS:
-        # The script only names the program: which commands it has is asked while somebody types.
-        kind = _KINDS[shell]
-        script = kind(click.Command(program), {}, program, completion_variable(program))
-        click.echo(script.source_template % script.source_vars())

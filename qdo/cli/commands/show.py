@@ -1,18 +1,16 @@
-"""`qdo queue show` and `qdo worker show`: everything that is known about one of them."""
+"""Everything that is known about a queue or a worker: `qdo queues NAME`, `qdo workers NAME`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
-from qdo.cli.commands.workers import blocked_texts, stack_text
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import import_app, output_option, require_app, with_settings
+from qdo.cli.connections import open_connections, open_coordinator
 from qdo.cli.output import (
     LABEL,
     cell,
@@ -23,19 +21,19 @@ from qdo.cli.output import (
     print_heading,
     print_message,
 )
-from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.cli.readings import ReadOptions, owner_text, read_queues, report_unasked
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, QdoError
 from qdo.fleet.action_machine import DONE
 from qdo.fleet.actions import UNANSWERED
 from qdo.fleet.audit import read_entries
-from qdo.fleet.audit_entries import AuditEntry, is_target
+from qdo.fleet.audit_entries import is_target
 from qdo.fleet.names import exactly
 from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
 from qdo.ops.items import audit_item, owner_item, queue_item, worker_item
-from qdo.ops.runs import ask_owner, read_runs
+from qdo.ops.runs import ask_owner, blocked_texts, read_runs, stack_text
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
@@ -57,85 +55,66 @@ NOT_ASKED: Mapping[str, Any] = MappingProxyType(
 )
 
 
-@click.group()
-def queue() -> None:
-    """Show everything about one queue."""
-
-
-@click.group()
-def worker() -> None:
-    """Show everything about one worker."""
-
-
-@queue.command("show")
-@click.argument("name")
-@click.option(
-    "--no-ask", is_flag=True, help="Do not ask the owner for its messages in flight: only read."
-)
-@reading_options
-@with_settings(*SHARED, "history", import_app=False)
-@output_option
-def show_queue(
-    name: str,
-    no_ask: bool,
-    budget: int | None,
-    window: str,
-    late: str,
-    stuck: str,
+def show_queues(
+    names: Sequence[str],
+    reading: ReadOptions,
     form: str,
+    app: App | None,
     settings: Settings,
+    *,
+    asks: bool,
 ) -> None:
-    """Show state, owner, progress, messages in flight, job and last changes of a queue.
-
-    NAME is not a glob. The job is known if --app names the app as MODULE:APP. The owner is asked
-    for its messages in flight, as `qdo ps` does: up to ten, and the stack of the first. It has two
-    seconds; without an answer the command says so, and shows the longest run that it reported.
-
-    With -o json, one item: that of `qdo queues` with `process`, `job`, `failing_id`, `changes`,
-    `owners`, `runs`, `in_flight` and `runs_error`.
-    """
-    app, settings = import_app(settings)
-    require_app(settings)
-    exact = exactly(name)
-    rules = rules_of(late, stuck)
-    readings = read_queues(settings, exact, budget, window)
-    judged = judge_all(readings, rules)
-    if not judged:
-        raise NotFoundError(what="queue", name=name)
-    item = queue_item(*judged[0])
-    with open_connections(settings, broker=False) as connections:
+    """Show state, owner, progress, messages in flight, job and last changes of queues."""
+    with open_connections(settings) as connections:
         client, layout = connections.client, connections.layout
-        workers = worker_statuses(client, layout) if client else []
-        entries = _changes(client, layout, exact) if client else []
-        owner = None if no_ask or judged[0][0].owner_gone else judged[0][0].owner
-        item |= _runs(client, layout, owner, name) if client and owner else NOT_ASKED
-    item["failing_id"] = _failing_id(settings, judged[0][0])
-    owners = [each for each in workers if each.worker == item["owner"]]
-    item["process"] = worker_item(owners[0]) if owners else None
-    item["job"] = None if app is None else _job(app, settings, name)
-    item["changes"] = [audit_item(each) for each in entries]
-    item["owners"] = _owners(settings, name)
+        found = [(name, read_queues(connections, exactly(name), reading)) for name in names]
+        workers = worker_statuses(client, layout)
+        items = []
+        for name, readings in found:
+            judged = judge_all(readings, reading.rules)
+            if not judged:
+                raise NotFoundError(what="queue", name=name)
+            item, status = queue_item(*judged[0]), judged[0][0]
+            owner = status.owner if asks and not status.owner_gone else None
+            item |= _runs(client, layout, owner, name) if client and owner else NOT_ASKED
+            item["failing_id"] = _failing_id(connections.broker, settings, status)
+            owners = [each for each in workers if each.worker == item["owner"]]
+            item["process"] = worker_item(owners[0]) if owners else None
+            item["job"] = None if app is None else _job(app, settings, name)
+            # Those of a glob are among them.
+            selects = partial(is_target, glob=exactly(name))
+            item["changes"] = _changes(client, layout, selects) if client else []
+            item["owners"] = _owners(settings, name)
+            items.append(item)
     if form == "table":
-        print_heading(f"{name}: {item['state']}", item["reason"], item["remedy"])
-        print_facts(_queue_facts(item))
-        _print_owners(item["owners"] or ())
-        print_changes(item["changes"])
-        if item["runs"]:
-            _print_stack(item["runs"][0])
+        for number, item in enumerate(items):
+            print(end="\n" if number else "")
+            _print_queue(item)
     else:
-        emit("qdo.queue/1", [item], form, {})
-    report_unasked(readings[-1])
+        emit("qdo.queue/1", items, form, {})
+    for _, readings in found:
+        report_unasked(readings[-1])
 
 
-def _changes(client: Client, layout: Layout, exact: str) -> list[AuditEntry]:
-    """Return the latest changes of a queue; those of a glob are among them."""
-    return read_entries(
-        client, layout, limit=CHANGES, selects=lambda each: is_target(each.target, exact)
-    )
+def _print_queue(item: Mapping[str, Any]) -> None:
+    print_heading(f"{item['queue']}: {item['state']}", item["reason"], item["remedy"])
+    print_facts(_queue_facts(item))
+    _print_owners(item["owners"] or ())
+    print_changes(item["changes"])
+    if item["runs"]:
+        _print_stack(item["runs"][0])
+
+
+def _changes(
+    client: Client, layout: Layout, selects: Callable[[str], bool]
+) -> list[dict[str, Any]]:
+    """Return the latest changes whose target is selected, as items."""
+    found = read_entries(client, layout, limit=CHANGES, selects=lambda entry: selects(entry.target))
+    return [audit_item(each) for each in found]
 
 
 def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, Any]:
-    """Ask the owner for the messages in flight; without an answer, tell why there is none."""
+    """Ask the owner for the messages in flight; without an answer, return the reason."""
     try:
         asked = ask_owner(client, layout, owner, queue, RUNS, ASK_SECONDS)
     except QdoError as error:  # an account that only reads sees everything else
@@ -165,13 +144,11 @@ def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
     return [owner_item(each) for each in found]
 
 
-def _failing_id(settings: Settings, status: QueueStatus) -> str | None:
+def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) -> str | None:
     """Return the id of the message that fails or blocks; None without one, or if it is unknown."""
     if status.marks is None:
         return None
-    positions = positions_of(settings.broker)
-    with open_connections(settings, coordinator=False) as connections:
-        return id_of(connections.broker, positions, status.queue, status.marks.position)
+    return id_of(broker, positions_of(settings.broker), status.queue, status.marks.position)
 
 
 def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
@@ -243,10 +220,8 @@ def _failing(id: str | None, failing: Mapping[str, Any]) -> str | None:
 
 
 def _owner(item: Mapping[str, Any], process: Mapping[str, Any] | None) -> str:
-    if item["owner"] is None:
-        return str(item["untaken"] or item["unclaimed"] or "none")
     if process is None:
-        return f"{item['owner']} (gone)" if item["owner_gone"] else str(item["owner"])
+        return owner_text(item) or "none"
     return f"{item['owner']} on {process.get('host', '?')}, pid {process.get('pid', '?')}"
 
 
@@ -285,32 +260,26 @@ def _moment(value: Any) -> str | None:
     return iso_time(value) if value else None
 
 
-@worker.command("show")
-@click.argument("name")
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
-@output_option
-def show_worker(name: str, form: str, settings: Settings) -> None:
-    """Show process, state, counters, filter and last changes of a worker.
-
-    `qdo ps --worker NAME` lists the messages that run now, `qdo action NAME stacks` their stacks.
-    """
-    require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
-        found = [w for w in (worker_statuses(client, layout) if client else []) if w.worker == name]
-        if not found or client is None:
-            raise NotFoundError(what="worker", name=name)
-        entries = read_entries(
-            client, layout, limit=CHANGES, selects=lambda each: each.target == name
-        )
-    item = worker_item(found[0])
-    item["changes"] = [audit_item(each) for each in entries]
-    if form == "table":
-        print_heading(f"{name}: {item.get('state') or 'unknown'}", item["fault"], None)
-        print_facts(_worker_facts(found[0], item))
+def show_workers(names: Sequence[str], form: str, settings: Settings) -> None:
+    """Show process, state, counters, filter and last changes of workers."""
+    with open_coordinator(settings) as (client, layout):
+        known = {each.worker: each for each in worker_statuses(client, layout)}
+        missing = [name for name in names if name not in known]
+        if missing or client is None:
+            raise NotFoundError(what="worker", name=missing[0])
+        items = []
+        for name in names:
+            changes = _changes(client, layout, name.__eq__)
+            items.append(worker_item(known[name]) | {"changes": changes})
+    if form != "table":
+        emit("qdo.worker/1", items, form, {})
+        return
+    for number, item in enumerate(items):
+        print(end="\n" if number else "")
+        status = known[item["worker"]]
+        print_heading(f"{status.worker}: {item.get('state') or 'unknown'}", item["fault"], None)
+        print_facts(_worker_facts(status, item))
         print_changes(item["changes"])
-    else:
-        emit("qdo.worker/1", [item], form, {})
 
 
 def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[str, str | None]]:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import cell, emit, parse_duration, print_step
 from qdo.cli.readings import (
     SHARED,
-    read_opened,
+    read_queues,
     reading_options,
     report_unasked,
-    rules_of,
-    watch_option,
+    watch_parameter,
+    watch_screen,
+    watched,
 )
 from qdo.errors import QdoError
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
-from qdo.ops.items import SILENT_SECONDS, Judged, overview, silent
+from qdo.ops.items import SILENT_SECONDS, overview, silent
 from qdo.ops.verdicts import QueueHealth, judge_all
-from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.sending.connections import Connections
-from qdo.settings.settings import Settings
+from qdo.ops.worker_status import worker_statuses
 from qdo.text import join_some, pluralize, short_duration
+
+if TYPE_CHECKING:
+    from qdo.cli.readings import (
+        ReadOptions,
+    )
+    from qdo.ops.items import Judged
+    from qdo.ops.worker_status import WorkerStatus
+    from qdo.sending.connections import Connections
+    from qdo.settings.settings import Settings
 
 UNKNOWN = 3
 """Exit code of a monitoring plugin that could not find out."""
@@ -38,43 +47,42 @@ _Result = TypeVar("_Result")
 @click.command()
 @click.argument("glob", default="*")
 @reading_options
-@watch_option
 @with_settings(*SHARED)
 @output_option
+@watch_parameter
 def status(
-    glob: str,
-    budget: int | None,
-    window: str,
-    late: str,
-    stuck: str,
-    form: str,
-    settings: Settings,
+    glob: str, reading: ReadOptions, watch: float | None, form: str, settings: Settings
 ) -> None:
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step.
 
     Workers without a report for 30 seconds are named, and what the checks coordinator-servers,
     lost-workers, clocks and disk of `qdo doctor` find, the queues with the most dead letters, and
     up to three messages that have run for 30 seconds. JSON has them as one item.
+
+    With --watch, a terminal shows the worst queues and the busiest workers. It compares each look
+    with that half a minute ago. The rate of a worker is the mean since the report before its last
+    one.
     """
-    app = require_app(settings)
-    rules = rules_of(late, stuck)
-    pause = parse_duration(window, "--window")
+    require_app(settings)
+    if watch is not None and form == "table" and sys.stdout.isatty():
+        from qdo.cli.commands.top import Screen
+
+        watch_screen(Screen(settings, glob, reading).show, watch)
+    watched(lambda: _show(glob, reading, form, settings), watch)
+
+
+def _show(glob: str, reading: ReadOptions, form: str, settings: Settings) -> None:
     with open_connections(settings) as connections:
-        workers = _workers(connections)
+        workers = worker_statuses(connections.client, connections.layout)
         around = _around(connections, settings, workers)
-        readings = read_opened(connections, glob, budget, pause)
-    judged = judge_all(readings, rules)
-    item = overview(app, workers, judged, around, unread=readings[-1].unread)
+        readings = read_queues(connections, glob, reading)
+    judged = judge_all(readings, reading.rules)
+    item = overview(settings.app, workers, judged, around, unread=readings[-1].unread)
     if form == "table":
         _print(item)
     else:
         emit("qdo.status/1", [item], form, {})
     report_unasked(readings[-1])
-
-
-def _workers(connections: Connections) -> list[WorkerStatus]:
-    client = connections.client
-    return worker_statuses(client, connections.layout) if client else []
 
 
 def _around(
@@ -165,10 +173,7 @@ def check(
     glob: str,
     max_age: str,
     min_workers: int,
-    budget: int | None,
-    window: str,
-    late: str,
-    stuck: str,
+    reading: ReadOptions,
     settings: Settings,
 ) -> None:
     """Print one line about queues that match GLOB, as a monitoring plugin.
@@ -186,12 +191,11 @@ def check(
     """
     require_app(settings)
     oldest = parse_duration(max_age, "--max-age")
-    rules, pause = rules_of(late, stuck), parse_duration(window, "--window")
     with open_connections(settings) as connections:
         connections.known_broker()
-        workers = _workers(connections)
-        readings = read_opened(connections, glob, budget, pause)
-    judged = judge_all(readings, rules)
+        workers = worker_statuses(connections.client, connections.layout)
+        readings = read_queues(connections, glob, reading)
+    judged = judge_all(readings, reading.rules)
     code, line = _plugin_line(workers, judged, oldest, min_workers)
     print(line)
     raise click.exceptions.Exit(code)

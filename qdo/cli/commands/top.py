@@ -1,23 +1,18 @@
-"""`qdo top`: the app on one live screen."""
+"""The live screen of `qdo status --watch`."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import require_app, with_settings
-from qdo.cli.output import approximate, cell, emit, parse_duration
-from qdo.cli.readings import SHARED, rules_of, verdict_options, watch_screen
-from qdo.errors import UsageError
+from qdo.cli.output import approximate, cell, emit
+from qdo.cli.readings import ReadOptions, read_statuses
 from qdo.ops.items import QUEUE_SORTS, Judged, overview, queue_item
-from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import VerdictRules, judge_all
+from qdo.ops.status import Statuses
+from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import pluralize, short_duration
@@ -44,37 +39,13 @@ _WORKER_COLUMNS = {
 }
 
 
-@click.command()
-@click.argument("glob", default="*")
-@click.option(
-    "--every", metavar="DURATION", default="2s", show_default=True, help="How often it looks."
-)
-@verdict_options
-@with_settings(*SHARED)
-def top(glob: str, every: str, late: str, stuck: str, settings: Settings) -> None:
-    """Show the worst queues that match GLOB and the busiest workers, live, until you type q.
+class Screen:
+    """Keeps the readings of one `qdo status --watch`, for trends and rates."""
 
-    The screen needs a terminal. It only reads: as much as `qdo queues` does, at each look. It
-    compares each look with that half a minute ago. The rate of a worker is the mean since the
-    report before its last one.
-    """
-    require_app(settings)
-    rules, seconds = rules_of(late, stuck), parse_duration(every, "--every")
-    if seconds < 1:
-        raise UsageError(reason=f"--every must be at least 1s, got {every!r}")
-    if not sys.stdout.isatty():
-        raise UsageError(reason="qdo top needs a terminal; `qdo status -o json` is for programs")
-    screen = _Screen(settings, glob, rules)
-    watch_screen(screen.show, seconds)
-
-
-class _Screen:
-    """Keeps what earlier looks have seen, for trends and rates."""
-
-    def __init__(self, settings: Settings, glob: str, rules: VerdictRules) -> None:
+    def __init__(self, settings: Settings, glob: str, reading: ReadOptions) -> None:
         self._settings = settings
         self._glob = glob
-        self._rules = rules
+        self._reading = reading
         self._readings: deque[Statuses] = deque(maxlen=READINGS)
         self._counts: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
@@ -82,12 +53,10 @@ class _Screen:
     def show(self) -> None:
         with open_connections(self._settings) as connections:
             client, layout = connections.client, connections.layout
-            fault = connections.broker_fault
-            broker = connections.broker
-            reading = queue_statuses(client, layout, broker, self._glob, fault=fault)
-            workers = worker_statuses(client, layout) if client else []
+            reading = read_statuses(connections, self._glob, self._reading.budget)
+            workers = worker_statuses(client, layout)
         self._readings.append(reading)
-        judged = judge_all([self._readings[0], reading], self._rules)
+        judged = judge_all([self._readings[0], reading], self._reading.rules)
         self._count(workers)
         self._print(judged, workers)
 

@@ -1,4 +1,4 @@
-"""`qdo tree`: the znodes with their values."""
+"""`qdo admin tree`: the znodes with their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, with_settings
+from qdo.cli.options import COORDINATOR, output_option, with_settings
 from qdo.cli.output import emit, print_message, width_of
 from qdo.coordination.bulk_reads import read_nodes, read_permitted_children
 from qdo.coordination.client import Client
@@ -65,7 +65,7 @@ def subtree(client: Client, root: str) -> list[Znode]:
 
 
 @click.command()
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@with_settings(*COORDINATOR)
 @output_option
 def tree(form: str, settings: Settings) -> None:
     """Show the znodes of an app with their values; without --app, those of every app.

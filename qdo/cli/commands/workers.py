@@ -1,39 +1,44 @@
-"""`qdo workers`, `components`, `ps` and `action`: processes, and requests to them."""
+"""`qdo workers`, `ps` and `action`: processes, and requests to them."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from qdo.cli.changing import Consent, changing
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.cli.changing import changing
+from qdo.cli.connections import from_coordinator, open_coordinator
+from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
+from qdo.cli.output import emit, filled_columns, iso_time, parse_duration, print_message
 from qdo.cli.readings import watch_option
 from qdo.errors import ActionsFailedError, NotFoundError, UsageError
 from qdo.fleet import actions as names
 from qdo.fleet.action_machine import AHEAD_SECONDS, DONE, UnfitError
 from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
-from qdo.fleet.audit_entries import Values
 from qdo.fleet.components import read_components, skew
 from qdo.ops.items import component_item, worker_item
-from qdo.ops.runs import RunsRead, read_runs
+from qdo.ops.runs import blocked_texts, read_runs, stack_text
 from qdo.ops.worker_status import worker_statuses
-from qdo.settings.settings import Settings
-from qdo.text import join_some, one_line, pluralize, printable, printable_lines, short_duration
+from qdo.text import join_some, pluralize, printable, printable_lines, short_duration
+
+if TYPE_CHECKING:
+    from qdo.cli.changing import Consent
+    from qdo.fleet.audit_entries import Values
+    from qdo.settings.settings import Settings
 
 
 @click.command()
-@watch_option
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="List all processes, with their versions.")
+@with_settings(*COORDINATOR)
 @output_option
-def workers(form: str, settings: Settings) -> None:
-    """List the registered workers with their hosts and their numbers of queues.
+@watch_option
+def workers(names: tuple[str, ...], every: bool, form: str, settings: Settings) -> None:
+    """List the registered workers, or show everything about each NAME.
 
     QUEUES counts the queues that a worker owns, ASSIGNED those that it should own; if they differ,
     a handover is in progress. FILTER shows the settings queues and exclude, JOBS the globs of the
@@ -43,44 +48,45 @@ def workers(form: str, settings: Settings) -> None:
     clock. A worker reports every 10 seconds, or three times per session timeout if that is more
     often. One that died unnoticed stays registered until its session ends, but reports nothing.
 
-    JSON also has the counters of each process: messages processed, failed and so on.
-    """
-    app = require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client = connections.client
-        found = worker_statuses(client, connections.layout) if client else []
+    JSON also has the counters of each process: messages processed, failed and so on. Of a NAME, the
+    last changes are shown, too. `qdo ps --worker NAME` lists the messages that run now, `qdo action
+    NAME stacks` their stacks.
 
+    With --all, LEVEL is the level of the format that the process writes to the coordinator. BUSY is
+    the number of queues with a running job at the last report. LIVE is the version of the live
+    settings in use. FAULT is why a node is not that of a process. A process that uses locks or
+    permits has the kind `client`. A web server or another sender is listed after `app.register()`.
+    The parent process has no node: `parent`, in JSON, is its id. Processes with the same
+    `settings`, a digest, have equal settings.
+    """
+    require_app(settings)
+    if names and every:
+        raise UsageError(reason="give NAMEs or --all, not both")
+    if names:
+        from qdo.cli.commands.show import show_workers
+
+        show_workers(names, form, settings)
+    elif every:
+        _list_processes(form, settings)
+    else:
+        _list_workers(form, settings)
+
+
+def _list_workers(form: str, settings: Settings) -> None:
+    found = from_coordinator(settings, worker_statuses, [])
     if not found:
-        print_message(f"hint: no worker of app {app!r} is registered")
+        print_message(f"hint: no worker of app {settings.app!r} is registered")
     items = [worker_item(each) for each in found]
     if form == "table":
         for item in items:
             item["started"] = _moment(item.get("started"))
             item["reported"] = _age(item["reported"])
+        some = any("*" not in each.takes.jobs for each in found)
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
-            item["jobs"] = join_some(each.takes.jobs)
-    columns = {
-        "worker": "WORKER",
-        "queues": "QUEUES",
-        "assigned": "ASSIGNED",
-        "host": "HOST",
-        "pid": "PID",
-        "state": "STATE",
-        "reported": "REPORTED",
-        "started": "STARTED",
-        "version": "VERSION",
-        "filter": "FILTER",
-        "jobs": "JOBS",
-        "fault": "FAULT",
-    }
-    if all(each.fault is None for each in found):
-        del columns["fault"]
-    if not any(str(each.takes) for each in found):
-        del columns["filter"]
-    if all("*" in each.takes.jobs for each in found):
-        del columns["jobs"]
-    emit("qdo.workers/1", items, form, columns)
+            item["jobs"] = join_some(each.takes.jobs) if some else ""
+    optional = ("filter", "jobs", "fault")
+    emit("qdo.workers/1", items, form, filled_columns(_WORKER_COLUMNS, items, optional))
 
 
 def _age(reported: float) -> str | None:
@@ -91,64 +97,25 @@ def _moment(value: Any) -> str | None:
     return iso_time(value) if isinstance(value, int | float) else value
 
 
-_COMPONENT_COLUMNS = (
-    "kind",
-    "host",
-    "pid",
-    "version",
-    "level",
-    "zone",
-    "state",
-    "busy",
-    "live",
-    "fault",
+_WORKER_COLUMNS = (
+    *("worker", "queues", "assigned", "host", "pid", "state", "reported", "started", "version"),
+    *("filter", "jobs", "fault"),
+)
+_PROCESS_COLUMNS = (
+    *("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault"),
 )
 
 
-@click.command()
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
-@output_option
-def components(form: str, settings: Settings) -> None:
-    """List the processes of an app with their versions.
-
-    LEVEL is the level of the format that the process writes to the coordinator. BUSY is the number
-    of queues with a job that runs, when the process last wrote its node. LIVE is the version of the
-    live settings in use. FAULT is why a node is not that of a process. `qdo workers` lists the
-    workers with their queues instead.
-
-    A process that uses locks or permits has the kind `client`. A web server or another sender is
-    listed after `app.register()`. The parent process has no node: `parent`, in JSON, is its id.
-    Processes with the same `settings`, a digest, have equal settings.
-    """
-    app = require_app(settings)
-    with open_connections(settings, broker=False) as connections:
-        client = connections.client
-        found = read_components(client, connections.layout) if client else []
+def _list_processes(form: str, settings: Settings) -> None:
+    found = from_coordinator(settings, read_components, [])
     if not found:
-        print_message(f"hint: no process of app {app!r} is registered")
-    columns = {name: name.upper() for name in _COMPONENT_COLUMNS}
-    if all(each.fault is None for each in found):
-        del columns["fault"]
-    if not any(each.live for each in found):
-        del columns["live"]
-    emit("qdo.components/1", [component_item(each) for each in found], form, columns)
+        print_message(f"hint: no process of app {settings.app!r} is registered")
+    items = [component_item(each) for each in found]
+    columns = filled_columns(_PROCESS_COLUMNS, items, ("live", "fault"))
+    emit("qdo.components/1", items, form, columns)
     versions = skew(found)
     if versions:
         print_message(f"hint: the processes have different versions of qdo: {versions}")
-
-
-def blocked_texts(found: RunsRead) -> list[str]:
-    """Return of which workers the messages are unknown, and why."""
-    return [
-        f"{worker}: {one_line(why)}; its other messages are unknown; see `qdo action {worker}"
-        " stacks`"
-        for worker, why in found.blocked.items()
-    ]
-
-
-def stack_text(item: Mapping[str, Any]) -> str:
-    """Return the stack of a message in flight."""
-    return printable_lines("\n".join(item["stack"]) or "its executor does not tell where it stands")
 
 
 def ask(
@@ -167,8 +134,7 @@ def ask(
     :param agreed: tells whether these workers may be asked.
     :raises NotFoundError: no registered worker matches.
     """
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
+    with open_coordinator(settings) as (client, layout):
         workers = list_workers(client, layout) if client is not None else []
         targets = matching(workers, glob)
         if client is None or not targets:
@@ -208,9 +174,9 @@ _RUN_COLUMNS = {
 @click.option(
     "--timeout", metavar="DURATION", default="5s", show_default=True, help="How long to wait."
 )
-@watch_option
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@with_settings(*COORDINATOR)
 @output_option
+@watch_option
 def ps(
     glob: str,
     worker: str,
@@ -223,8 +189,8 @@ def ps(
     """List the messages that run now, in queues that match GLOB, the longest first.
 
     Each worker is asked, which needs the right to ask, and its answer is in the action log. RUNNING
-    is right to within 10 seconds, because the engine reads no clock for each message. WHERE is the
-    innermost line of your code or of a library; - for `async def` jobs and jobs in processes.
+    is accurate to 10 seconds, because the engine does not time each message. WHERE is the innermost
+    line of your code or of a library; - for `async def` jobs and jobs in processes.
 
     For a worker whose event loop is blocked, its parent names the message at fault on stderr. The
     exit code is 4 if a worker does not answer.
@@ -283,7 +249,7 @@ _ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
     help="How long to wait; workers do not begin it later.",
 )
 @changing
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@with_settings(*COORDINATOR)
 @output_option
 def action(
     glob: str,
@@ -360,8 +326,7 @@ def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
 
 
 def _show(asked: Sequence[Asked], form: str, out: TextIO | None = None) -> None:
-    columns = {name: name.upper() for name in _ACTION_COLUMNS}
-    emit("qdo.action/1", [_item(each) for each in asked], form, columns, out)
+    emit("qdo.action/1", [_item(each) for each in asked], form, _ACTION_COLUMNS, out)
 
 
 def _item(asked: Asked) -> dict[str, Any]:

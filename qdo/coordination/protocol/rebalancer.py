@@ -124,7 +124,7 @@ class QueueNodes:
         if answer.fault is not CommitError.NODE_EXISTS:
             log.error(
                 "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
-                " with `qdo acl apply`",
+                " with `qdo admin acl apply`",
                 names[answer.index - 1],
                 answer.reason or answer.fault.value,
             )

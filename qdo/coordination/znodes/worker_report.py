@@ -2,7 +2,7 @@
 
 A fact is declared once, as a field of `WorkerReport`. The worker sets it in
 `worker.duties.status_report`, or the leader in `LeaderQueues.facts`. Its type says how the node
-is checked. ``qdo workers -o json`` and the dashboard's JSON show each fact, and `qdo worker show`
+is checked. ``qdo workers -o json`` and the dashboard's JSON show each fact, and `qdo workers NAME`
 shows those with a label.
 """
 

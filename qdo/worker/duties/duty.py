@@ -385,7 +385,9 @@ class Chores(Duty):
         try:
             member.leader.do_chore(write)
         except (UnreachableError, NodeRefusedError) as error:
-            _log.warning("cannot write when chores were done: %s; `qdo chores` lags behind", error)
+            _log.warning(
+                "cannot write when chores were done: %s; `qdo doctor` shows older ones", error
+            )
 
     def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
         began, count, fault = clock(), 0, None

@@ -83,7 +83,7 @@ def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
         (("seek", *app, "q", "latest", "--yes"), 0),
         (("retry-now", *app, "q"), 5),
         (("workers", *app), 0),
-        (("tree", *app), 0),
+        (("admin", "tree", *app), 0),
     ):
         ended = command(*QDO, *arguments, cwd=folder)
         assert ended.code == code, (arguments, ended.err)

@@ -1,4 +1,4 @@
-"""`qdo checkpoints`: positions in a file, and queues of running workers moved to them."""
+"""`qdo admin checkpoints`: positions in a file, and queues of running workers moved to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
 
 
 def checkpoints(runs: AppRuns, *arguments: str, app: str = "saved", broker: str = "") -> Ended:
-    argv = ["-m", "qdo", "checkpoints", *arguments, "--app", app]
+    argv = ["-m", "qdo", "admin", "checkpoints", *arguments, "--app", app]
     argv += ["--coordinator", runs.coordinator]
     argv += ["--broker", broker or f"sqlite:{runs.folder / 'messages.db'}"]
     return command(*argv, cwd=runs.folder)
@@ -196,7 +196,7 @@ def test_a_repetition_completes_a_killed_import(runs: AppRuns) -> None:
     exported(runs)
     for name in names:
         runs.client.set(runs.layout.queue(name), QueueNode(last=5).encode())
-    argv = ["-m", "qdo", "checkpoints", "import", "saved.jsonl", "--yes", "--app", "saved"]
+    argv = ["-m", "qdo", "admin", "checkpoints", "import", "saved.jsonl", "--yes", "--app", "saved"]
     places = {"QDO_BROKER": f"sqlite:{runs.folder / 'messages.db'}"}
     places["QDO_COORDINATOR"] = runs.coordinator
     with Proc.python(*argv, env=places, cwd=runs.folder) as proc:

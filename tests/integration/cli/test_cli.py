@@ -19,7 +19,7 @@ from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.commands import send as lines
 from qdo.cli.framework import EXIT_CODES, run
-from qdo.cli.main import COMMANDS, qdo
+from qdo.cli.main import qdo
 from qdo.cli.worker import worker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
@@ -28,6 +28,7 @@ from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
 from qdo.errors import DatabaseFullError
 from tests.support.cli import Ended
+from tests.support.commands import COMMANDS
 
 Run = Callable[..., Ended]
 
@@ -265,12 +266,13 @@ def test_bad_coordinator_file(cli: Run, spoil: Callable[[str], None]) -> None:
 
 def test_nothing_there_yet(cli: Run) -> None:
     """Read-only commands create no files; a hint explains the empty output."""
-    for name, version in (("queues", 1), ("workers", 1), ("tree", 1), ("dead-letters", 2)):
-        ended = cli(name, "--app", "a")
+    for name, version in (("queues", 1), ("workers", 1), ("admin tree", 1), ("dead-letters", 2)):
+        ended = cli(*name.split(), "--app", "a")
         assert (ended.code, ended.out) == (0, ""), name
         assert ended.err, name
-        ended = cli(name, "--app", "a", "-o", "json")
-        assert json.loads(ended.out) == {"schema": f"qdo.{name}/{version}", "items": []}
+        ended = cli(*name.split(), "--app", "a", "-o", "json")
+        schema = f"qdo.{name.removeprefix('admin ')}/{version}"
+        assert json.loads(ended.out) == {"schema": schema, "items": []}
     assert list(Path().iterdir()) == []
 
 
@@ -389,14 +391,16 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
 
 def test_tree(cli: Run, client: Client, coordinator: str) -> None:
     """Every znode of the app with its value; those that end with their session are marked."""
-    ended = cli("tree", "--app", "a", "--coordinator", coordinator)
+    ended = cli("admin", "tree", "--app", "a", "--coordinator", coordinator)
     shown = ended.out.splitlines()
     assert shown[0] == "/mozilla/services/qdo/a"
     assert "├─ queues" in shown
     assert '│  ├─ q1  {"last":"135471512647131000","owner":"worker-0000000000"}' in shown
     assert "│  ├─ q3  garbage" in shown
     assert '   └─ worker-0000000000*  {"queues":["q1"]}' in shown
-    told = json.loads(cli("tree", "--app", "a", "--coordinator", coordinator, "-o", "json").out)
+    told = json.loads(
+        cli("admin", "tree", "--app", "a", "--coordinator", coordinator, "-o", "json").out
+    )
     nodes = {item["path"]: item for item in told["items"]}
     assert len(nodes) == len(shown)
     assert nodes["/mozilla/services/qdo/a/workers/worker-0000000000"]["ephemeral"] is True
@@ -406,7 +410,7 @@ def test_tree(cli: Run, client: Client, coordinator: str) -> None:
         "version": 0,
         "ephemeral": False,
     }
-    everything = cli("tree", "--coordinator", coordinator).out.splitlines()
+    everything = cli("admin", "tree", "--coordinator", coordinator).out.splitlines()
     assert everything[:2] == ["/mozilla/services/qdo", "└─ a"]
 
 
@@ -479,7 +483,7 @@ def test_help_tells_commands_and_exit_codes(cli: Run) -> None:
     assert EXIT_CODES.splitlines()[-1] in ended.out
     bare = cli()
     assert (bare.code, bare.out) == (2, "")
-    assert "Commands:" in bare.err
+    assert "Send and look:" in bare.err
     assert cli("--version").out.startswith("qdo ")
 
 

@@ -14,7 +14,7 @@ from tests.support.cli import QDO, clean_environment, command
 
 def completed(words: str, folder: Path) -> set[str]:
     """Return what bash offers for the last word of a line."""
-    script = command(*QDO, "completion", "bash", cwd=folder).out
+    script = command(*QDO, "admin", "completion", "bash", cwd=folder).out
     program = folder / words.split()[0]
     module = "qdo" if program.name == "qdo" else "qdo.cli.worker"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
@@ -39,8 +39,8 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("qdo que", {"queues", "queue"}),
-        ("qdo queue s", {"show"}),
+        ("qdo que", {"queues"}),
+        ("qdo admin k", {"keys"}),
         ("qdo queues --so", {"--sort"}),
         ("qdo queues --sort a", {"age"}),
         ("qdo-worker --proc", {"--processes"}),
@@ -53,7 +53,7 @@ def test_bash_completes(tmp_path: Path, words: str, offered: set[str]) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(tmp_path: Path, shell: str) -> None:
-    ended = command(*QDO, "completion", shell, cwd=tmp_path)
+    ended = command(*QDO, "admin", "completion", shell, cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     assert "_QDO_COMPLETE" in ended.out
     assert "_QDO_WORKER_COMPLETE" in ended.out

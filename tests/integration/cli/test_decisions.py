@@ -187,9 +187,9 @@ def test_every_view_tells_a_decision_that_waits_for_the_owner(
     assert "An operator decided to " in item["reason"]
     assert f"message {position}" in item["reason"]
     assert "its owner worker-1 has not carried it out yet" in item["reason"]
-    assert item["remedy"] == "qdo worker show worker-1"
-    assert desk.qdo("worker", "show", "worker-1").code == 0
-    page = desk.qdo("queue", "show", "q", "--no-ask").out
+    assert item["remedy"] == "qdo workers worker-1"
+    assert desk.qdo("workers", "worker-1").code == 0
+    page = desk.qdo("queues", "q", "--no-ask").out
     assert f"{decision}; the owner has not carried it out yet" in page
     assert "next attempt" not in page
     for option in ("--kind=failing", f"--id={position}"):

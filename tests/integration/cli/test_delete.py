@@ -65,7 +65,9 @@ def test_a_deleted_queue_is_gone_until_it_is_sent_to(folder: Path) -> None:
     assert queues(folder) == {"a": 0, "b": 0}
     assert qdo(folder, "delete", "a", "--yes").code == 0
     assert queues(folder) == {"b": 0}
-    paths = [each["path"] for each in json.loads(qdo(folder, "tree", "-o", "json").out)["items"]]
+    paths = [
+        each["path"] for each in json.loads(qdo(folder, "admin", "tree", "-o", "json").out)["items"]
+    ]
     assert [each.rpartition("/")[2] for each in paths if "/queues/" in each] == ["b"]
     assert qdo(folder, "delete", "a", "--yes").code == 6
     assert qdo(folder, "send", "a", "2").code == 0

@@ -45,7 +45,7 @@ def cli(
     monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
 
     def call(name: str, *arguments: str) -> Ended:
-        code = run(qdo, "qdo", (name, "--app", "a", *arguments))
+        code = run(qdo, "qdo", (*name.split(), "--app", "a", *arguments))
         output = capsys.readouterr()
         output.out.encode()
         assert "Traceback" not in output.err
@@ -187,12 +187,12 @@ def test_workers_names_those_that_get_no_queues(cli: Run, client: Client) -> Non
 def test_tree_shows_the_rest(cli: Run, client: Client) -> None:
     """Folders that cannot be listed, too."""
     client.set_acls(LAYOUT.assignments, NOBODY)
-    ended = cli("tree", "-o", "json")
+    ended = cli("admin tree", "-o", "json")
     assert ended.code == 0
     values = {item["path"]: item["value"] for item in json.loads(ended.out)["items"]}
     assert "NoAuthError" in values[LAYOUT.queue("secret")]
     assert values[LAYOUT.queue("null")] == ""
-    assert cli("tree").code == 0
+    assert cli("admin tree").code == 0
 
 
 @pytest.mark.parametrize("queue", ["null", "giant", "deep", "large", "ahead"])

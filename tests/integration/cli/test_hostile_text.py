@@ -15,7 +15,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.framework import run
-from qdo.cli.main import COMMANDS, qdo
+from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
@@ -28,6 +28,7 @@ from qdo.history.writer import HistoryWriter
 from qdo.message import Message
 from qdo.queues import QueueFilter
 from tests.support.cli import Ended
+from tests.support.commands import COMMANDS
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
 Run = Callable[..., Ended]
@@ -35,18 +36,21 @@ POSITION = 135471512647131000
 LAYOUT = Layout.of("a")
 CALLS = {
     "send": [("send", HOSTILE_NAME, "1"), ("send", "q", "--file", f"{TEXT[2:]}")],
-    "queues": [("queues",), ("queues", HOSTILE), ("queues", "-o", "csv"), ("queues", "-o", "name")],
-    "queue": [("queue", "show", HOSTILE_NAME), ("queue", "show", HOSTILE)],
-    "groups": [("groups",), ("groups", "--by", "owner"), ("groups", HOSTILE, "-o", "csv")],
+    "queues": [
+        ("queues",),
+        ("queues", "-o", "csv"),
+        ("queues", "-o", "name"),
+        ("queues", HOSTILE_NAME),
+        ("queues", HOSTILE),
+        ("queues", f"{HOSTILE}*"),
+        ("queues", "--by", "owner"),
+        ("queues", f"{HOSTILE}*", "--by", "prefix", "-o", "csv"),
+    ],
     "ps": [("ps",), ("ps", HOSTILE, "--timeout", "0.1s"), ("ps", "--worker", HOSTILE)],
-    "workers": [("workers",)],
-    "worker": [("worker", "show", HOSTILE)],
-    "status": [("status",), ("status", HOSTILE)],
+    "workers": [("workers",), ("workers", HOSTILE), ("workers", "--all")],
+    "status": [("status",), ("status", HOSTILE), ("status", "--watch", HOSTILE)],
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
-    "completion": [("completion", "bash"), ("completion", HOSTILE)],
-    "top": [("top",), ("top", "--every", HOSTILE)],
     "events": [("events", HOSTILE, "--follow", "--for", "0s"), ("events", "--every", HOSTILE)],
-    "components": [("components",)],
     "dashboard": [("dashboard", "--listen", HOSTILE), ("dashboard", "--token-file", TEXT[2:])],
     "dead-letters": [
         ("dead-letters",),
@@ -78,13 +82,8 @@ CALLS = {
         ("move", HOSTILE, HOSTILE),
         ("move", HOSTILE_NAME, HOSTILE_NAME),
         ("move", HOSTILE_NAME, "worker-0000000000", "--timeout", HOSTILE),
-    ],
-    "rebalance": [("rebalance", "--dry-run"), ("rebalance", "--dry-run", "--app", HOSTILE)],
-    "checkpoints": [
-        ("checkpoints", "export", "--file", "saved.jsonl"),
-        ("checkpoints", "import", "saved.jsonl", "--dry-run"),
-        ("checkpoints", "export", HOSTILE, "--file", HOSTILE),
-        ("checkpoints", "import", HOSTILE_NAME),
+        ("move", "--plan"),
+        ("move", "--plan", "--app", HOSTILE),
     ],
     "skip": [
         ("skip", HOSTILE_NAME, HOSTILE, "--yes"),
@@ -98,10 +97,11 @@ CALLS = {
     "pause": [
         ("pause", HOSTILE_NAME, "--allow-none", "--no-wait", "--reason", HOSTILE[:100]),
         ("pause", HOSTILE),
+        ("pause", HOSTILE, "--", "true"),
+        ("pause", "plain", "--", HOSTILE),
+        ("pause", "--list"),
     ],
-    "hold": [("hold", HOSTILE, "--", "true"), ("hold", "plain", "--", HOSTILE)],
     "resume": [("resume", HOSTILE), ("resume", "--id", HOSTILE)],
-    "holds": [("holds",)],
     "documents": [
         ("documents", "list"),
         ("documents", "list", HOSTILE_NAME),
@@ -110,7 +110,6 @@ CALLS = {
         ("documents", "put", HOSTILE_NAME, HOSTILE_NAME, "1", "--if-version", "7"),
         ("documents", "delete", HOSTILE, HOSTILE_NAME),
     ],
-    "chores": [("chores",), ("chores", "--app", HOSTILE)],
     "locks": [("locks",), ("locks", "--app", HOSTILE)],
     "action": [
         ("action", HOSTILE, "ping"),
@@ -150,10 +149,22 @@ CALLS = {
         ("settings", "apply", HOSTILE_NAME),
         ("settings", "rollback", HOSTILE),
     ],
-    "broker": [("broker", "file")],
-    "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
-    "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
-    "tree": [("tree",), ("tree", "--app", HOSTILE)],
+    "admin": [
+        ("admin", "broker", "file"),
+        ("admin", "keys", "list", "--keys", TEXT),
+        ("admin", "keys", "retire", "--keys", TEXT, HOSTILE),
+        ("admin", "acl", "check"),
+        ("admin", "acl", "check", "--app", HOSTILE),
+        ("admin", "acl", "apply"),
+        ("admin", "tree"),
+        ("admin", "tree", "--app", HOSTILE),
+        ("admin", "checkpoints", "export", "--file", "saved.jsonl"),
+        ("admin", "checkpoints", "import", "saved.jsonl", "--dry-run"),
+        ("admin", "checkpoints", "export", HOSTILE, "--file", HOSTILE),
+        ("admin", "checkpoints", "import", HOSTILE_NAME),
+        ("admin", "completion", "bash"),
+        ("admin", "completion", HOSTILE),
+    ],
     "config": [("config", "--broker", f"sqlite:{HOSTILE_NAME}"), ("config", "--broker", HOSTILE)],
 }
 

@@ -1,4 +1,4 @@
-"""`qdo keys`, and commands with encrypted bodies, inside this process."""
+"""`qdo admin keys`, and commands with encrypted bodies, inside this process."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def listed(cli: Run) -> list[tuple[str, str, bool]]:
     """Return id, purpose and use of each key."""
-    found = json.loads(cli("keys", "list", "-o", "json").out)["items"]
+    found = json.loads(cli("admin", "keys", "list", "-o", "json").out)["items"]
     return [(each["id"], each["purpose"], each["in_use"]) for each in found]
 
 
 def test_keys_are_made_listed_and_retired(cli: Run) -> None:
     """The steps of a rotation; the file keeps its mode, and no command shows key bytes."""
-    old = cli("keys", "new").out.strip()
+    old = cli("admin", "keys", "new").out.strip()
     assert stat.S_IMODE(os.stat("keys").st_mode) == 0o600
-    new, sign = cli("keys", "new"), cli("keys", "new", "sign").out.strip()
+    new, sign = cli("admin", "keys", "new"), cli("admin", "keys", "new", "sign").out.strip()
     assert old in new.err
     new_id = new.out.strip()
     assert listed(cli) == [
@@ -62,40 +62,44 @@ def test_keys_are_made_listed_and_retired(cli: Run) -> None:
         (sign, "sign", True),
     ]
     secrets = [line(key).split()[2] for key in read_keys("keys")]
-    outputs = [cli("keys", "list"), cli("keys", "retire", old), cli("keys", "list", "-o", "json")]
+    outputs = [
+        cli("admin", "keys", "list"),
+        cli("admin", "keys", "retire", old),
+        cli("admin", "keys", "list", "-o", "json"),
+    ]
     assert not any(secret in each.out + each.err for secret in secrets for each in outputs)
     assert listed(cli) == [
         (new_id, "encrypt", True),
         (sign, "sign", True),
         (old, "encrypt", False),
     ]
-    assert cli("keys", "retire", old, "--delete", "--yes").code == 0
+    assert cli("admin", "keys", "retire", old, "--delete", "--yes").code == 0
     assert [each.id for each in read_keys("keys")] == [new_id, sign]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("keys", "list"), 2),
-        (("keys", "new", "decrypt"), 2),
-        (("keys", "retire", "none"), 6),
-        (("keys",), 2),
+        (("admin", "keys", "list"), 2),
+        (("admin", "keys", "new", "decrypt"), 2),
+        (("admin", "keys", "retire", "none"), 6),
+        (("admin", "keys"), 2),
     ],
 )
 def test_mistakes_have_exit_codes(
     cli: Run, arguments: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing file, an unknown purpose, an unknown key."""
-    if arguments[1:] != ("list",):
-        cli("keys", "new")
+    if arguments[2:] != ("list",):
+        cli("admin", "keys", "new")
     assert cli(*arguments).code == code
     monkeypatch.setenv("QDO_KEYS", "")
-    assert cli("keys", "new").code == 2
+    assert cli("admin", "keys", "new").code == 2
 
 
 def test_send_encrypts_single_bodies_and_files(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON, bytes and lines."""
-    cli("keys", "new")
+    cli("admin", "keys", "new")
     monkeypatch.setenv("QDO_ENCRYPT", "bodies")
     Path("lines").write_text('{"n": 1}\n{"n": 2}\n')
     assert cli("send", "q", '{"n": 0}').code == 0
@@ -112,7 +116,7 @@ def test_send_encrypts_single_bodies_and_files(cli: Run, monkeypatch: pytest.Mon
 
 def test_send_in_clear_is_no_fallback(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable key nothing is sent."""
-    cli("keys", "new", "sign")
+    cli("admin", "keys", "new", "sign")
     monkeypatch.setenv("QDO_ENCRYPT", "bodies")
     assert cli("send", "q", "1").code == 2
     os.chmod("keys", 0o644)
@@ -122,7 +126,7 @@ def test_send_in_clear_is_no_fallback(cli: Run, monkeypatch: pytest.MonkeyPatch)
 
 def test_dead_letters_are_shown_decrypted(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the key; without it, as ciphertext with the reason. A retry needs no key."""
-    cli("keys", "new")
+    cli("admin", "keys", "new")
     monkeypatch.setenv("QDO_ENCRYPT", "bodies")
     cli("send", "q", '{"n": "MARKER"}')
     broker = open_broker("sqlite:qdo-data/messages.db", "a")

@@ -56,7 +56,7 @@ def node_of(client: Client, queue: str) -> QueueNode:
 def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
     made = WideBroker()
     monkeypatch.setattr(registry, "open_broker", lambda *args: made)
-    for module in ("commands.dead_letters", "changing"):
+    for module in ("commands.dead_letters", "commands.decide"):
         monkeypatch.setattr(f"qdo.cli.{module}.positions_of", lambda url: made.positions)
     (Path("qdo-data") / "messages.db").touch()
     return made

@@ -115,7 +115,7 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", ["queues", "workers", "tree"])
+@pytest.mark.parametrize("name", ["queues", "workers", "locks"])
 def test_zookeeper_out_of_reach(tmp_path: Path, name: str) -> None:
     """Exit code 3 after the time it was given, and the address in one line."""
     url = f"zookeeper://127.0.0.1:{closed_port()}"

@@ -177,7 +177,7 @@ def test_a_missing_file_of_the_broker_is_no_empty_one(desk: Desk) -> None:
     desk.app.send("fine", 1)
     desk.start_worker()
     wait_until(lambda: desk.states().get("fine") == "idle", "the message is done", 60.0)
-    assert re.search(r"^waiting +0$", desk.run("queue", "show", "fine")[1], re.MULTILINE)
+    assert re.search(r"^waiting +0$", desk.run("queues", "fine")[1], re.MULTILINE)
     wrong = ("--broker", "sqlite:other.db")
     code, output = desk.run("queues", "-o", "json", *wrong)
     (item,) = json.loads(output)["items"]
@@ -193,7 +193,7 @@ def test_a_missing_file_of_the_broker_is_no_empty_one(desk: Desk) -> None:
     for command_line in (("dead-letters",), ("peek", "fine"), ("purge", "fine", "--dry-run")):
         assert desk.run(*command_line, *wrong) == (3, "")
     assert desk.run("check", *wrong)[0] == 3
-    assert "waiting       an unknown number" in desk.run("queue", "show", "fine", *wrong)[1]
+    assert "waiting       an unknown number" in desk.run("queues", "fine", *wrong)[1]
 
 
 def test_a_long_backlog_catches_up(desk: Desk) -> None:
@@ -220,7 +220,7 @@ def test_a_queue_names_the_limit_that_it_waits_for(desk: Desk) -> None:
 
     expected = [("lagging", ["crm"]), ("stuck", [])]
     wait_until(lambda: [each[:2] for each in reports()] == expected, "both are found", 60.0)
-    assert reports()[0][2] == "qdo limits"
+    assert reports()[0][2] == "qdo limits list"
 
 
 def test_one_queue_and_one_worker(desk: Desk) -> None:
@@ -233,7 +233,7 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     assert desk.run("resume", "poison*", "--yes")[0] == 0
     wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
 
-    code, output = desk.run("queue", "show", "poison", "--app", "desk:app", "-o", "json")
+    code, output = desk.run("queues", "poison", "--app", "desk:app", "-o", "json")
     assert code == 0, output
     (found,) = json.loads(output)["items"]
     assert (found["state"], found["failing_id"], found["backlog"]) == ("blocked", id, 1)
@@ -242,24 +242,41 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     assert [each["command"] for each in found["changes"]] == ["resume", "pause"]
     worker = found["owner"]
     assert found["process"]["worker"] == worker
-    code, output = desk.run("queue", "show", "poison", "--app", "desk:app")
+    code, output = desk.run("queues", "poison", "--app", "desk:app")
     assert code == 0
     shown = ("no vase", id, worker, "desk:poison", "\\x1b[31mred")
     assert [text in output for text in (*shown, "\x1b")] == [*5 * [True], False]
 
-    wait_until(lambda: hung in desk.run("queue", "show", "hung")[1], "a report with its run", 60.0)
-    shows_worker = ("worker", "show", worker, "-o", "json")
-    wait_until(lambda: '"blocked": 1' in desk.run(*shows_worker)[1], "the worker's report", 60.0)
-    code, output = desk.run(*shows_worker)
-    assert code == 0, output
-    (process,) = json.loads(output)["items"]
-    assert (process["queues"], process["state"]) == (2, "running")
-    assert {"pause", "resume"}.isdisjoint(each["command"] for each in process["changes"])
-    assert "2 owned, 2 assigned" in desk.run("worker", "show", worker)[1]
+    wait_until(lambda: hung in desk.run("queues", "hung")[1], "a report with its run", 60.0)
+    process: dict[str, Any] = {}
 
-    # A name is not a glob.
-    assert [desk.run("queue", "show", name)[0] for name in ("*", "poiso?", "[p]oison")] == 3 * [6]
-    assert desk.run("worker", "show", "worker-*")[0] == 6
+    def has_reported() -> bool:
+        code, output = desk.run("workers", worker, "-o", "json")
+        assert code == 0, output
+        process.update(json.loads(output)["items"][0])
+        return bool(process["blocked"])
+
+    wait_until(has_reported, "a report of the blocked queue", 60.0)
+    assert (process["queues"], process["state"], process["blocked"]) == (2, "running", 1)
+    assert {"pause", "resume"}.isdisjoint(each["command"] for each in process["changes"])
+    assert "2 owned, 2 assigned" in desk.run("workers", worker)[1]
+
+    globs = [desk.run("queues", glob, "-o", "name") for glob in ("poiso?", "[p]oison")]
+    assert globs == 2 * [(0, "poison\n")]
+    code, output = desk.run("queues", "poison", "hung", "-o", "name", "--no-ask")
+    assert (code, output) == (0, "poison\nhung\n")
+    listed = [
+        desk.run("queues", "poison", "--state", each, "-o", "name") for each in ("ok", "blocked")
+    ]
+    assert listed == [(0, ""), (0, "poison\n")]
+    wrong = (
+        ("poison", "*"),
+        ("poison", "hung", "--sort", "age"),
+        ("--by", "state", "--limit", "1"),
+    )
+    assert [desk.run("queues", *each)[0] for each in wrong] == 3 * [2]
+    assert [desk.run("queues", name)[0] for name in ("none", "[*]")] == 2 * [6]
+    assert desk.run("workers", "worker-*")[0] == 6
 
 
 def test_events_are_followed_as_they_happen(desk: Desk) -> None:

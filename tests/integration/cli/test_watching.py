@@ -21,7 +21,7 @@ from tests.support.forks.processes import Popen
 from tests.support.processes import Proc, wait_until
 
 QUEUES = ("-m", "qdo", "queues", "--app", "desk", "--watch", "0.5s")
-TOP = ("-m", "qdo", "top", "--app", "desk", "--every", "1s")
+STATUS = ("-m", "qdo", "status", "--app", "desk", "--watch", "1s")
 
 
 def messages(folder: Path) -> Path:
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=[QUEUES, TOP], ids=["queues", "top"])
+@pytest.fixture(params=[QUEUES, STATUS], ids=["queues", "status"])
 def terminal(folder: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
     terminal = Terminal(folder, request.param)
     yield terminal
@@ -103,11 +103,6 @@ def test_without_a_terminal_outputs_follow_each_other(folder: Path) -> None:
     with Proc.python(*QUEUES, "-o", "name", cwd=folder, env=clean_environment()) as proc:
         proc.wait_for_line("^first$", count=2)
     assert "\x1b" not in proc.output
-
-
-def test_a_screen_needs_a_terminal(folder: Path) -> None:
-    ended = command(*TOP, cwd=folder)
-    assert (ended.code, ended.out) == (2, "")
 
 
 @pytest.mark.parametrize("wrong", ["0s", "soon"])

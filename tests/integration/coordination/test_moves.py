@@ -1,4 +1,4 @@
-"""`qdo move` and `qdo rebalance`: operators, the leader and real workers, on both coordinators."""
+"""`qdo move`: operators, the leader and real workers, on both coordinators."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def qdo(runs: AppRuns, *arguments: str) -> Ended:
 
 
 def rebalance(runs: AppRuns) -> dict[str, dict[str, Any]]:
-    ended = qdo(runs, "rebalance", "--dry-run", "-o", "json")
+    ended = qdo(runs, "move", "--plan", "-o", "json")
     assert ended.code == 0, ended.err
     return {each["queue"]: each for each in json.loads(ended.out)["items"]}
 
@@ -276,4 +276,4 @@ def test_a_dry_run_tells_what_the_leader_does_next(runs: AppRuns) -> None:
         "what was predicted",
     )
     assert rebalance(runs) == {}
-    assert qdo(runs, "rebalance").code == 2
+    assert qdo(runs, "move").code == qdo(runs, "move", "a", joined, "--plan").code == 2

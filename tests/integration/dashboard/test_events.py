@@ -73,8 +73,15 @@ def test_events_are_paged_on_the_server(local_shop: FilledShop) -> None:
 
 
 def judged(owners: dict[str, str], state: QueueHealth = QueueHealth.OK) -> Judged:
+    empty: dict[str, Any] = {
+        "last": 0,
+        "backlog": 0,
+        "oldest": None,
+        "dead_letters": 0,
+        "fault": None,
+    }
     return [
-        (QueueStatus(name, owner or None, False, 0, 0, None, 0, None), Verdict(state))
+        (QueueStatus(queue=name, owner=owner or None, owner_gone=False, **empty), Verdict(state))
         for name, owner in owners.items()
     ]
 

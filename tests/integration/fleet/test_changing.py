@@ -21,62 +21,38 @@ from kazoo.security import ACL, Id, Permissions
 
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.cli.main import qdo as qdo_command
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import QDO, Ended, clean_environment, command
+from tests.support.commands import every_command
 from tests.support.forks.processes import Popen
 from tests.support.processes import wait_until
 from tests.support.shared_servers import SharedZooKeeper
 
 READ_ONLY = frozenset(
     [
-        *(
-            "queues",
-            "groups",
-            "workers",
-            "queue show",
-            "worker show",
-            "ps",
-            "components",
-            "status",
-            "top",
-        ),
-        *("events", "check", "doctor", "peek", "rebalance", "holds", "locks", "audit", "chores"),
-        *("tree", "completion", "config", "dashboard", "demo", "checkpoints export"),
+        *("status", "queues", "workers", "ps", "peek", "events", "check"),
+        *("locks", "audit", "config", "doctor", "dashboard", "demo"),
         *("dead-letters list", "dead-letters show", "dead-letters export"),
-        *("documents list", "documents get", "limits list", "keys list"),
+        *("documents list", "documents get", "limits list"),
         *("settings show", "settings get", "settings history", "settings diff"),
         *("history queues", "history failures", "history durations", "history actions"),
         "history owners",
-        *("broker grants", "acl check", "acl account"),
+        *("admin tree", "admin completion", "admin checkpoints export", "admin keys list"),
+        *("admin broker grants", "admin acl check", "admin acl account"),
     ]
 )
-OTHERS = frozenset(["send", "hold", "keys new"])
-"""`send` only adds; `hold` ends with its command; `keys new` replaces nothing."""
-UNLOGGED = frozenset(["keys retire", "broker init"])
+OTHERS = frozenset(["send", "admin keys new"])
+"""`send` only adds; `admin keys new` replaces nothing."""
+UNLOGGED = frozenset(["admin keys retire", "admin broker init"])
 """What they change belongs to no app. They have tests of their own."""
 
 
-def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield all commands that are not groups, by the words that they are called with."""
-    with click.Context(group) as context:
-        for name in group.list_commands(context):
-            found = group.get_command(context, name)
-            assert found is not None
-            if isinstance(found, click.Group):
-                yield from commands(found, f"{path}{name} ")
-            else:
-                yield f"{path}{name}", found
-
-
-assert isinstance(qdo_command, click.Group)
+COMMANDS = {path: each for path, each in every_command() if not isinstance(each, click.Group)}
 CHANGING = {
-    path: each
-    for path, each in commands(qdo_command)
-    if path not in READ_ONLY and path not in OTHERS
+    path: each for path, each in COMMANDS.items() if path not in READ_ONLY and path not in OTHERS
 }
 
 
@@ -88,8 +64,7 @@ def test_a_changing_command_has_the_options(path: str) -> None:
 
 
 def test_the_lists_of_other_commands_are_current() -> None:
-    known = {path for path, _ in commands(qdo_command)}
-    assert known >= READ_ONLY | OTHERS | UNLOGGED
+    assert COMMANDS.keys() >= READ_ONLY | OTHERS | UNLOGGED
     assert CHANGING.keys() - UNLOGGED == CASES.keys()
 
 
@@ -264,8 +239,9 @@ CASES = {
         lambda desk: desk.done("pause", "still-*", "--allow-none", "--yes"),
         asks=True,
     ),
-    "checkpoints import": ChangeCase(
-        given("saved"), lambda desk: desk.done("checkpoints", "export", "imports", "-f", "saved")
+    "admin checkpoints import": ChangeCase(
+        given("saved"),
+        lambda desk: desk.done("admin", "checkpoints", "export", "imports", "-f", "saved"),
     ),
     "dead-letters retry": ChangeCase(
         given("letters", "--all"),
@@ -295,8 +271,8 @@ CASES = {
         given("1"),
         lambda desk: [desk.qdo("settings", "set", "fetch", each) for each in ("20", "30")],
     ),
-    "acl apply": ChangeCase(prepare=close_a_node),
-    "broker file": ChangeCase(given("--reset", "--app", "other"), forget_workers, asks=True),
+    "admin acl apply": ChangeCase(prepare=close_a_node),
+    "admin broker file": ChangeCase(given("--reset", "--app", "other"), forget_workers, asks=True),
     # Last, because the worker restarts after the command has ended.
     "action": ChangeCase(given("worker-*", "restart"), asks=True),
 }
@@ -334,7 +310,7 @@ def test_only_a_confirmed_change_is_made_and_logged(desk: LiveDesk, path: str) -
 
 def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> None:
     """A second dry run would have found it."""
-    argv = ("broker", "init", "--broker", postgresql_url, "-o", "json")
+    argv = ("admin", "broker", "init", "--broker", postgresql_url, "-o", "json")
     for expected in ("create", "create"):
         ended = command(*QDO, *argv, "--dry-run", cwd=tmp_path)
         assert ended.code == 0, ended.err
@@ -348,7 +324,7 @@ def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> Non
 
 def test_a_dry_run_keeps_the_key_file(tmp_path: Path) -> None:
     """To delete a key needs a confirmation, to retire one does not."""
-    keys, file = (*QDO, "keys"), ("--keys", "keys")
+    keys, file = (*QDO, "admin", "keys"), ("--keys", "keys")
     first, _ = (command(*keys, "new", *file, cwd=tmp_path).out.strip() for _ in range(2))
     before = (tmp_path / "keys").read_bytes()
     for options, code in ((("--dry-run",), 0), (("--delete", "--dry-run"), 0), (("--delete",), 5)):

@@ -1,4 +1,4 @@
-"""`qdo components`: real processes, several versions, nodes of other programs."""
+"""`qdo workers --all`: real processes, several versions, nodes of other programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def settings(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], str]:
     """Return the listed processes, and what was printed on stderr."""
     capsys.readouterr()
-    assert run(qdo, "qdo", ["components", "-o", "json"]) == 0
+    assert run(qdo, "qdo", ["workers", "--all", "-o", "json"]) == 0
     printed = capsys.readouterr()
     return json.loads(printed.out)["items"], printed.err
 
@@ -215,7 +215,7 @@ def test_a_hostile_node_costs_only_its_row(
     bad, good = items
     assert bad["fault"]
     assert (good["host"], good["pid"], good["fault"]) == ("h", 7, None)
-    assert run(qdo, "qdo", ["components"]) == 0
+    assert run(qdo, "qdo", ["workers", "--all"]) == 0
 
 
 def test_a_protected_node_is_listed_with_its_fault(

@@ -1,4 +1,4 @@
-"""`qdo hold`: a command that runs while queues are paused, on both coordinators."""
+"""`qdo pause`: a command that runs while queues are paused, on both coordinators."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ LAYOUT = Layout.of("still")
 
 
 class HoldRuns(AppRuns):
-    """An app with a worker, and `qdo hold` for its queues."""
+    """An app with a worker, and `qdo pause` for its queues."""
 
     def hold(self, *arguments: str) -> Proc:
-        argv = (*QDO, "hold", "plain-*", "--session-timeout-seconds", "2", *arguments)
+        argv = (*QDO, "pause", "plain-*", "--session-timeout-seconds", "2", *arguments)
         return Proc.python(*argv, cwd=self.folder, env=self.environ())
 
     def hold_to_the_end(self, *arguments: str) -> Ended:
-        return command(*QDO, "hold", *arguments, cwd=self.folder, env=self.environ())
+        return command(*QDO, "pause", *arguments, cwd=self.folder, env=self.environ())
 
     def environ(self) -> dict[str, str]:
         places = {"QDO_APP": "still", "QDO_COORDINATOR": self.coordinator}
@@ -88,7 +88,7 @@ def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> No
         assert holder.wait() == 7
     wait_until(lambda: len(runs.runs("plain-1")) == 2, "the queue continues")
     entries = read_entries(outsider, LAYOUT, limit=9)
-    assert [(entry.command, entry.reason) for entry in entries] == [("hold", "moving")]
+    assert [(entry.command, entry.reason) for entry in entries] == [("pause", "moving")]
     again = runs.hold_to_the_end("plain-*", "--", "sh", "-c", "echo $QDO_HOLD_FENCE")
     assert again.code == 0, again.err
     assert int(again.out) > fence
@@ -147,7 +147,6 @@ def test_the_command_ends_when_an_operator_ends_its_section(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("plain-*",), 2),
         (("plain-*", "--"), 2),
         (("--", "true"), 2),
         (("plain-*", "--", "there-is-no-such-program"), 2),
@@ -157,6 +156,9 @@ def test_the_command_ends_when_an_operator_ends_its_section(
         (("?*", "--allow-none", "--", "true"), 2),
         (("a/b", "--", "true"), 2),
         (("plain-*", "--timeout", "soon", "--", "true"), 2),
+        (("plain-*", "--for", "2h", "--", "true"), 2),
+        (("plain-*", "--no-wait", "--", "true"), 2),
+        (("plain-*", "--list"), 2),
         (("plain-*", "--reason", "x" * 1000, "--", "true"), 2),
     ],
 )
@@ -177,14 +179,14 @@ def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
     assert runs.client.get_children(LAYOUT.root) == ["queues"]
 
 
-def test_all_queues_are_held_only_with_all(runs: HoldRuns) -> None:
+def test_all_queues_are_paused_only_with_yes(runs: HoldRuns) -> None:
     """However the globs are written; a glob of the only queue is not one of all."""
     runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
     assert runs.hold_to_the_end("plain-*", "--dry-run", "--", "true").code == 0
     runs.client.create(LAYOUT.queue("other"), b"")
     for globs in (("?*",), ("[op]*",), ("plain-*", "o*")):
         assert runs.hold_to_the_end(*globs, "--dry-run", "--", "true").code == 2
-        assert runs.hold_to_the_end(*globs, "--all", "--dry-run", "--", "true").code == 0
+        assert runs.hold_to_the_end(*globs, "--yes", "--dry-run", "--", "true").code == 0
     assert runs.hold_to_the_end("o*", "--dry-run", "--", "true").code == 0
 
 

@@ -109,7 +109,7 @@ def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Qdo) -> Non
     late = qdo("pause", "slow-*", "--yes", "--timeout", "0.5s")
     assert late.code == 4, late
     assert "worker-" in late.err
-    assert items(qdo("holds", "-o", "json"))
+    assert items(qdo("pause", "--list", "-o", "json"))
     (runs.folder / "go").touch()
     done = qdo("pause", "slow-*", "--yes", "-o", "json")
     assert items(done)[0]["workers"] == 1
@@ -125,7 +125,7 @@ def test_a_pause_ends_by_itself(runs: AppRuns, qdo: Qdo) -> None:
     assert items(qdo("pause", "q", "--for", "1s", "-o", "json"))
     runs.app.send("q", 1)
     wait_until(lambda: len(runs.runs("q")) == 2, "the end of the pause")
-    assert items(qdo("holds", "-o", "json")) == []
+    assert items(qdo("pause", "--list", "-o", "json")) == []
 
 
 HOSTILE = [
@@ -158,7 +158,7 @@ def test_hostile_values_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client
         runs.app.send("free", number)
         wait_until(lambda count=number + 1: len(runs.runs("free")) == count, f"after {value!r}")
     runs.app.send("held", 1)
-    assert qdo("holds").code == 5
+    assert qdo("pause", "--list").code == 5
     assert qdo("pause", "free").code == 5
     wait_until(lambda: worker.output.count("cannot read") >= 2, "the report")
     outsider.delete(runs.layout.fleet.holds)
@@ -215,7 +215,7 @@ def test_bad_calls_are_refused(runs: AppRuns, qdo: Qdo) -> None:
         items(qdo("pause", "unknown-*", "--yes", "--allow-none", "-o", "json"))[0]["matching"] == 0
     )
     assert items(qdo("pause", "*", "--yes", "-o", "json"))[0]["matching"] == 1
-    assert len(items(qdo("holds", "-o", "json"))) == 2
+    assert len(items(qdo("pause", "--list", "-o", "json"))) == 2
 
 
 def test_a_pause_that_was_ended_before_its_answer(

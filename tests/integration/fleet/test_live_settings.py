@@ -91,7 +91,7 @@ def test_a_change_applies_to_the_next_message_of_every_worker(runs: AppRuns, qdo
     runs.app.send_many([(f"q{number}", 1) for number in range(9)])
     wait_until(lambda: all(len(runs.runs(f"q{n}")) == 2 for n in range(9)), "the second runs")
     assert all(runs.runs(f"q{n}")[1] == ("77", 1) for n in range(9))
-    live = [item["live"] for item in items(qdo("components", "-o", "json"))]
+    live = [item["live"] for item in items(qdo("workers", "--all", "-o", "json"))]
     assert live == [1, 1, 1]
     (entry,) = items(qdo("audit", "-o", "json"))
     assert (entry["command"], entry["reason"]) == ("settings set", "slow")
@@ -144,7 +144,9 @@ def test_one_refusal_leaves_everything_as_it_is(runs: AppRuns, qdo: Qdo) -> None
     assert forced["version"] == 1
     wait_until(lambda: "this process refuses" in strict.output, "the report")
     wait_until(
-        lambda: sorted(each["live"] for each in items(qdo("components", "-o", "json"))) == [0, 1],  # type: ignore[type-var]
+        lambda: (
+            sorted(each["live"] for each in items(qdo("workers", "--all", "-o", "json"))) == [0, 1]
+        ),  # type: ignore[type-var]
         "one use",
     )
     assert "version 1 is not in use in 1 of" in qdo("settings", "show").err
@@ -152,7 +154,7 @@ def test_one_refusal_leaves_everything_as_it_is(runs: AppRuns, qdo: Qdo) -> None
 
 def test_a_frozen_worker_holds_a_change_up(runs: AppRuns, qdo: Qdo, coordinator_url: str) -> None:
     worker = start(runs, session="60")
-    (pid,) = (int(str(item["pid"])) for item in items(qdo("components", "-o", "json")))
+    (pid,) = (int(str(item["pid"])) for item in items(qdo("workers", "--all", "-o", "json")))
     freeze(pid, coordinator_url)
     try:
         late = qdo("settings", "set", "fetch", "3", "--timeout", "0.5s")

@@ -77,7 +77,7 @@ def ps(runs: AppRuns, *arguments: str) -> Ended:
 
 def show(runs: AppRuns, *arguments: str) -> Ended:
     places = ("--app", "desk", "--coordinator", runs.coordinator, "--broker", runs.broker_url)
-    return command("-m", "qdo", "queue", "show", *arguments, *places, cwd=runs.folder)
+    return command("-m", "qdo", "queues", *arguments, *places, cwd=runs.folder)
 
 
 def items(runs: AppRuns, *arguments: str) -> list[dict[str, Any]]:

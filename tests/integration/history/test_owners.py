@@ -121,7 +121,7 @@ def test_a_killed_process_is_known_by_the_next_claim(fleet: ShopWorkers) -> None
             assert (before.pid, before.ended, before.why) == (process, None, "unknown")
             assert (now.pid, now.why) == (another, None)
             assert now.fence > before.fence
-        out = fleet.run("queue", "show", "q0")
+        out = fleet.run("queues", "q0")
         assert out.index(f"pid {another}") < out.index(f"pid {process} (unknown)")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
@@ -174,7 +174,7 @@ def test_workers_do_not_wait_for_the_database(tmp_path: Path, embedded_url: str)
         wait_until(lambda: backlogs() == {0}, "all messages are done")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-    out = json.loads(fleet.run("queue", "show", "q0", "-o", "json"))
+    out = json.loads(fleet.run("queues", "q0", "-o", "json"))
     assert out["items"][0]["owners"] is None
 
 

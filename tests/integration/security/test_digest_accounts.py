@@ -25,13 +25,13 @@ def test_rights_of_digest_accounts(fleet: SecureFleet) -> None:
         assert fleet.worker_ends(other).code == 5
         with fleet.client(other) as client, pytest.raises(NoAuthError):
             client.get(LAYOUT.queue("a"))
-    accounts = [fleet.qdo("acl account", config=each).out.strip() for each in (mine, other)]
+    accounts = [fleet.qdo("admin acl account", config=each).out.strip() for each in (mine, other)]
     lists = {"acl": "required", "acl_workers": accounts[:1], "acl_monitors": accounts[1:]}
     mine = fleet.config(**lists, **fleet.login("digest:app", "one"))
     other = fleet.config(**lists, **fleet.login("digest:app", "two"))
-    assert fleet.qdo("acl apply", "--yes", config=mine).code == 0
+    assert fleet.qdo("admin acl apply", "--yes", config=mine).code == 0
     # The coordinator masks digests for this account.
-    checked = fleet.qdo("acl check", config=other)
+    checked = fleet.qdo("admin acl check", config=other)
     assert (checked.code, checked.out) == (0, "")
     with fleet.client(other) as client:
         client.get(LAYOUT.queue("a"))

@@ -76,7 +76,7 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         wait_until(lambda: fleet.done() == ["a 1", "a 1"], "the message is processed again")
         assert_logged(accounts)
         for name, code in (("operator", 0), ("monitor", 0), ("worker", 0), ("other", 5)):
-            for command in (("queues",), ("workers",), ("queue show", "a")):
+            for command in (("queues",), ("workers",), ("queues", "a")):
                 ended = fleet.qdo(*command, config=configs[name])
                 assert ended.code == code, (name, command, ended.err)
             # The last one asks the owner, which a monitor may not.
@@ -84,7 +84,7 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         refused = fleet.qdo("seek", "a", "earliest", "--yes", config=configs["monitor"])
         assert refused.code == 5
         assert "account sasl:monitor" in refused.err
-        assert fleet.qdo("acl check", config=configs["monitor"]).code == 0
+        assert fleet.qdo("admin acl check", config=configs["monitor"]).code == 0
         fleet.process("old", 1, configs["sender"])
         deleted = fleet.qdo("delete", "old", "--yes", config=configs["operator"])
         assert deleted.code == 0, deleted.err
@@ -206,7 +206,7 @@ def test_a_worker_without_rights_ends(accounts: Accounts) -> None:
 
 
 def test_open_nodes_are_refused_if_required(plain: SecureFleet) -> None:
-    """`qdo acl apply` closes a tree that workers without ACLs made; then workers start."""
+    """`qdo admin acl apply` closes a tree that workers without ACLs made; then workers start."""
     open_config = plain.config()
     with plain.worker(open_config):
         plain.process("a", 1, open_config)
@@ -214,12 +214,12 @@ def test_open_nodes_are_refused_if_required(plain: SecureFleet) -> None:
     refused = plain.worker_ends(config)
     assert refused.code == 5
     assert LAYOUT.root in refused.err
-    checked = plain.qdo("acl check", "-o", "json", config=config)
+    checked = plain.qdo("admin acl check", "-o", "json", config=config)
     assert checked.code == 1
     found = {each["path"]: each["found"] for each in json.loads(checked.out)["items"]}
     assert found[LAYOUT.queue("a")] == "world:anyone:cdrwa"
-    assert plain.qdo("acl apply", "--yes", config=config).code == 0
-    assert plain.qdo("acl check", config=config).code == 0
+    assert plain.qdo("admin acl apply", "--yes", config=config).code == 0
+    assert plain.qdo("admin acl check", config=config).code == 0
     with plain.worker(config):
         plain.process("a", 2, config)
     assert plain.done() == ["a 1", "a 2"]
@@ -236,7 +236,7 @@ def test_prepared_nodes_are_refused_if_required(
     refused = fleet.worker_ends(configs["worker"])
     assert refused.code == 5
     assert "sasl:other:cdrwa" in refused.err
-    assert fleet.qdo("acl apply", config=configs["worker"]).code == 0
+    assert fleet.qdo("admin acl apply", config=configs["worker"]).code == 0
     with fleet.worker(configs["worker"]):
         pass
 
@@ -247,8 +247,8 @@ def test_apply_names_what_it_may_not_change(accounts: Accounts) -> None:
         pass
     with fleet.client(configs["worker"]) as client:
         client.set_acls(LAYOUT.queues, [ACL(Permissions.ALL, Id("sasl", "admin"))])
-    assert fleet.qdo("acl check", config=configs["worker"]).code == 1
-    ended = fleet.qdo("acl apply", config=configs["worker"])
+    assert fleet.qdo("admin acl check", config=configs["worker"]).code == 1
+    ended = fleet.qdo("admin acl apply", config=configs["worker"])
     assert ended.code == 4
     assert LAYOUT.queues in ended.err
 
@@ -314,8 +314,8 @@ def test_secrets_appear_nowhere(fleet: SecureFleet, auth: str) -> None:
     with fleet.worker(noisy, env) as worker:
         shown = [
             fleet.qdo("config", "-o", "json", **arguments),
-            fleet.qdo("tree", **arguments),
-            fleet.qdo("acl account", **arguments),
+            fleet.qdo("admin tree", **arguments),
+            fleet.qdo("admin acl account", **arguments),
         ]
         assert "Sending request" in log.read_text()
         lines = _command_lines()

@@ -74,7 +74,7 @@ def test_a_worker_with_another_broker_file_does_not_start(machines: TwoMachines)
         machines.file(0),
         machines.file(1),
         socket.gethostname(),
-        "qdo broker file --reset",
+        "qdo admin broker file --reset",
     ):
         assert part in line
     more = machines.start(1, "--broker", machines.file(0))
@@ -105,17 +105,17 @@ def test_a_broker_file_is_changed_on_purpose(machines: TwoMachines) -> None:
     machines.send(0, "before")
     first = machines.start(0)
     wait_until(lambda: machines.done() == ["before"], "the message in the first file")
-    refused = machines.qdo("broker", "file", "--reset", "--yes")
+    refused = machines.qdo("admin", "broker", "file", "--reset", "--yes")
     assert (refused.code, refused.out) == (5, "")
     assert "worker-0000000000" in refused.err
     first.send(signal.SIGTERM)
     assert first.wait() == 0, first.output
-    [item] = json.loads(machines.qdo("broker", "file", "-o", "json").out)["items"]
+    [item] = json.loads(machines.qdo("admin", "broker", "file", "-o", "json").out)["items"]
     assert (item["address"], item["host"]) == (machines.file(0), socket.gethostname())
-    assert machines.qdo("broker", "file", "--reset", "--yes").code == 0
-    assert json.loads(machines.qdo("broker", "file", "-o", "json").out)["items"] == []
+    assert machines.qdo("admin", "broker", "file", "--reset", "--yes").code == 0
+    assert json.loads(machines.qdo("admin", "broker", "file", "-o", "json").out)["items"] == []
     [entry] = json.loads(machines.qdo("audit", "-o", "json").out)["items"]
-    assert entry["command"] == "broker file --reset"
+    assert entry["command"] == "admin broker file --reset"
     assert entry["from"]["address"] == machines.file(0)
     machines.send(1, "after")
     machines.start(1).wait_for_line(r"worker-\d+: registered")
@@ -133,5 +133,5 @@ def test_a_deleted_broker_file_is_not_replaced_silently(machines: TwoMachines) -
             each.unlink()
     again = machines.start(0, "--burst")
     assert again.wait() == 2, again.output
-    assert machines.qdo("broker", "file", "--reset", "--yes").code == 0
+    assert machines.qdo("admin", "broker", "file", "--reset", "--yes").code == 0
     assert machines.start(0, "--burst").wait() == 0

@@ -8,7 +8,7 @@ from qdo.brokers.postgresql.url import postgresql_address
 
 
 def prepared(url: str, partition_seconds: int = PARTITION_SECONDS) -> str:
-    """Create the schema of an address, as `qdo broker init` does; return the address."""
+    """Create the schema of an address, as `qdo admin broker init` does; return the address."""
     address = postgresql_address(url)
     connection = connect(address)
     try:

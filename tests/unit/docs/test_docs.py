@@ -11,6 +11,7 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import qdo
@@ -19,10 +20,10 @@ from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import permission
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
-from qdo.cli.main import COMMANDS
 from qdo.cli.worker import worker as worker_command
 from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
+from tests.support.commands import every_command
 from tests.support.doc_pages import Block, blocks, blocks_in, pages, read, table
 from tests.support.paths import ROOT
 
@@ -191,12 +192,38 @@ def test_every_trap_of_sqs_has_its_tests_or_a_reason() -> None:
 # --- commands ---------------------------------------------------------------------
 
 
-def test_pages_name_only_commands_that_exist() -> None:
-    """Every `qdo something`, on any page, is an existing command."""
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
-    named = set(re.findall(r"(?:[`/]|\$ |\| )qdo ([a-z-]+)", text))
-    assert named
-    assert named <= COMMANDS.keys()
+def sources() -> list[Path]:
+    """Return every file with texts that users read."""
+    kinds = {".py", ".html", ".js", ".toml", ".yml", ".yaml", ".json", ".sql", ".service", ".sh"}
+    folders = [ROOT / each for each in ("qdo", "config", "workers")]
+    return [*pages(), *(each for one in folders for each in one.rglob("*") if each.suffix in kinds)]
+
+
+def named_commands(text: str) -> set[str]:
+    """Return the commands, with one further word, that a text tells to run.
+
+    A command follows a backtick, a shell's prompt or pipe, or an arrow; a string of code may begin
+    with one. Strings that continue on the next line count as one.
+    """
+    text = re.sub(r'"\s*\n\s*f?"', "", text)
+    pattern = (
+        r"(?:`|\$ |\| |-> |\"(?=qdo [a-z-]+(?: [a-z-]+)?\"))qdo ([a-z][a-z-]*(?: [a-z][a-z-]*)?)"
+    )
+    return set(re.findall(pattern, text))
+
+
+def test_no_text_names_a_command_that_does_not_exist() -> None:
+    """Pages, samples, errors, log lines, remedies, templates and docstrings."""
+    known = dict(every_command())
+    missing = set()
+    for path in sources():
+        text = _text(path).partition("Where each command went")[0]  # names that are gone follow
+        for words in named_commands(text):
+            name, _, further = words.partition(" ")
+            group = isinstance(known.get(name), click.Group) and name != "dead-letters"
+            if name not in known or (group and further and words not in known):
+                missing.add((path.name, words))
+    assert missing == set()
 
 
 # --- examples ---------------------------------------------------------------------

@@ -13,7 +13,10 @@ from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import WorkerStatus
 
-QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None)
+QUEUE = QueueStatus(
+    queue="q", owner="w-1", owner_gone=False, last=0, backlog=3, oldest=None, dead_letters=1,
+    fault=None,
+)  # fmt: skip
 OK = Verdict(QueueHealth.OK)
 LOST = "it released none of its queues: host a"
 SEEK = AuditEntry("1", 0.0, "ada@vm", command="seek", target="q", reason="again")

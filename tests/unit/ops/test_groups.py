@@ -10,7 +10,11 @@ from qdo.ops.groups import group_items
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
 
-QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None, behind_seconds=5.0)
+QUEUE = QueueStatus(
+    queue="q", owner="w-1", owner_gone=False, last=0, backlog=3, oldest=None, dead_letters=1,
+    fault=None,
+    behind_seconds=5.0,
+)  # fmt: skip
 IDLE = ("idle", 1, 3, None)
 JUDGED = [
     (replace(QUEUE, queue="tenant-1"), Verdict(QueueHealth.OK)),

@@ -184,7 +184,7 @@ def test_a_decision_that_is_not_carried_out_is_not_a_failure(decision: str, said
     found = verdict(decided)
     who = "its owner worker-1 has not carried it out yet."
     assert found == Verdict(
-        QueueHealth.FAILING, f"An operator decided to {said}{who}", "qdo worker show worker-1"
+        QueueHealth.FAILING, f"An operator decided to {said}{who}", "qdo workers worker-1"
     )
     silent = verdict(replace(decided, reported=NOW - 40, behind_seconds=40.0))
     assert (silent.state, silent.remedy) == (QueueHealth.STOPPED, found.remedy)

@@ -83,7 +83,7 @@ def test_bodies_are_shown_harmlessly(local: OperatorDesk) -> None:
 
 def test_encrypted_bodies_need_the_keys(local: OperatorDesk) -> None:
     """Without them the error is shown in place of the body."""
-    assert local.qdo("keys", "new", "--keys", "keys.json").code == 0
+    assert local.qdo("admin", "keys", "new", "--keys", "keys.json").code == 0
     keys = local.folder / "keys.json"
     with qdo.App("desk", broker=local.broker_url, keys=str(keys), encrypt=["bodies"]) as app:
         app.send("q", "secret")

@@ -1,0 +1,219 @@
+"""Shared options of commands: the settings, the app, the output."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from qdo.cli.output import FORMATS, print_message
+from qdo.errors import UsageError
+from qdo.settings.settings import Settings, code_origin, declarations
+from qdo.settings.sources import load
+from qdo.settings.values import CONFIG_VARIABLE, DEFAULT, Declaration
+
+if TYPE_CHECKING:
+    from qdo.app import App
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+COORDINATOR = ("app", "coordinator", "namespace", "connect_seconds")
+"""The settings of a command that opens only the coordinator."""
+
+
+def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | None, Settings]:
+    """Return the app that `settings` name, and its settings; report overridden ones.
+
+    :raises AppImportError: the app cannot be imported.
+    """
+    app, settings = import_app(settings)
+    if app is not None:
+        # The user typed the options of this command line.
+        report_overridden(app, settings, [each for each in names if not _is_option(settings, each)])
+    return app, settings
+
+
+def import_app(settings: Settings) -> tuple[App | None, Settings]:
+    """Return the app that the settings name as MODULE:APP, and the settings in force.
+
+    Settings that only name the app, or none, come back as they are, with None for the app.
+    Whatever its module prints goes to stderr, because stdout is for the data of the command.
+
+    :raises AppImportError: the app cannot be imported.
+    """
+    if not settings.target:
+        return None, settings
+    # Imported late: a command that needs only the name of its app starts sooner.
+    from qdo.loading import load_named_app
+
+    with contextlib.redirect_stdout(sys.stderr):
+        app = load_named_app(settings)
+    return app, app.use(settings)
+
+
+def report_overridden(app: App, settings: Settings, names: Collection[str]) -> None:
+    """Tell on stderr which of the named settings differ from the app's code."""
+    for name, value in settings.overridden(app.given).items():
+        if name in names:
+            print_message(
+                f"hint: {name} is {getattr(settings, name)} (from {settings.origin(name)}), which "
+                f"overrides {value} in {app.origin}"
+            )
+
+
+def _is_option(settings: Settings, name: str) -> bool:
+    return settings.origin(name).startswith("--")
+
+
+def code_hint(settings: Settings, name: str) -> str:
+    """Return the end of a hint about an empty location: the code may name another.
+
+    "" if the location does not depend on code that was not read.
+    """
+    is_code_known = settings.origin("app") == code_origin(settings.app)
+    if is_code_known or settings.origin(name) != DEFAULT:
+        return ""
+    return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
+
+
+def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function], click.Command]:
+    """Give a function --config, --debug and an option for each named setting.
+
+    The function gets the loaded settings as `settings`. Values of options are checked like those
+    of all other sources of settings: an invalid value gives the same error everywhere.
+
+    :param import_app: if the setting `app` is MODULE:APP, import the app, so that the settings
+        given in its code apply.
+    """
+    chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
+
+    def decorate(function: Any) -> Any:
+        def call(config: str | None, **arguments: Any) -> Any:
+            flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
+            settings = load(flags=flags, config=config)
+            if import_app:
+                _, settings = import_settings(settings, names)
+            return function(settings=settings, **arguments)
+
+        update_wrapper(call, function)
+        for each in reversed(chosen):
+            _setting_option(each)(call)
+        click.option(
+            "-c", "--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]."
+        )(call)
+        return _debug_option(call)
+
+    return decorate
+
+
+def _given(value: Any) -> Any:
+    """Return the value of an option, None for a repeatable option that was not given."""
+    return None if value == () else value
+
+
+def _setting_option(declaration: Declaration) -> Callable[[Any], Any]:
+    default = _default(declaration)
+    text = f"{declaration.help[0].upper()}{declaration.help[1:]} [{declaration.variable}{default}]."
+    if declaration.kind == "bool":
+        return click.option(declaration.flag, is_flag=True, default=None, help=text)
+    metavar = {"int": "N", "float": "SECONDS"}.get(declaration.kind, _METAVARS)
+    if isinstance(metavar, dict):
+        metavar = metavar.get(declaration.name, "TEXT")
+    repeated = declaration.kind == "globs"
+    if repeated:
+        text += " May be given more than once."
+    return click.option(declaration.flag, metavar=metavar, help=text, multiple=repeated)
+
+
+def _default(declaration: Declaration) -> str:
+    value = declaration.default
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    return "" if value in ("", False) else f"; default {value}"
+
+
+_METAVARS = {
+    "app": "NAME|MODULE:APP",
+    "job": "MODULE:FUNCTION",
+    "job_context": "MODULE:FUNCTION",
+    "job_failure": "MODULE:FUNCTION",
+    "queues": "GLOB",
+    "exclude": "GLOB",
+    "broker": "URL",
+    "coordinator": "URL",
+    "history": "URL",
+    **{f"coordinator_{each}": "FILE" for each in ("ca", "cert", "key", "password_file")},
+    "group": "NAME",
+    "keys": "FILE",
+    "namespace": "PATH",
+    "log_level": "LEVEL",
+    "log_config": "FILE",
+    "log_format": "text|json",
+    "http": "HOST:PORT",
+}
+
+
+def _debug_option(function: Any) -> Any:
+    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and context.obj is not None:
+            context.obj["debug"] = True
+
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=remember,
+        help="Show the traceback of an error.",
+    )(function)
+
+
+def output_option(function: _Function) -> _Function:
+    """Add -o table|json|jsonl|csv|name, as `form`."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(FORMATS),
+        default="table",
+        show_default=True,
+        help="Format of the data on stdout.",
+    )(function)
+
+
+def reason_option(function: _Function) -> _Function:
+    """Add --reason, as `reason`: the action log keeps it."""
+    return click.option(
+        "--reason",
+        metavar="TEXT",
+        default="",
+        callback=_checked_reason,
+        help="Why you do this; `qdo audit` shows it.",
+    )(function)
+
+
+def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from qdo.fleet.audit_entries import MAX_TEXT  # only a change needs it
+
+    if len(value) > MAX_TEXT:
+        raise UsageError(
+            reason=f"--reason must have at most {MAX_TEXT} characters, got {len(value)}; shorten"
+            " it, or refer to a longer text"
+        )
+    return value
+
+
+def require_app(settings: Settings) -> str:
+    """Return the name of the app; raise UsageError if none is given."""
+    if not settings.app:
+        raise UsageError(
+            reason="an app must be named; use --app MODULE:APP, QDO_APP=MODULE:APP, or "
+            'app = "MODULE:APP" in the settings file; NAME is enough if the app has no settings '
+            "in code"
+        )
+    return settings.app
