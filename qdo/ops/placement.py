@@ -29,7 +29,7 @@ from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.queues import check_path_part
-from qdo.system.clock import poll_until
+from qdo.system.polling import polls
 from qdo.text import pluralize
 
 
@@ -112,10 +112,11 @@ def wait_for_owner(
     :raises MoveRefusedError: another operator has moved the queue elsewhere.
     :raises MoveUnfinishedError: not in time; the queue still changes hands later.
     """
-
-    def owns() -> bool:
-        if _queue_node(client, layout, move.queue).owner == move.worker:
-            return True
+    owner = ""
+    for _ in polls(timeout_seconds, client.handler.sleep_func):
+        owner = _queue_node(client, layout, move.queue).owner
+        if owner == move.worker:
+            return
         folder = read(client, layout.assignments)
         wish = parse_moves(folder.data).get(move.queue) if isinstance(folder, NodeRead) else None
         if wish != move.worker:
@@ -123,16 +124,12 @@ def wait_for_owner(
             raise MoveRefusedError(queue=move.queue, worker=move.worker, reason=reason)
         if not isinstance(read(client, layout.worker(move.worker)), NodeRead):
             raise NotFoundError(what="worker", name=move.worker)
-        return False
-
-    if not poll_until(owns, timeout_seconds, sleep=client.handler.sleep_func):
-        owner = _queue_node(client, layout, move.queue).owner
-        raise MoveUnfinishedError(
-            queue=move.queue,
-            worker=move.worker,
-            state=f"still belongs to {owner}" if owner else "has no owner",
-            seconds=timeout_seconds,
-        )
+    raise MoveUnfinishedError(
+        queue=move.queue,
+        worker=move.worker,
+        state=f"still belongs to {owner}" if owner else "has no owner",
+        seconds=timeout_seconds,
+    )
 
 
 def _queue_node(client: Client, layout: Layout, queue: str) -> QueueNode:

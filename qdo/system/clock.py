@@ -33,29 +33,6 @@ def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:
     return max(0.0, float(seconds))
 
 
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.2
-
-
-def poll_until(
-    check: Callable[[], object],
-    timeout_seconds: float,
-    *,
-    sleep: Callable[[float], object] = time.sleep,
-    now: Callable[[], float] = clock,
-) -> bool:
-    """Call `check` until it returns something true; return whether it did so in time.
-
-    It is called at least once. The pauses grow from 0.005 to 0.2 s.
-    """
-    deadline, pause = now() + timeout_seconds, _FIRST_PAUSE_SECONDS
-    while not check():
-        if now() > deadline:
-            return False
-        sleep(pause)
-        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
-    return True
-
-
 STRIDE = 500
 """Items between two pauses: a few milliseconds for items that take 5 us each."""
 
