@@ -48,7 +48,7 @@ check: $(STAMP)
 	$(BIN)/dmypy run
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(or $(FILES),$(QUICK))
 
-REQUIRED := QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 QDO_REQUIRE_CHROMIUM=1
+REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST := $(REQUIRED) $(BIN)/python -m pytest
 WHOLE := -n 4 --dist loadgroup --no-loadscope-reorder --durations 20
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
     from qdo.jobs.job import Job as Job
-    from qdo.jobs.policy import Policy as Policy
-    from qdo.jobs.policy import Rule as Rule
+    from qdo.jobs.retry import Policy as Policy
+    from qdo.jobs.retry import Rule as Rule
     from qdo.message import Batch as Batch
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
@@ -49,10 +49,10 @@ _HOMES = {
     "JobInterrupt": "qdo.outcomes",
     "Message": "qdo.message",
     "NewMessage": "qdo.sending.messages",
-    "Policy": "qdo.jobs.policy",
+    "Policy": "qdo.jobs.retry",
     "QdoError": "qdo.errors",
     "Retry": "qdo.outcomes",
-    "Rule": "qdo.jobs.policy",
+    "Rule": "qdo.jobs.retry",
     "Settings": "qdo.settings",
     "Skip": "qdo.outcomes",
     "Stop": "qdo.outcomes",

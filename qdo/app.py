@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import os
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
+from qdo.connections.services import (
+    AppDocuments,
+    kept_registration,
+    live_connection,
+    lock_connection,
+)
 from qdo.errors import UsageError
 from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order, check_hook
-from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import literal_characters
-from qdo.sending.app_connections import AppDocuments, live_connection, lock_connection
+from qdo.jobs.retry import Policy, literal_characters
 from qdo.sending.sender import Sender
 from qdo.text import pluralize
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitRequest
-    from qdo.sending.registration import KeptRegistration
     from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
@@ -80,7 +82,7 @@ class App(Sender):
         self._documents = AppDocuments(name, lambda: self.settings)
         self._locks = lock_connection(name, lambda: self.settings)
         self._live = live_connection(name, lambda: self.settings, self.origin)
-        self._registration: KeptRegistration | None = None
+        self._registration = kept_registration(name, self._locks, lambda: self.settings)
         self.outboxes: list[OutboxTable] = []
         """Every outbox that the workers of this app relay; an outbox adds itself."""
         if job_context is not None:
@@ -169,11 +171,7 @@ class App(Sender):
         For web servers and others that send. It opens a connection to the coordinator, which locks
         use as well; a forked child registers itself.
         """
-        from qdo.sending.registration import KeptRegistration
-
-        if self._registration is None or self._registration.pid != os.getpid():
-            seconds = self.settings.connect_seconds
-            self._registration = KeptRegistration(self.name, self._locks.get, seconds)
+        self._registration.get()
 
     @property
     def live(self) -> Settings:
@@ -212,7 +210,7 @@ class App(Sender):
 
         :param shared: hold it together with other shared holders, but not with an exclusive one.
         :param why: shown by `qdo locks`, up to 200 characters.
-        :param timeout_seconds: how long to wait for it; None: for ever.
+        :param timeout_seconds: how long to wait for it; None: forever.
         :raises LockTimeoutError: it is not free in time.
         """
         from qdo.fleet.locks import held_lock
@@ -226,7 +224,7 @@ class App(Sender):
         ...     print("call the CRM")
         call the CRM
 
-        :param timeout_seconds: how long a ``with`` block waits for them; None: for ever.
+        :param timeout_seconds: how long a ``with`` block waits for them; None: forever.
         :raises LimitTimeoutError: there are none in time.
         :raises LimitNotFoundError: the limit does not exist.
         """
@@ -279,9 +277,7 @@ class App(Sender):
     def close(self) -> None:
         """Close the connections of the app; using it again opens them again."""
         super().close()
-        if self._registration is not None:
-            self._registration.close()
-            self._registration = None
+        self._registration.close()
         self._documents.connection.close()
         self._locks.close()
         self._live.close()

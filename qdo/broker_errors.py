@@ -8,6 +8,7 @@ from qdo.errors import (
     NotFoundError,
     QdoError,
     QueueNameError,
+    RejectedError,
     UnreachableError,
     UsageError,
 )
@@ -68,20 +69,16 @@ class AwsNotFoundError(NotFoundError):
     """{what} {name!r} does not exist in region {region}: {remedy}"""
 
 
-class ObjectTooLargeError(QdoError):
+class ObjectTooLargeError(RejectedError):
     """the body of a message must be at most {limit} bytes, and S3 object {name} has {size};
     receive its message with another program, or delete it"""
 
-    exit_code = 5
 
-
-class PositionTrimmedError(QdoError):
+class PositionTrimmedError(RejectedError):
     """queue {queue!r} is stuck: the record at its recorded position ({position}, of {time}) is
     no longer in stream {stream!r}, which keeps records for {hours} hours; messages may be lost.
     Continue with the remaining records by `qdo seek {queue} earliest --yes`, or set
     trimmed=oldest in the broker's address to let all such queues continue"""
-
-    exit_code = 5
 
 
 class PostgresqlError(UnreachableError):
@@ -129,11 +126,6 @@ class PostgresqlUnsuitableError(UsageError):
 
 class SchemaMissingError(UsageError):
     """database {server} has no schema {schema} of qdo; create it with `qdo admin broker init`"""
-
-
-class SchemaOlderError(UsageError):
-    """schema {schema} in database {server} has format {found}, and this version of qdo needs
-    format {known}; upgrade it with `qdo admin broker init`"""
 
 
 class SchemaNewerError(DatabaseError):

@@ -1,8 +1,27 @@
 """Every error qdo raises on purpose: one tree, branched by the person who must act.
 
+::
+
+    QdoError                          exit code 1
+        UsageError                    2: the caller corrects a command, a call or a setting
+            SettingsError
+            QueueNameError
+            MessageTooLargeError
+            JobImportError
+        UnreachableError              3: the operator corrects a server, a network or a file
+            CoordinatorUnreachableError
+            DatabaseError
+        PartialFailureError           4: the rest is repeated
+            PartialSendError
+        RejectedError                 5: the state of the app or a right forbids it
+            NotFailingError
+        NotFoundError                 6: the name does not exist
+        BodyDecodeError               an attempt of a job fails
+        JobTimeoutError, JobCrashedError, WorkerCrashedError
+
 The docstring of an error is its message: a template that is filled with the error's keyword
-arguments. It states the problem and ends with the remedy. ``exit_code`` is the exit code of the
-command line for it.
+arguments, which `details` keeps. It states the problem and ends with the remedy. ``exit_code`` is
+the exit code of the command line for it. `broker_errors` has the errors of PostgreSQL and AWS.
 """
 
 from __future__ import annotations
@@ -41,6 +60,24 @@ class UsageError(QdoError):
     exit_code = 2
 
 
+class RejectedError(QdoError):
+    """{reason}"""
+
+    exit_code = 5
+
+
+class PartialFailureError(QdoError):
+    """{done} of {total} {what}; not: {rest}"""
+
+    exit_code = 4
+
+
+class NotFoundError(QdoError):
+    """{what} {name!r} does not exist"""
+
+    exit_code = 6
+
+
 class SettingsError(UsageError):
     """setting {name}: {reason}"""
 
@@ -53,10 +90,6 @@ class SettingsSyntaxError(SettingsError):
     """{origin} must be TOML: {reason}"""
 
 
-class UnknownOptionError(SettingsError):
-    """unknown option {name!r} in the environment{hint}; the options of this program are {known}"""
-
-
 class JobImportError(UsageError):
     """cannot import {target!r}: {reason}; write MODULE:APP, or --app NAME --job
     MODULE:FUNCTION, and start in the folder that contains the module, or install it"""
@@ -65,19 +98,6 @@ class JobImportError(UsageError):
 class JobModuleError(JobImportError):
     """the module of {target!r} failed during import: {reason}; fix the module,
     or install what it needs"""
-
-
-class AppImportError(UsageError):
-    """cannot import the app {target!r}{origin}: {reason}; fix it, start in the folder that
-    contains its module, or give --app NAME and, as options, what the app sets in code"""
-
-
-class BrokerMismatchError(UsageError):
-    """the messages of app {app!r} are in the file that a worker on host {first_host} opened as
-    {first_address}, and {address} on host {host} is another file; start this worker with the same
-    broker; workers on several machines need a broker that they reach over the network, such as
-    SQS. To change to another file, stop all workers of the app and run `qdo admin broker file
-    --reset`"""
 
 
 class NotSettledError(UsageError):
@@ -125,20 +145,13 @@ class CheckpointFileError(UsageError):
     """{where} is damaged: {reason}; nothing was changed; use another copy of the file"""
 
 
-class CheckpointOriginError(UsageError):
-    """{source} has checkpoints of app {app!r} with a {broker} broker, and this is app {own_app!r}
-    with a {own_broker} broker, whose positions differ; nothing was changed; name that app"""
-
-
 class CoordinatorAccountError(UsageError):
     """the coordinator {url} rejects {account}; correct coordinator_auth and the password in
     coordinator_password_file or QDO_COORDINATOR_PASSWORD, or add the account to the servers"""
 
 
-class UnsupportedError(QdoError):
+class UnsupportedError(RejectedError):
     """{broker} cannot {what}: {remedy}"""
-
-    exit_code = 5
 
 
 class BodyDecodeError(QdoError):
@@ -163,11 +176,9 @@ class ClearBodyError(BodyDecodeError):
     so the message's policy ends it at once; encrypt it where it is sent"""
 
 
-class KeyMissingError(QdoError):
+class KeyMissingError(RejectedError):
     """a message in queue {queue!r} is encrypted with key {key!r}, which {place} does not have; add
     the key to the file: the message waits for it"""
-
-    exit_code = 5
 
 
 # --- the operator must act: something is unreachable or broken -------------------
@@ -250,22 +261,13 @@ class WorkerCrashedError(QdoError):
 # --- a broker rejected a request --------------------------------------------------
 
 
-class PositionAheadError(QdoError):
+class PositionAheadError(RejectedError):
     """queue {queue!r} is not processed: its recorded position {time} is in the future, after its
     last message, so another program wrote it; move the queue to its true position with `qdo
     seek`"""
 
-    exit_code = 5
-
 
 # --- the protocol rejected an operation -------------------------------------------
-
-
-class OversizeError(QdoError):
-    """{what} must be at most {limit} bytes for ZooKeeper, and would have {size}; run more
-    workers, or spread the queues over more apps"""
-
-    exit_code = 5
 
 
 class StaleClaimError(QdoError):
@@ -273,31 +275,23 @@ class StaleClaimError(QdoError):
     after the recorded `last`"""
 
 
-class CorruptNodeError(QdoError):
+class CorruptNodeError(RejectedError):
     """cannot read the node of queue {queue!r}: {reason}; repair it with `qdo seek`"""
 
-    exit_code = 5
 
-
-class NodeRefusedError(QdoError):
+class NodeRefusedError(RejectedError):
     """the coordinator does not allow this on the node {path} with {account}; use an account that
     may (coordinator_auth), or correct the ACL with `qdo admin acl apply`"""
 
-    exit_code = 5
 
-
-class OpenTreeError(QdoError):
+class OpenTreeError(RejectedError):
     """{account} can change the node {path} without a role in the settings, and acl = "required"
     forbids that; stop all workers of the app, and run `qdo admin acl apply`"""
 
-    exit_code = 5
 
-
-class QueueNotEmptyError(QdoError):
+class QueueNotEmptyError(RejectedError):
     """queue {queue!r} is not empty (waiting: {waiting}, delayed: {delayed}, dead letters:
     {dead_letters}); process these messages first, or give --with-messages to delete them, too"""
-
-    exit_code = 5
 
 
 class QueueOwnedError(QdoError):
@@ -305,40 +299,13 @@ class QueueOwnedError(QdoError):
     deleted; run this again when the job has ended"""
 
 
-class PartialFailureError(QdoError):
-    """{done} of {total} {what}; not: {rest}"""
-
-    exit_code = 4
-
-
 class PartialSendError(PartialFailureError):
     """{done} of {total} messages were sent; not {rest}: {reason}; send these again"""
 
 
-class ConfirmationRequiredError(QdoError):
-    """nothing was changed; add --yes to {what}"""
-
-    exit_code = 5
-
-
-class NotFoundError(QdoError):
-    """{what} {name!r} does not exist"""
-
-    exit_code = 6
-
-
-class WorkersRegisteredError(QdoError):
-    """workers of app {app!r} are registered and use the present broker file: {workers}; stop
-    them, then repeat the command"""
-
-    exit_code = 5
-
-
-class NotFailingError(QdoError):
+class NotFailingError(RejectedError):
     """no message of queue {queue!r} fails or blocks it; nothing was changed; `qdo queues` shows
     which queues fail"""
-
-    exit_code = 5
 
 
 class MessageNotFailingError(NotFailingError):
@@ -369,18 +336,14 @@ class SetFullError(UsageError):
     one can be created; delete some, or use several sets"""
 
 
-class DocumentConflictError(QdoError):
+class DocumentConflictError(RejectedError):
     """document {name!r} must {expected} for this change, got {found}{writer}; read it again and
     repeat the change"""
 
-    exit_code = 5
 
-
-class DocumentUnreadableError(QdoError):
+class DocumentUnreadableError(RejectedError):
     """document {name!r} cannot be read: {reason}; write it again, or delete it with
     `qdo documents delete`"""
-
-    exit_code = 5
 
 
 class StaleCopyError(UnreachableError):
@@ -391,97 +354,58 @@ class StaleCopyError(UnreachableError):
 # --- locks -----------------------------------------------------------------------
 
 
-class LockTimeoutError(QdoError):
+class LockTimeoutError(RejectedError):
     """lock {name!r} must be free within {seconds:g} s, but another process holds it{holder}; wait
     longer, or see `qdo locks`"""
 
-    exit_code = 5
 
-
-class LockLostError(QdoError):
+class LockLostError(RejectedError):
     """lock {name!r} is no longer certain to be held: the coordinator may have ended the session;
     stop the work that needs it, and acquire it again"""
-
-    exit_code = 5
 
 
 # --- the action log --------------------------------------------------------------
 
 
-class AuditRefusedError(QdoError):
+class AuditRefusedError(RejectedError):
     """the command must leave an entry in the action log {path}, but {account} may not create one,
     so nothing was changed; use an account with the role operators (acl_operators), start a worker
     of this version, which creates the log, or correct its rights with `qdo admin acl apply`"""
-
-    exit_code = 5
 
 
 # --- limits ----------------------------------------------------------------------
 
 
-class LimitValueError(UsageError):
-    """{value} of limit {name!r} must {needs}, got {found!r}; see `qdo limits set --help`"""
-
-
-class LimitTermsError(UsageError):
-    """limit {name!r} must have {needs}; {remedy}"""
-
-
-class LimitNotFoundError(QdoError):
+class LimitNotFoundError(NotFoundError):
     """limit {name!r} does not exist{hint}; see `qdo limits list`"""
 
-    exit_code = 6
 
-
-class LimitTimeoutError(QdoError):
+class LimitTimeoutError(RejectedError):
     """limit {name!r} must have a free permit within {seconds:g} s, but all of them are in use;
     wait longer, or see `qdo limits list`"""
 
-    exit_code = 5
 
-
-class LimitUnusableError(QdoError):
-    """limit {name!r} cannot be used: {reason}; see `qdo limits list`"""
-
-    exit_code = 5
-
-
-class PermitLostError(QdoError):
+class PermitLostError(RejectedError):
     """the permit of limit {name!r} is no longer certain to be held: the coordinator may have ended
     the session; stop the work that needs it, and acquire it again"""
-
-    exit_code = 5
 
 
 # --- holds -----------------------------------------------------------------------
 
 
-class HoldsUnreadableError(QdoError):
+class HoldsUnreadableError(RejectedError):
     """the holds of the fleet cannot be read: {reason}; remove all of them with
     `qdo resume --all --yes`"""
 
-    exit_code = 5
 
-
-class TooManyHoldsError(QdoError):
-    """holds must be at most {limit} with globs of {characters} characters together; end some of
-    those that `qdo pause --list` lists"""
-
-    exit_code = 5
-
-
-class HoldNotObeyedError(QdoError):
+class HoldNotObeyedError(PartialFailureError):
     """hold {id} must be obeyed by every worker within {seconds:g} s, but {found} not yet:
     {names}; {consequence}"""
 
-    exit_code = 4
 
-
-class SectionLostError(QdoError):
+class SectionLostError(RejectedError):
     """the section of {queues} is over: {reason}; other jobs of these queues may run, so check what
     was done and repeat it in a new section"""
-
-    exit_code = 5
 
 
 # --- live settings ---------------------------------------------------------------
@@ -492,69 +416,42 @@ class LiveSettingsSizeError(UsageError):
     the app in documents"""
 
 
-class LiveSettingsUnreadableError(QdoError):
+class LiveSettingsUnreadableError(RejectedError):
     """the live settings cannot be read: {reason}; replace them with `qdo settings rollback` or
     `qdo settings apply`"""
 
-    exit_code = 5
 
-
-class LiveSettingsReplacedError(QdoError):
+class LiveSettingsReplacedError(RejectedError):
     """{who} has changed the live settings meanwhile, so nothing was changed; look at
     `qdo settings history` and repeat the command"""
 
-    exit_code = 5
 
-
-class SettingsRefusedError(QdoError):
+class SettingsRefusedError(RejectedError):
     """every worker must accept the live settings, but {worker} refuses them, so nothing was
     changed: {reason}; correct them, or update that worker"""
 
-    exit_code = 5
 
-
-class SettingsUnansweredError(QdoError):
+class SettingsUnansweredError(PartialFailureError):
     """every worker must accept the live settings within {seconds:g} s, but {found} of {count} did
     not answer, so nothing was changed: {names}; these may be frozen, or have an older version of
     qdo (`qdo workers --all`). Repeat the command, or do not wait for them with --force"""
-
-    exit_code = 4
 
 
 # --- versions in a fleet ---------------------------------------------------------
 
 
-class OldProgramError(QdoError):
-    """this version of qdo must have the format level {needed} of the app, got {level} (qdo
-    {version}): it would misread what newer workers have written; install their version, which
-    `qdo workers --all` lists"""
-
-    exit_code = 5
-
-
-class OldFleetError(QdoError):
-    """every worker must have format level {level} for {what}, but {name} has {version}, which
-    would ignore it; update that worker, and repeat the command"""
-
-    exit_code = 5
-
-
 # --- actions ---------------------------------------------------------------------
 
 
-class ActionsFailedError(QdoError):
+class ActionsFailedError(PartialFailureError):
     """action {action} must be done by {total}, but {count} did not do it: {names}; one that is
     unanswered may be stopped or frozen: `qdo workers` shows their state, and `qdo status` names
     those that were lost"""
 
-    exit_code = 4
 
-
-class MoveRefusedError(QdoError):
+class MoveRefusedError(RejectedError):
     """queue {queue!r} cannot be moved to {worker}: {reason}; `qdo workers` lists the workers and
     what they take"""
-
-    exit_code = 5
 
 
 class MoveUnfinishedError(QdoError):

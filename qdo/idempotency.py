@@ -14,7 +14,7 @@ write. There are two kinds of proof:
 
 Both work in a transaction of the app: in a SQLAlchemy session or connection, in a connection of
 psycopg 3, or in one of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL.
-SQLAlchemy is only imported for its own sessions (``pip install 'qdo[sql]'``).
+SQLAlchemy is only imported for its own sessions (``pip install -e '.[sql]'``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from qdo.app import App
-from qdo.errors import AppImportError, JobImportError, JobModuleError, QdoError, UsageError
+from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
 from qdo.jobs.options import check_job
 from qdo.settings.settings import Settings
 from qdo.settings.values import from_origin
@@ -71,15 +71,17 @@ def choose_target(settings: Settings, target: str | None) -> str | None:
 def load_named_app(settings: Settings) -> App:
     """Import the app that the setting `app` names as MODULE:APP, for a command.
 
-    :raises AppImportError: the app cannot be imported.
+    :raises UsageError: the app cannot be imported.
     """
     try:
         return load_app(settings.target)
     except JobImportError as error:
-        raise AppImportError(
+        origin, reason = from_origin(settings.origin("app")), error.details["reason"]
+        raise UsageError(
+            reason=f"cannot import the app {settings.target!r}{origin}: {reason}; fix it, start in "
+            "the folder that contains its module, or give --app NAME and, as options, what the app "
+            "sets in code",
             target=settings.target,
-            origin=from_origin(settings.origin("app")),
-            reason=error.details["reason"],
         ) from error
 
 
@@ -87,7 +89,7 @@ def load_app(target: str) -> App:
     """Import the app MODULE:APP.
 
     :raises JobImportError: the module or attribute does not exist, or it is not an app.
-    :raises JobModuleError: the module exists and raised an error.
+    :raises JobModuleError: the module exists and raised an error, here and in `load_job`.
     """
     app = _load(target)
     if isinstance(app, App):
@@ -102,7 +104,6 @@ def load_job(target: str) -> Any:
     """Import the job MODULE:FUNCTION.
 
     :raises JobImportError: the module or attribute does not exist, or it is not a function.
-    :raises JobModuleError: the module exists and raised an error.
     :raises UsageError: it cannot be called with (message, context).
     """
     job = load_callable(target)
@@ -111,10 +112,7 @@ def load_job(target: str) -> Any:
 
 
 def load_callable(target: str) -> Any:
-    """Import MODULE:NAME and check that it can be called.
-
-    :raises JobImportError: as `load_job`.
-    """
+    """Import MODULE:NAME and check that it can be called."""
     found = _load(target)
     if isinstance(found, App):
         raise JobImportError(target=target, reason=f"it is an app; omit --job: qdo-worker {target}")

@@ -15,7 +15,7 @@ between sending and deleting       its successor sends again; the broker recogni
 The same applies to two relays at once, for instance when a frozen relay resumes after its
 successor has started.
 
-Needs SQLAlchemy (``pip install 'qdo[sql]'``), and a broker that deduplicates.
+Needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 
 class Outcome(Exception):
@@ -107,8 +107,6 @@ OutcomeName: TypeAlias = Literal[
 ]
 """How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
 another worker owns the queue now, and runs the message again."""
-
-OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def command_text(command: str, *names: str, options: str = "") -> str:
 def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
     """Return why no worker with one of these filters takes a queue; None if one does.
 
-    None also without any filter: then there is no worker at all.
+    None also without any filter: then no worker runs.
     """
     if not filters or any(each.takes(queue) for each in filters):
         return None

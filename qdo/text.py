@@ -19,6 +19,11 @@ TRACEBACK_CHARACTERS = 16_000
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
 
 
+def how_to_install(extra: str) -> str:
+    """Return the remedy for a missing library of an optional part of qdo."""
+    return f"run pip install -e '.[{extra}]' in the clone of qdo"
+
+
 _INVISIBLE = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: ``pip install 'qdo[tracing]'``, then ``trace(app)``.
+"""Spans of OpenTelemetry: ``pip install -e '.[tracing]'``, then ``trace(app)``.
 
 Messages carry the context of their sender in the headers `traceparent` and `tracestate` (W3C Trace
 Context). A job has a span of its own, which is linked to the sender's: a message may wait for

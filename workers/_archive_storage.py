@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from qdo.text import how_to_install
+
 MAX_FOLDER = 200
 """Characters; file systems allow names of up to 255 bytes."""
 ABANDONED_SECONDS = 86_400.0
@@ -166,5 +168,5 @@ def _client() -> Any:
     try:
         import boto3
     except ImportError as error:
-        raise ValueError("s3:// needs boto3: pip install 'qdo[aws]'") from error
+        raise ValueError(f"s3:// needs boto3; {how_to_install('aws')}") from error
     return boto3.client("s3")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from gevent.monkey import is_module_patched
 
 from qdo import Stop
-from qdo.errors import SettingsError, UnknownOptionError
+from qdo.errors import SettingsError, UsageError
 from qdo.settings.sources import is_service_variable
 from qdo.settings.values import Check
 from qdo.text import did_you_mean
@@ -47,7 +47,7 @@ def read(kind: type[_Options], environ: Mapping[str, str] | None = None) -> _Opt
     """Return the options of a program; text is converted to the type of the default.
 
     :param environ: `os.environ` if None.
-    :raises UnknownOptionError: a variable with the prefix is not an option of the program.
+    :raises UsageError: a variable with the prefix is not an option of the program.
     :raises SettingsError: an option is missing or invalid.
     """
     environ = os.environ if environ is None else environ
@@ -59,8 +59,11 @@ def read(kind: type[_Options], environ: Mapping[str, str] | None = None) -> _Opt
             and name not in fields
             and not is_service_variable(name, environ[name])
         ):
-            raise UnknownOptionError(
-                name=name, known=", ".join(sorted(fields)), hint=did_you_mean(name, fields)
+            hint, known = did_you_mean(name, fields), ", ".join(sorted(fields))
+            raise UsageError(
+                reason=f"unknown option {name!r} in the environment{hint}; the options of this "
+                f"program are {known}",
+                name=name,
             )
     return kind(**{each.name: _value(name, each, environ) for name, each in fields.items()})
 

@@ -20,7 +20,7 @@ Kinesis positions are wider than timestamps, and so are its file names. With SQS
 new position in every delivery: a message that runs again after a crash is then stored twice, and
 readers recognize it by its id.
 
-S3 needs ``pip install 'qdo[aws]'``; boto3 finds the credentials in its usual way.
+S3 needs ``pip install -e '.[aws]'``; boto3 finds the credentials in its usual way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Running totals per queue from commit records, exact even when workers crash or freeze.
 
 A message is a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
-"deletions"}``. The totals are in a SQLite file, named by the variable QDO_CHURN_DB (default
+"deletions"}``. The totals are in a SQLite file, named by the variable CHURN_DB (default
 ``qdo-data/churn.db``), with one row per queue. The transaction that changes a row also writes the
 proof that the message was counted, a row of `qdo.idempotency.FencedWrites`:
 
@@ -46,7 +46,7 @@ from qdo.system.sqlite import Format, open_database, translated
 _log = logging.getLogger(__name__)
 
 DEFAULT_PATH = "qdo-data/churn.db"
-PATH_VARIABLE = "QDO_CHURN_DB"
+PATH_VARIABLE = "CHURN_DB"
 
 _writes = FencedWrites()
 _done = ProcessedMessages()
@@ -146,7 +146,6 @@ class TotalsFile:
         return Write.NEW if _done.record(self._database, message) else Write.REPEATED
 
     def totals(self) -> list[Totals]:
-        """Return the totals of every queue, by name."""
         with self._lock, translated(self._path):
             return [self._totals(*row) for row in self._database.execute(_TOTALS).fetchall()]
 
@@ -158,7 +157,6 @@ class TotalsFile:
         return Totals(queue, commits, insertions, deletions, refused, early)
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     @contextlib.contextmanager
@@ -201,7 +199,6 @@ def _record(body: Any) -> dict[str, Any]:
 
 
 def ledger_path() -> str:
-    """Return the path of the SQLite file."""
     return os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
@@ -217,9 +214,8 @@ app = App("churn", job_context=job_context)
 
 @app.job()
 def job(message: Message, context: dict[str, Any]) -> None:
-    """Add one commit to the totals of its queue."""
     ledger = context.get("ledger")
-    if ledger is None:  # started by --job alone, without the context above
+    if ledger is None:  # started with --job, without the context above
         ledger = context["ledger"] = TotalsFile(ledger_path())
     ledger.count(message)
 

@@ -33,7 +33,7 @@ from qdo import App, DeadLetter, Message, QdoError, Retry
 from qdo.errors import SettingsError
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
-from qdo.settings.values import between, non_empty
+from qdo.settings.values import between
 
 EX_DATAERR = 65
 EX_TEMPFAIL = 75
@@ -57,13 +57,17 @@ class TryAgainError(Retry):
         self.args = (reason,)
 
 
+def _non_empty(value: str) -> str | None:
+    return None if value else "it must not be empty"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShellOptions:
     """Options of the program: QDO_SHELL_COMMAND and so on."""
 
     PREFIX: ClassVar[str] = "QDO_SHELL_"
 
-    command: str = option("command that /bin/sh runs for each message", check=non_empty)
+    command: str = option("command that /bin/sh runs for each message", check=_non_empty)
     timeout_seconds: float = option("timeout for the command", 60.0, between(0.01, 86_400))
     kill_seconds: float = option(
         "time for the command to end after SIGTERM, before SIGKILL", 5.0, between(0, 3600)
@@ -74,7 +78,6 @@ class ShellOptions:
 
 
 def standard_input(message: Message) -> bytes:
-    """Return the standard input of the command."""
     if isinstance(message.body, bytes):
         return message.body
     return json_bytes(message.body) + b"\n"
@@ -238,6 +241,5 @@ app = App("shell", job_context=job_context)
 
 @app.job(executor="greenlet")
 def job(message: Message, context: Runner) -> None:
-    """Run the command for one message."""
     require_greenlet("shell")
     expect(context, Runner, "shell").run(message)

@@ -14,7 +14,7 @@ how the attempt ends:
   Retry-After, or else after the backoff of the failure policy; until then the queue waits.
 - any other response, including redirects: a dead letter, because a retry would fail too.
 
-Needs ``pip install 'qdo[http]'``.
+Needs ``pip install -e '.[http]'``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ import urllib3
 
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
-from qdo.brokers.aws.http import BoundedResponse
 from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.values import between
+from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
 
 SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
@@ -124,7 +124,6 @@ class WebhookOptions:
 
 
 def new_secret() -> str:
-    """Return a new secret of 32 random bytes."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
@@ -290,7 +289,6 @@ class Courier:
         return headers
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.clear()
 
 
@@ -329,7 +327,6 @@ app = App("webhook", job_context=job_context)
     policy=Policy(attempts=16, backoff_seconds=1.0, backoff_max_seconds=600.0),
 )
 def job(message: Message, context: Courier) -> None:
-    """Deliver one message."""
     require_greenlet("webhook")
     expect(context, Courier, "webhook").deliver(message)
 

@@ -218,7 +218,7 @@ def measure_cost(
         folder = Path(name)
         environment = fill(ensemble.url("/cost"), folder, entry.queues, messages)
         counted = folder / "counted"
-        environment["QDO_TEST_COUNTED"] = str(counted)
+        environment["TESTS_COUNTED"] = str(counted)
         worker = Program(
             [sys.executable, "-m", "qdo.cli.worker"], folder=folder, environment=environment
         )

@@ -23,7 +23,7 @@ def count(message: Any, context: Any) -> None:
 
 
 def _write() -> None:
-    path = Path(os.environ["QDO_TEST_COUNTED"])
+    path = Path(os.environ["TESTS_COUNTED"])
     while True:
         time.sleep(0.1)
         path.write_text(f"{time.time()} {_done[0]}")

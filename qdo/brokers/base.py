@@ -39,9 +39,6 @@ class Reader(Protocol):
     def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
         """Return the next rows, at most `limit`, none when the queue is at its tip."""
 
-    def close(self) -> None:
-        """Release the resources of the reader."""
-
 
 class Subscription(abc.ABC):
     """The messages of a queue whose broker must be polled, for the owner of the queue.
@@ -291,7 +288,6 @@ class Broker(abc.ABC):
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages if, and only if, a transaction of the app commits; return their ids.
 
-        :param connection: a database connection or session of the app.
         :raises UnsupportedError: this broker is not a database that apps use.
         """
         what = "send in a transaction of the app"
@@ -343,7 +339,6 @@ class Broker(abc.ABC):
 
         :param held: queue and receipt of each. A receipt that is no longer valid is skipped. One
             that begins with `OPEN_POLL` means that the process had a poll open.
-        :raises: as `QueueCatalog.names`.
         """
 
     @abc.abstractmethod

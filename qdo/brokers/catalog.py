@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdo.jobs.options import Order
 
 if TYPE_CHECKING:
-    from qdo.jobs.policy import Policy
+    from qdo.jobs.retry import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,10 @@ NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
 
 
 class QueueCatalog(abc.ABC):
-    """The queues of a broker, and its data about each."""
+    """The queues of a broker, and its data about each.
+
+    Every method raises a `QdoError` if the broker does not answer or denies the request.
+    """
 
     list_seconds: float = 10.0
     """How often the leading worker compares the broker's queues with the queue nodes."""
@@ -70,24 +73,17 @@ class QueueCatalog(abc.ABC):
         """Return the backlogs of many queues, each behind its position.
 
         Called only where `Capabilities.backlog_budget` is None: there one query answers for many.
-
-        :raises: as `names`.
         """
         return {queue: self.backlog(queue, position) for queue, position in after.items()}
 
     def head(self, queue: str) -> int:
-        """Return the position of the newest message ever sent, 0 when there was none.
-
-        :raises: as `names`.
-        """
+        """Return the position of the newest message ever sent, 0 when there was none."""
         return self.backlog(queue, 0).head
 
     def order(self, queue: str) -> Order:
         """Return the strictest order in which a queue can be processed.
 
         Called only where the broker has `Capabilities.mixed_order`.
-
-        :raises: as `names`.
         """
         return "queue"
 
@@ -103,18 +99,12 @@ class QueueCatalog(abc.ABC):
         return False
 
     def has_position(self, queue: str, position: int) -> bool:
-        """Return whether a queue has, or had, a message at a position of the broker's own form.
-
-        :raises: as `names`.
-        """
+        """Return whether a queue has, or had, a message at a position of the broker's own form."""
         return True
 
     def config_warnings(self, policies: Mapping[str, Policy]) -> Sequence[str]:
         """Return necessary changes to queues at the broker: sentences with the remedy.
 
         Called only where the broker has `Capabilities.checks_config`.
-
-        :param policies: failure policy of each queue.
-        :raises: as `names`.
         """
         return ()

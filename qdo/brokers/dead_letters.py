@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
 from qdo.errors import UnsupportedError
@@ -70,7 +71,7 @@ class DeadLetterEntry:
 class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
-    :ivar marks: returns what proves the ids of messages that are sent again, None if they need no
+    :ivar marks: returns the marks of messages that are sent again, None if their ids need no
         proof. Called for a retry only: not every reader of dead letters may read the keys.
     """
 
@@ -150,6 +151,43 @@ class DeadLetterStore(abc.ABC):
             return retried_headers(letter.headers, own_id)
         proven = marks.proven(letter.queue, letter.headers, letter.body)
         return marks.marked(letter.queue, retried_headers(proven, own_id), letter.body)
+
+
+class SqlDeadLetters(DeadLetterStore):
+    """The reading half of a store of dead letters in a SQL table.
+
+    :cvar queries: returns whole dead letters, entries, and the number of each queue.
+    """
+
+    queries: ClassVar[tuple[Any, Any, Any]]
+
+    @abc.abstractmethod
+    def _read(self, query: Any, **wanted: Any) -> list[Any]:
+        """Return the rows of a query, given the parameters except for the app."""
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        found = self._read(self.queries[0], queue=queue, position=None)
+        return list(itertools.starmap(DeadLetterRecord, found))
+
+    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
+        found = self._read(self.queries[0], queue=queue, position=position)
+        return DeadLetterRecord(*found[0]) if found else None
+
+    def find(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        found = self._read(self.queries[1], queue=queue, since=since, until=until)
+        # SQLite would compare errors in any case for ASCII only.
+        entries = itertools.starmap(DeadLetterEntry, found)
+        return [each for each in entries if matches(each, error, None, None)]
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._read(self.queries[2]))
 
 
 class NoDeadLetters(DeadLetterStore):

@@ -51,7 +51,6 @@ class GroupedCall(Generic[W]):
         self._done.set()
 
     def outcome(self) -> Any:
-        """Return the result, or raise the error."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -74,7 +73,6 @@ class GroupedCalls(abc.ABC, Generic[W]):
         self._calls: queue.SimpleQueue[GroupedCall[W] | None] = inbox()
 
     def start(self) -> None:
-        """Start the thread."""
         start_thread(guarded(self._name, self._run))
 
     @property

@@ -5,6 +5,7 @@ A new broker is one folder and one line in `KINDS`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qdo.errors import SettingsError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
-from qdo.text import hide_credentials
+from qdo.text import hide_credentials, how_to_install
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
@@ -50,7 +51,7 @@ class BrokerKind:
     :ivar schema: None if opening a broker creates everything that it needs.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
-        address, for native threads; None if the broker is not a database of others, too.
+        address, for native threads; None if the broker is not a database with other tables.
     """
 
     open: Callable[[str, str], Broker]
@@ -74,6 +75,11 @@ def parse_error(parse: Callable[[str], object], url: str) -> str | None:
     return None
 
 
+def missing_library(error: ImportError, extra: str) -> SettingsError:
+    reason = f"this broker needs a library ({error}); {how_to_install(extra)}"
+    return SettingsError(name="broker", reason=reason)
+
+
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
     "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
@@ -87,79 +93,28 @@ libraries of the others.
 """
 
 
-def _kind_of(url: str) -> BrokerKind | None:
-    """Return the kind of the broker at `url`, None for an unknown scheme."""
+def _form_error(url: str) -> str:
+    forms = " or ".join(form for form, _ in KINDS.values())
+    return f"it must have the form {forms}, got {hide_credentials(url)!r}"
+
+
+def _reject(url: str, app: str) -> Broker:
+    raise SettingsError(name="broker", reason=_form_error(url))
+
+
+@functools.lru_cache(maxsize=64)
+def kind_of(url: str) -> BrokerKind:
+    """Return the kind of the broker at `url`, without opening it.
+
+    The kind for an invalid address has the defaults of `BrokerKind`: opening it raises the error.
+    """
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in KINDS:
-        return None
-    found = importlib.import_module(KINDS[scheme][1]).KIND
-    return found if isinstance(found, BrokerKind) else None
-
-
-def address_error(url: str) -> str | None:
-    """Return why the address of a broker is invalid, None if it is valid. Opens nothing."""
-    kind = _kind_of(url)
-    if kind is None:
-        forms = " or ".join(form for form, _ in KINDS.values())
-        return f"it must have the form {forms}, got {hide_credentials(url)!r}"
-    return kind.address_error(url)
-
-
-def positions_of(url: str) -> Positions:
-    """Return the meaning of positions of the broker at `url`, without opening it."""
-    kind = _kind_of(url)
-    return TIME_POSITIONS if kind is None else kind.positions
-
-
-def closing_seconds(url: str) -> float:
-    """Return how long the broker at `url` may take to close, without opening it.
-
-    0 for an invalid address: opening it raises the error.
-    """
-    kind = _kind_of(url)
-    try:
-        return 0.0 if kind is None else kind.closing_seconds(url)
-    except SettingsError:
-        return 0.0
-
-
-def stream_of(url: str) -> str | None:
-    """Return the stream that the queues of the broker at `url` are parts of, without opening it.
-
-    None if each queue is separate, and for an invalid address: opening it raises the error.
-    """
-    kind = _kind_of(url)
-    try:
-        return None if kind is None else kind.stream(url)
-    except SettingsError:
-        return None
-
-
-def has_foreign_senders(url: str) -> bool:
-    """Return whether programs other than qdo may send to the broker at `url`."""
-    kind = _kind_of(url)
-    return kind is not None and kind.foreign_senders
-
-
-def keeps_dead_letters(url: str) -> bool:
-    """Return whether the broker at `url` can store dead letters, without opening it.
-
-    True for an invalid address: opening it raises the error.
-    """
-    kind = _kind_of(url)
-    try:
-        return kind is None or kind.keeps_dead_letters(url)
-    except SettingsError:
-        return True
-
-
-def dead_letter_remedy(url: str) -> str:
-    """Return what to do instead of limiting the dead letters of the broker at `url`.
-
-    "" if they can be limited, or for an invalid address.
-    """
-    kind = _kind_of(url)
-    return "" if kind is None else kind.dead_letter_remedy
+        return BrokerKind(open=_reject, address_error=_form_error)
+    kind: BrokerKind = importlib.import_module(KINDS[scheme][1]).KIND
+    if kind.address_error(url) is not None:
+        return BrokerKind(open=kind.open, address_error=kind.address_error)
+    return kind
 
 
 def schema_of(url: str) -> BrokerSchema:
@@ -167,13 +122,13 @@ def schema_of(url: str) -> BrokerSchema:
 
     :raises UnsupportedError: this kind of broker creates everything that it needs.
     """
-    kind = _kind_of(url)
-    if kind is None or kind.schema is None:
+    schema = kind_of(url).schema
+    if schema is None:
         what, remedy = "create a schema", "workers and senders create what they need"
         raise UnsupportedError(
             broker=f"the broker {hide_credentials(url)}", what=what, remedy=remedy
         )
-    return kind.schema
+    return schema
 
 
 def connector_of(url: str) -> Callable[[], Any]:
@@ -182,11 +137,11 @@ def connector_of(url: str) -> Callable[[], Any]:
     :raises SettingsError: the address is invalid, or a library is missing.
     :raises UnsupportedError: it is not the address of a database server.
     """
-    kind = _kind_of(url)
-    if kind is None or kind.connector is None:
+    connector = kind_of(url).connector
+    if connector is None:
         what, remedy = "open a database for other tables", "name a PostgreSQL database"
         raise UnsupportedError(broker=hide_credentials(url), what=what, remedy=remedy)
-    return kind.connector(url)
+    return connector(url)
 
 
 def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
@@ -205,9 +160,6 @@ def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     reason = name_error(app)
     if reason:
         raise SettingsError(name="app", reason=f"{app!r} cannot be a znode name: {reason}")
-    kind = _kind_of(url)
-    if kind is None:
-        raise SettingsError(name="broker", reason=address_error(url))
-    broker = kind.open(url, app)
+    broker = kind_of(url).open(url, app)
     broker.max_queues = max_queues
     return broker

@@ -12,9 +12,7 @@ import click
 
 from qdo.cli.options import reason_option
 from qdo.cli.output import print_message
-from qdo.errors import (
-    ConfirmationRequiredError,
-)
+from qdo.errors import RejectedError
 
 Show = Callable[[str, TextIO], None]
 """Writes the effect of a change in a format of `output_option` to a stream."""
@@ -40,7 +38,7 @@ class Consent:
         :param what: the change as messages name it, an imperative such as "delete 2 queues".
         :param show: writes the effect; called only if the change is not certain.
         :param form: the format in which it is written to stdout.
-        :raises ConfirmationRequiredError: the operator has not confirmed it.
+        :raises RejectedError: the operator has not confirmed it.
         """
         unconfirmed = asks and not self.yes
         if self.dry_run:
@@ -56,7 +54,7 @@ class Consent:
                 return True
         else:
             show(form, sys.stdout)
-        raise ConfirmationRequiredError(what=what)
+        raise RejectedError(reason=f"nothing was changed; add --yes to {what}")
 
 
 def _answer(what: str) -> bool:

@@ -16,10 +16,10 @@ from qdo.settings.settings import Settings
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
+    from qdo.connections.opened import Connections
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.audit_entries import Values
-    from qdo.sending.connections import Connections
 
 _Result = TypeVar("_Result")
 _NOTHING_THERE = {
@@ -33,7 +33,7 @@ def open_connections(
     settings: Settings, *, broker: bool = True, coordinator: bool = True, create: bool = False
 ) -> Iterator[Connections]:
     """Open coordinator and broker as `connections_of` does, with a hint for a missing file."""
-    from qdo.sending.connections import connections_of
+    from qdo.connections.opened import connections_of
 
     def hint(name: str, path: str) -> None:
         where = f"{_NOTHING_THERE[name]}{code_hint(settings, name)}"
@@ -49,8 +49,8 @@ def note_in_action_log(
     settings: Settings, command: str, target: str, before: Values, after: Values, reason: str
 ) -> None:
     """Write an entry for a change that was made in the broker; if that fails, print why."""
+    from qdo.connections.opened import noted_in_action_log
     from qdo.fleet.audit import AuditTrail
-    from qdo.sending.connections import noted_in_action_log
 
     def trail(client: Client, layout: Layout) -> AuditTrail:
         return AuditTrail(client, layout, command, reason)

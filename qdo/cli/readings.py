@@ -23,8 +23,8 @@ from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
+    from qdo.connections.opened import Connections
     from qdo.ops.status import Statuses
-    from qdo.sending.connections import Connections
 
 SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
 

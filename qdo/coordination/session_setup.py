@@ -35,7 +35,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
-from qdo.errors import BrokerMismatchError, NodeRefusedError, OpenTreeError
+from qdo.errors import NodeRefusedError, OpenTreeError, UsageError
 from qdo.system.clock import clock
 
 
@@ -99,17 +99,19 @@ def check_broker(
     Workers with different files would share the queues by name, and each would miss the messages
     in the files of the others.
 
-    :raises BrokerMismatchError: it is another file.
+    :raises UsageError: it is another file.
     """
     read = partial(_first_broker, client, layout, broker)
     first = _retried(read, client, layout, timeout_seconds)
     if first.id != broker.id:
-        raise BrokerMismatchError(
-            app=layout.root.rpartition("/")[2],
-            address=broker.address,
-            host=broker.host,
-            first_address=first.address,
-            first_host=first.host,
+        app = layout.root.rpartition("/")[2]
+        raise UsageError(
+            reason=f"the messages of app {app!r} are in the file that a worker on host "
+            f"{first.host} opened as {first.address}, and {broker.address} on host {broker.host} "
+            "is another file; start this worker with the same broker; workers on several machines "
+            "need a broker that they reach over the network, such as SQS. To change to another "
+            "file, stop all workers of the app and run `qdo admin broker file --reset`",
+            app=app,
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from flask import Blueprint, abort, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
 
+from qdo.connections.opened import Connections, noted_in_action_log
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.transactions import read
@@ -41,7 +42,6 @@ from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
 from qdo.ops.runs import RunsRead, ask_owner, read_runs
 from qdo.positions import MOST_DIGITS
-from qdo.sending.connections import Connections, noted_in_action_log
 from qdo.text import pluralize, printable
 
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from qdo.connections.opened import Connections
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
 from qdo.errors import HoldsUnreadableError, NotFoundError, QdoError
@@ -24,7 +25,6 @@ from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_re
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.items import Judged, audit_item, hold_item, limit_item
-from qdo.sending.connections import Connections
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
 

@@ -8,12 +8,12 @@ from typing import cast
 
 from flask import current_app
 
+from qdo.connections.opened import Connections
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.dashboard.reading import DirectReads, FleetReader, Reading
 from qdo.errors import DashboardUnsafeError, NotFoundError
 from qdo.ops.verdicts import RULES, VerdictRules
-from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 
 LEAST_TOKEN = 16

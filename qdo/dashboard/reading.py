@@ -17,6 +17,7 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+from qdo.connections.opened import Connections, connections_of
 from qdo.errors import NodeRefusedError, QdoError, SlowReadError
 from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry
@@ -28,7 +29,6 @@ from qdo.ops.items import QUEUE_SORTS, Judged
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.sending.connections import Connections, connections_of
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.text import describe, shorten

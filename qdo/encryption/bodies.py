@@ -56,10 +56,7 @@ class BodyVault:
         self._ciphers: dict[Key, AESGCM] = {}
 
     def seal(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
-        """Encrypt a body; return it, and its headers without the content type of bytes.
-
-        :raises SettingsError: no key encrypts.
-        """
+        """Encrypt a body; return it, and its headers without the content type of bytes."""
         kind = b""
         found = parsed(headers) if headers else None
         if found and is_raw(found):

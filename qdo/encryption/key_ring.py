@@ -9,7 +9,8 @@ sign       mark the ids of messages, so that foreign senders cannot choose them
 
 The first key of a purpose is in use, and all of them are accepted. A rotation adds a key at the
 end, distributes the file, and then moves the old key to the end: see `retired`. Processes read the
-file again when it changes.
+file again when it changes. A key ring raises SettingsError if its file cannot be read, or has no
+key for a purpose.
 """
 
 from __future__ import annotations
@@ -149,7 +150,6 @@ def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -
     """Replace the keys of a file at once: readers see all of the change or nothing.
 
     :param change: returns the new keys; it gets none if the file does not exist.
-    :raises SettingsError: the file cannot be read or written.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays
@@ -188,7 +188,6 @@ def _replace(path: str, text: str, exists: bool) -> None:
 
 
 def new_key(purpose: Purpose) -> Key:
-    """Return a new random key."""
     return Key(secrets.token_hex(4), purpose, secrets.token_bytes(KEY_BYTES))
 
 
@@ -219,7 +218,6 @@ class KeyRing:
     A file that can no longer be read leaves the known keys in force.
 
     :param clock: seconds on a monotonic clock.
-    :raises SettingsError: the file cannot be read.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -233,10 +231,7 @@ class KeyRing:
         self._fault = ""
 
     def in_use(self, purpose: Purpose) -> Key:
-        """Return the key that encrypts, or signs.
-
-        :raises SettingsError: there is none.
-        """
+        """Return the key that encrypts, or signs."""
         self._follow()
         for key in self._keys:
             if key.purpose == purpose:
@@ -247,7 +242,6 @@ class KeyRing:
         )
 
     def has(self, purpose: Purpose) -> bool:
-        """Return whether there is a key for a purpose."""
         self._follow()
         return any(key.purpose == purpose for key in self._keys)
 

@@ -33,10 +33,7 @@ class IdMarks:
         self._place = place
 
     def marked(self, queue: str, headers: str | None, body: bytes) -> str | None:
-        """Return headers with the mark of their id; unchanged without an id.
-
-        :raises SettingsError: no key signs.
-        """
+        """Return headers with the mark of their id; unchanged without an id."""
         id = (parsed(headers) or {}).get(ID)
         if not isinstance(id, str):
             return headers

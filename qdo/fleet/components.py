@@ -28,7 +28,7 @@ from qdo.coordination.protocol.machine import CheckOp, Committed, NodeRead, SetO
 from qdo.coordination.transactions import commit, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load, typed
-from qdo.errors import OldFleetError, OldProgramError
+from qdo.errors import RejectedError
 from qdo.fleet.settings_machine import SettingsReport
 
 _KINDS: Mapping[str, type[Any]] = MappingProxyType(
@@ -153,23 +153,33 @@ def _level(value: Any) -> int:
 
 
 def check_level(client: Client, layout: Layout) -> None:
-    """Raise OldProgramError if this version may misread the nodes of the app."""
+    """Raise RejectedError if this version may misread the nodes of the app."""
     node = read(client, layout.root)
     found = AppLevel.parse(node.data) if isinstance(node, NodeRead) else AppLevel()
     needed = max(found.level, found.next)
     if needed > FORMAT_LEVEL:
-        raise OldProgramError(version=__version__, level=FORMAT_LEVEL, needed=needed)
+        raise RejectedError(
+            reason=f"this version of qdo must have the format level {needed} of the app, got "
+            f"{FORMAT_LEVEL} (qdo {__version__}): it would misread what newer workers have "
+            "written; install their version, which `qdo workers --all` lists",
+            needed=needed,
+        )
 
 
 def require_level(client: Client, layout: Layout, level: int, what: str) -> None:
-    """Raise OldFleetError unless every worker that is registered has this level.
+    """Raise RejectedError unless every worker that is registered has this level.
 
     :param what: the feature that needs it.
     """
     for process in _workers(client, layout):
         if (process.level or 0) < level:
             version = process.version or "an older version"
-            raise OldFleetError(what=what, level=level, name=process.name, version=version)
+            raise RejectedError(
+                reason=f"every worker must have format level {level} for {what}, but "
+                f"{process.name} has {version}, which would ignore it; update that worker, and "
+                "repeat the command",
+                name=process.name,
+            )
 
 
 class LevelChore:

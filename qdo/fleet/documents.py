@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import threading
 import time
 import uuid
@@ -90,7 +89,6 @@ class DocumentStore(Protocol):
 class CoordinatorDocuments:
     """Documents in the coordinator.
 
-    :ivar pid: the process that opened the connection.
     :param client: a connected client for these documents only.
     :param timeout_seconds: how long the first read of a set waits for its copy.
     :param record: makes the entry of a change in the action log, from the document before it.
@@ -108,7 +106,6 @@ class CoordinatorDocuments:
     ) -> None:
         self._record = record
         self._dry_run = dry_run
-        self.pid = os.getpid()
         self.writer = writer
         self._client = client
         self._side: SideConnection | None = None
@@ -116,11 +113,6 @@ class CoordinatorDocuments:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._views: dict[str, FolderView] = {}
-
-    @property
-    def over(self) -> bool:
-        """False: it has no nodes of its own, so it survives the end of its session."""
-        return False
 
     def path(self, name: str, key: str) -> str:
         return f"{self._layout.fleet.document_set(name)}/{key}"
@@ -193,9 +185,6 @@ class CoordinatorDocuments:
         return at_home(perform)
 
     def close(self) -> None:
-        """Close the connection, unless a parent process opened it."""
-        if self.pid != os.getpid():
-            return
         if self._side is not None:
             self._side.close()
         else:

@@ -26,8 +26,8 @@ from qdo.errors import (
     HoldsUnreadableError,
     NotFoundError,
     QueueNameError,
+    RejectedError,
     SectionLostError,
-    TooManyHoldsError,
     UsageError,
 )
 from qdo.fleet.actions import list_workers
@@ -99,7 +99,7 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
 
     :param record: makes the entry of this change in the action log.
     :raises HoldsUnreadableError: the present holds cannot be read.
-    :raises TooManyHoldsError: there are too many.
+    :raises RejectedError: there are too many.
     """
     path, mine = layout.fleet.holds, hold.id.encode()
     entry: tuple[CreateOp, ...] = ()
@@ -111,7 +111,10 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
         holds = (*_holds(node), hold)
         length = sum(len(glob) for each in holds for glob in each.queues)
         if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
-            raise TooManyHoldsError(limit=MAX_HOLDS, characters=MAX_GLOBS_CHARACTERS)
+            raise RejectedError(
+                reason=f"holds must be at most {MAX_HOLDS} with globs of {MAX_GLOBS_CHARACTERS} "
+                "characters together; end some of those that `qdo pause --list` lists"
+            )
         entry = _recorded(record, (), (hold,))
         return [*_writing(path, node, holds), *entry]
 

@@ -15,7 +15,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import LimitNotFoundError, LimitTermsError, LimitValueError
+from qdo.errors import LimitNotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.components import require_level
 from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_of
@@ -42,8 +42,8 @@ class LimitWish:
     def applied(self, name: str, node: LimitNode) -> LimitNode:
         """Return the changed limit.
 
-        :raises LimitValueError: a value is not possible.
-        :raises LimitTermsError: values that belong together are missing.
+        :raises UsageError: a value is not possible.
+        :raises UsageError: values that belong together are missing.
         """
         most, rate, burst = node.max, node.rate, node.burst
         if self.max is not None:
@@ -56,10 +56,14 @@ class LimitWish:
             burst = _count(name, "burst", self.burst, 1)
         if most is None and rate is None:
             remedy = "give --max or --rate, or delete it with `qdo limits delete`"
-            raise LimitTermsError(name=name, needs="max or rate, or both", remedy=remedy)
+            raise UsageError(
+                reason=f"limit {name!r} must have max or rate, or both; {remedy}", name=name
+            )
         if self.burst is not None and rate is None:
             remedy = "give --rate, or omit --burst"
-            raise LimitTermsError(name=name, needs="a rate if it has a burst", remedy=remedy)
+            raise UsageError(
+                reason=f"limit {name!r} must have a rate if it has a burst; {remedy}", name=name
+            )
         reason = node.reason if self.reason is None else self.reason
         return replace(node, max=most, rate=rate, burst=burst, reason=reason, fault=None)
 
@@ -68,8 +72,13 @@ def _count(name: str, value: str, text: str, least: int) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not is_count(number, least):
         needs = f"be an integer from {least} to {MOST}"
-        raise LimitValueError(name=name, value=value, needs=needs, found=text)
+        raise _impossible(name, value, needs, text)
     return number
+
+
+def _impossible(name: str, value: str, needs: str, found: str) -> UsageError:
+    reason = f"{value} of limit {name!r} must {needs}, got {found!r}; see `qdo limits set --help`"
+    return UsageError(reason=reason, name=name)
 
 
 def _rate(name: str, text: str) -> float:
@@ -77,7 +86,7 @@ def _rate(name: str, text: str) -> float:
         return rate_of(text)
     except ValueError as error:
         needs = str(error).removeprefix("must ").partition(", got ")[0]
-        raise LimitValueError(name=name, value="rate", needs=needs, found=text) from error
+        raise _impossible(name, "rate", needs, text) from error
 
 
 def plan_limit(
@@ -87,7 +96,7 @@ def plan_limit(
 
     :param client: None if the coordinator is a file that does not exist yet.
     :raises SharedNameError: the name is not possible.
-    :raises OldFleetError: a worker is too old for limits.
+    :raises RejectedError: a worker is too old for limits.
     :raises: as `LimitWish.applied`.
     """
     path = layout.fleet.limit(checked_name("limit", name))

@@ -154,12 +154,10 @@ class CoordinatorLocks:
 
     Calls raise NodeRefusedError if the account may not take a lock or hold queues.
 
-    :ivar pid: the process that opened the connection.
     :param writer: name of this process in `qdo locks`.
     """
 
     def __init__(self, connection: LeasedConnection, layout: Layout, writer: str) -> None:
-        self.pid = os.getpid()
         self._writer = writer
         self.connection = connection
         self.layout = layout

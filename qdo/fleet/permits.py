@@ -19,8 +19,8 @@ from qdo.errors import (
     CoordinatorUnreachableError,
     LimitNotFoundError,
     LimitTimeoutError,
-    LimitUnusableError,
     PermitLostError,
+    RejectedError,
     UsageError,
 )
 from qdo.fleet.limit_node import MISSING
@@ -209,7 +209,7 @@ class CoordinatorPermits:
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
         """Do the same as `PermitService.take`.
 
-        :raises LimitUnusableError: the limit cannot be read or written.
+        :raises RejectedError: the limit cannot be read or written.
         :raises PermitLostError: the session ended while it waited.
         :raises CoordinatorUnreachableError: this process cannot be registered.
         """
@@ -236,7 +236,10 @@ class CoordinatorPermits:
         if waiter.fault == MISSING:
             raise LimitNotFoundError(name=name, hint="")
         if waiter.fault is not None:
-            raise LimitUnusableError(name=name, reason=waiter.fault)
+            raise RejectedError(
+                reason=f"limit {name!r} cannot be used: {waiter.fault}; see `qdo limits list`",
+                name=name,
+            )
         if connection.over:
             raise PermitLostError(name=name)
         return None

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from qdo.brokers.registry import address_error, connector_of
+from qdo.brokers.registry import connector_of, kind_of
 from qdo.errors import SettingsError
-from qdo.text import hide_credentials
+from qdo.text import hide_credentials, how_to_install
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -35,7 +35,7 @@ def history_error(url: str) -> str | None:
             "it must have the form sqlite:PATH or postgresql://USER@HOST:PORT/DATABASE, got "
             f"{hide_credentials(url)!r}"
         )
-    reason = address_error(url)
+    reason = kind_of(url).address_error(url)
     if reason is None and any(name == "schema" for name, _ in parse_qsl(urlsplit(url).query)):
         return "a history has no option 'schema'; set the search_path of its role in PostgreSQL"
     return reason
@@ -56,7 +56,7 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         from sqlalchemy.pool import NullPool
     except ImportError as error:
         raise SettingsError(
-            name="history", reason=f"it needs SQLAlchemy ({error}): pip install 'qdo[sql]'"
+            name="history", reason=f"it needs SQLAlchemy ({error}); {how_to_install('sql')}"
         ) from error
     if not url.startswith("sqlite:"):
         try:

@@ -31,8 +31,8 @@ class OwnerRow(NamedTuple):
 
     :ivar owner: name of the worker node.
     :ivar claimed: Unix time, as is `ended`.
-    :ivar ended: None while it lasts.
-    :ivar why: one of `ENDINGS` of the protocol; None while it lasts.
+    :ivar ended: None while it is open.
+    :ivar why: one of `ENDINGS` of the protocol; None while it is open.
     """
 
     queue: str
@@ -57,7 +57,6 @@ class OwnerRows:
         self._lasting: dict[str, OwnerRow] = {}
 
     def claimed(self, queue: str, fence: int, owner: str) -> None:
-        """Record a claim."""
         row = self._lasting[queue] = OwnerRow(queue, fence, owner, self._now())
         self._add(row)
 
@@ -216,7 +215,7 @@ class Recorder:
                     self._failed(batch[0], clock() - began)
                 raise
             finally:
-                if len(batches) >= MAX_KEPT:  # of lanes, whose batches of one are counted alone
+                if len(batches) >= MAX_KEPT:  # of lanes: their batches of one count singly
                     batches.clear()
                 batches[batch[0].queue] = clock() - began
 

@@ -1,4 +1,7 @@
-"""What a history answers: totals and owners of queues, and single attempts."""
+"""Read a history: totals and owners of queues, and single attempts.
+
+Every function raises the errors of `queue_reports`.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """What the attempts of one queue came to.
+    """The outcomes of the attempts of one queue.
 
     :ivar done: attempts that returned.
-    :ivar failed: those that failed, of which some were retried and some made dead letters.
+    :ivar failed: those that failed; some were retried, some became dead letters.
     :ivar mean_seconds: of all attempts that ran; None without any.
     :ivar p95_seconds: upper bound of the class of durations that 95 % of the attempts that returned
         did not exceed; None without any.
@@ -111,7 +114,6 @@ def minute_reports(
 
     :param since: Unix time; the whole minute that contains it counts.
     :param limit: the most that are returned.
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
@@ -137,8 +139,6 @@ def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]
     """Return how long an attempt of each queue usually takes, without unknown queues.
 
     It is the mean of the newest minutes that have at least `USUAL_ATTEMPTS` attempts together.
-
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     found: dict[str, float] = {}
     with _opened(url, "qdo_minutes") as connection:
@@ -180,7 +180,6 @@ def failures(
     :param since: Unix time.
     :param limit: the most that are returned.
     :param slow: return those that returned after a long time instead.
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     with _opened(url, "qdo_runs") as connection:
         if connection is None:
@@ -222,7 +221,6 @@ def actions(
     :param since: Unix time.
     :param glob: matches the command, or what was changed.
     :param limit: the most that are returned.
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     with _opened(url, "qdo_actions") as connection:
         if connection is None:
@@ -247,8 +245,8 @@ class RecordedOwner:
 
     :ivar owner: name of its worker node.
     :ivar claimed: Unix time, as is `ended`.
-    :ivar ended: None if it lasts, or if nobody recorded its end.
-    :ivar why: why it ended, or `UNKNOWN`; None while it lasts.
+    :ivar ended: None if it is open, or if its worker died before it recorded the end.
+    :ivar why: why it ended, or `UNKNOWN`; None while it is open.
     """
 
     claimed: float
@@ -263,12 +261,11 @@ class RecordedOwner:
 def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[RecordedOwner]:
     """Return the processes that owned a queue, newest first.
 
-    A claim without an end lasts if it is the newest. Otherwise its process was killed, or could
+    A claim without an end is open if it is the newest. Otherwise its process was killed, or could
     not write the end: then it ended before the next claim.
 
     :param since: Unix time; those that ended before are left out.
     :param limit: the most that are returned.
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     result: list[RecordedOwner] = []
     with _opened(url, "qdo_owners") as connection:
@@ -303,7 +300,6 @@ def claims(
 
     :param since: Unix time; claims that both began and ended before are left out.
     :param limit: the most that are returned.
-    :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     with _opened(url, "qdo_owners") as connection:
         if connection is None:

@@ -154,7 +154,7 @@ def delete_older(connection: Connection, app: str, limit: float, actions_limit: 
     connection.execute(delete(MINUTES).where(minutes.app == app, minutes.minute < limit))
     connection.execute(delete(RUNS).where(runs.app == app, runs.at < limit))
     connection.execute(delete(ACTIONS).where(actions.app == app, actions.at < actions_limit))
-    # A claim without an end lasts, or nobody recorded its end. Then a later one follows, unless the
+    # A claim without an end is open, or its worker died first. Then a later one follows, unless the
     # queue was deleted.
     own, later = OWNERS.c, OWNERS.alias()
     followed = exists().where(

@@ -193,7 +193,6 @@ class HistoryWriter:
     :param app: name of the app.
     :param now: Unix time.
     :param host: name of this machine, as others may know it.
-    :raises SettingsError: the address is invalid, or a library is missing.
     """
 
     def __init__(
@@ -237,7 +236,6 @@ class HistoryWriter:
     # --- the thread -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         start_thread(self._work)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
@@ -337,7 +335,7 @@ class HistoryWriter:
             if self._file is not None:
                 self._file.check()
         except DatabaseReplacedError as error:
-            # SQLite would go on writing to the removed file, and nobody would read it.
+            # SQLite would keep writing to the removed file, which no reader sees.
             reason = error.details["reason"]
             _log.warning("history: %s; writing to %s from now on", reason, self._shown)
             self._disconnect()
@@ -408,8 +406,8 @@ class HistoryWriter:
         if not self.failing:
             self.failing = True
             _log.warning(
-                "history: cannot write to %s; messages go on, and up to %d rows are kept until it"
-                " answers: %s",
+                "history: cannot write to %s; messages are processed, and up to %d rows are kept"
+                " until it answers: %s",
                 self._shown,
                 MAX_KEPT,
                 describe(getattr(error, "orig", None) or error),
@@ -423,14 +421,16 @@ class HistoryWriter:
     def _report_drops(self) -> None:
         if self.dropped and not self._reported_drops:
             _log.warning(
-                "history: there is no room for more rows until %s answers; further ones are"
-                " counted and dropped",
+                "history: the limit of kept rows is reached; further ones are counted and dropped"
+                " until %s answers",
                 self._shown,
             )
             self._reported_drops = self.dropped
         elif self.dropped > self._reported_drops and not self.failing:
             _log.warning(
-                "history: %d attempts and owners are missing in %s", self.dropped, self._shown
+                "history: dropped %d attempts and owners while %s was unavailable",
+                self.dropped,
+                self._shown,
             )
             self._reported_drops = self.dropped
 

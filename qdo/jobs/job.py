@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from qdo.errors import UsageError
+from qdo.errors import PolicyError, UsageError
 from qdo.fleet.limit_node import rate_of
 from qdo.jobs.options import (
     CONCURRENCY,
@@ -19,7 +19,7 @@ from qdo.jobs.options import (
     check_placement,
     describe_callable,
 )
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy, QueuePolicy, may_overlap
 from qdo.message import Message
 
 JobFunction = Callable[[Message, Any], Any]
@@ -48,7 +48,7 @@ class Job:
     :ivar batch: maximum size of the `qdo.Batch` it is called with, None: it is called with one
         message.
     :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
-    :ivar limits: names of the limits of which each call needs a permit.
+    :ivar limits: names of the limits; each call needs a permit of each.
     :ivar per_queue_rate: starts of each queue, such as "5/s"; None for no limit.
     """
 
@@ -115,3 +115,17 @@ def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
         raise UsageError(reason=f"checkpoint must be 'interval' or 'message', got {checkpoint!r}")
     if policy is not None and not isinstance(policy, Policy):
         raise UsageError(reason=f"policy must be a qdo.Policy, got {policy!r}")
+
+
+def check_policies(jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: Policy) -> None:
+    """Raise PolicyError at startup for mistakes that would otherwise show at the first failure."""
+    for table in tables:
+        for job in jobs:
+            if may_overlap(table.queues, job.queues):
+                merged = table.override(job.policy or default)
+                if job.order == "none" and merged.blocks:
+                    raise PolicyError(
+                        where=table.name,
+                        reason=f"it may block queues of job {job.name}, but with order='none' no "
+                        "message waits for another; remove then='block', or change the order",
+                    )

@@ -11,7 +11,7 @@ from qdo.fleet.limit_node import rate_of
 from qdo.queues import name_error
 
 if TYPE_CHECKING:
-    from qdo.jobs.policy import Policy
+    from qdo.jobs.retry import Policy
 
 
 def check_job(function: Any, first: str = "message") -> None:
@@ -213,17 +213,12 @@ def check_order(
             f"checkpoint='message' records messages one by one, but with order={order!r} they "
             "do not finish one by one; use order='queue', or omit checkpoint",
         )
-    if order == "none" and policy is not None and blocks(policy):
+    if order == "none" and policy is not None and policy.blocks:
         raise _invalid(
             name,
             "order='none' and a policy that blocks contradict each other, because no message "
             "waits for the failed one; use order='queue' or 'key', or then='dead-letter'",
         )
-
-
-def blocks(policy: Policy) -> bool:
-    """Return whether a policy may block a queue."""
-    return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)
 
 
 def check_batch(

@@ -8,7 +8,7 @@ from qdo.coordination.protocol.machine import DeleteOp, NodeRead, Op
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.transactions import Node, change
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import WorkersRegisteredError
+from qdo.errors import RejectedError
 from qdo.fleet.audit import AuditTrail
 from qdo.text import join_some
 
@@ -22,18 +22,22 @@ def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
 def check_reset(client: Client, layout: Layout) -> None:
     """Check that no worker uses the broker file of an app.
 
-    :raises WorkersRegisteredError: workers use the file; they would not notice the change.
+    :raises RejectedError: workers use the file; they would not notice the change.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
-        raise WorkersRegisteredError(app=app, workers=join_some(sorted(workers)))
+        raise RejectedError(
+            reason=f"workers of app {app!r} are registered and use the present broker file: "
+            f"{join_some(sorted(workers))}; stop them, then repeat the command",
+            app=app,
+        )
 
 
 def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
     """Forget the broker file of an app: the next worker that registers decides.
 
-    :raises WorkersRegisteredError: see `check_reset`.
+    :raises RejectedError: see `check_reset`.
     """
     check_reset(client, layout)
     with AuditTrail(client, layout, "admin broker file --reset", reason).change("broker") as entry:

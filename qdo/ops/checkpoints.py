@@ -29,9 +29,9 @@ from qdo.encoding import decode_strictly
 from qdo.errors import (
     AuditRefusedError,
     CheckpointFileError,
-    CheckpointOriginError,
     QdoError,
     UnreachableError,
+    UsageError,
 )
 from qdo.fleet.audit import AuditTrail
 from qdo.ops.seek import QueuePosition, recorded
@@ -108,14 +108,18 @@ def read_file(
 
     :param broker: the kind of the broker that the app has now.
     :raises CheckpointFileError: a line is damaged, or lines are missing.
-    :raises CheckpointOriginError: it is the file of another app, or of another kind of broker.
+    :raises UsageError: it is the file of another app, or of another kind of broker.
     """
     parsed = _values(lines, source)
     where, value = next(parsed, (f"line 1 of {source}", None))
     head = _head(value, where)
     if (head.app, head.broker) != (app, broker):
-        raise CheckpointOriginError(
-            source=source, app=head.app, broker=head.broker, own_app=app, own_broker=broker
+        raise UsageError(
+            reason=f"{source} has checkpoints of app {head.app!r} with a {head.broker} broker, and "
+            f"this is app {app!r} with a {broker} broker, whose positions differ; nothing was "
+            "changed; name that app",
+            source=source,
+            app=head.app,
         )
     found: dict[str, Checkpoint] = {}
     for where, value in parsed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
-from qdo.brokers.registry import keeps_dead_letters
+from qdo.brokers.registry import kind_of
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead
@@ -65,7 +65,7 @@ def decide(
 
 def check_store(broker: str) -> None:
     """Raise UnsupportedError if the broker at an address cannot keep dead letters."""
-    if not keeps_dead_letters(broker):
+    if not kind_of(broker).keeps_dead_letters(broker):
         # The owner could not execute the decision, and it cannot be revoked.
         raise UnsupportedError(
             broker="Kinesis",
@@ -95,10 +95,6 @@ def id_of(broker: Broker | None, positions: Positions, queue: str, position: int
         return positions.message_id(position, 0)
     if broker is None or position > MAX_LAST:
         return None
-    reader = broker.reader(queue, position - 1)
-    try:
-        rows = [row for row in reader.fetch(1) if row[0] == position]
-    finally:
-        reader.close()
+    rows = [row for row in broker.reader(queue, position - 1).fetch(1) if row[0] == position]
     known = (parsed(rows[0][3]) or {}).get(ID) if rows else None
     return known or positions.message_id(position, broker.id_node)

@@ -12,7 +12,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.components import ProcessDescription, read_components
 from qdo.jobs.job import Job
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses

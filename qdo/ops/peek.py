@@ -115,12 +115,9 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
 def waiting_rows(broker: Broker, queue: str, after: int, most: int) -> Iterator[Row]:
     """Yield the messages of a queue after a position, in order."""
     reader = broker.reader(queue, after)
-    try:
-        while most > 0 and (rows := reader.fetch(min(most, _BATCH))):
-            most -= len(rows)
-            yield from map(Row._make, rows)
-    finally:
-        reader.close()
+    while most > 0 and (rows := reader.fetch(min(most, _BATCH))):
+        most -= len(rows)
+        yield from map(Row._make, rows)
 
 
 def row_at(broker: Broker, queue: str, position: int) -> Row | None:

@@ -239,16 +239,13 @@ def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
 
 def _following(broker: Broker, queue: str, position: int) -> int | None:
     """Return the position of the next message; None if there is none, or it cannot be read."""
-    reader = broker.reader(queue, position)
     try:
-        rows = list(reader.fetch(1))
+        rows = list(broker.reader(queue, position).fetch(1))
     except UnreachableError:
         raise
     except Exception as error:  # noqa: BLE001 - see `_waiting`
         _log.warning("queue %s: its next message is unknown: %s", queue, describe(error))
         return None
-    finally:
-        reader.close()
     return rows[0][0] if rows else None
 
 

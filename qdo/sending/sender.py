@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from qdo.connections.broker import OpenBroker, open_broker_with_doorbell
 from qdo.errors import SettingsError, UsageError
 from qdo.sending.messages import (
     AnyMessage,
@@ -23,10 +21,10 @@ from qdo.sending.messages import (
 )
 from qdo.settings.settings import Settings, check_names, code_origin
 from qdo.settings.sources import load
+from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
-    from qdo.sending.doorbell import OpenBroker
 
 _Self = TypeVar("_Self", bound="Sender")
 
@@ -54,13 +52,7 @@ class Sender:
         self.default_headers: Callable[[], Mapping[str, str]] | None = None
         """Returns headers for each message that is sent; those of the message itself win."""
         self._settings: Settings | None = None
-        self._lock = threading.Lock()
-        _senders.add(self)
-        self._broker: Broker | None = None
-        self._opened: OpenBroker | None = None
-        self._broker_pid = 0
-        self._inherited: list[OpenBroker] = []
-        self._stand_in: Broker | None = None
+        self._broker = PerProcess(self._open_broker, owner=name)
 
     # --- settings ---
 
@@ -150,7 +142,6 @@ class Sender:
             ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
             `qdo.NewMessage`; order within a queue is kept.
         :param connection: as in `send`.
-        :raises: as `send`.
         """
         outgoing = self._build_outgoing(messages)
         if connection is not None:
@@ -196,26 +187,10 @@ class Sender:
     @property
     def broker(self) -> Broker:
         """The app's broker, opened at first use."""
-        broker = self._broker
-        if broker is not None and self._broker_pid == os.getpid():
-            return broker
-        return self._open_broker()
+        return self._broker.get().broker
 
-    def _open_broker(self) -> Broker:
-        from qdo.sending.doorbell import open_broker_with_doorbell
-
-        with self._lock:
-            if self._stand_in is not None:
-                return self._stand_in
-            if self._opened is not None and self._broker_pid != os.getpid():
-                # A child must not close its parent's files and connections.
-                self._inherited.append(self._opened)
-                self._broker = self._opened = None
-            if self._broker is None:
-                self._opened = open_broker_with_doorbell(self.settings, self.name)
-                self._broker_pid = os.getpid()
-                self._broker = self._opened.broker
-            return self._broker
+    def _open_broker(self) -> OpenBroker:
+        return open_broker_with_doorbell(self.settings, self.name)
 
     @contextlib.contextmanager
     def override_broker(self, broker: Broker, settings: Settings) -> Iterator[None]:
@@ -223,27 +198,16 @@ class Sender:
 
         :raises UsageError: the app already uses such a broker.
         """
-        if self._stand_in is not None:
-            raise UsageError(
-                reason=f"app {self.name!r} is being tested by another TestKit; close that first"
-            )
-        with self._lock:
-            kept = self._opened, self._broker, self._settings
-            self._opened, self._broker, self._settings = None, None, settings
-            self._stand_in = broker
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._opened, self._broker, self._settings = kept
-                self._stand_in = None
+        with self._broker.override(OpenBroker(broker, None)):
+            kept, self._settings = self._settings, settings
+            try:
+                yield
+            finally:
+                self._settings = kept
 
     def close(self) -> None:
         """Close the broker; sending again opens it again."""
-        with self._lock:
-            opened, self._opened, self._broker = self._opened, None, None
-            if opened is not None and self._broker_pid == os.getpid():
-                opened.close()
+        self._broker.close()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -255,16 +219,3 @@ class Sender:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    """Replace locks that other threads of the parent held: a forked child has no such threads."""
-
-    for sender in list(_senders):
-        sender._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)

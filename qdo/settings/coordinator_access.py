@@ -29,6 +29,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import SettingsError
 from qdo.settings.settings import Settings
 from qdo.settings.values import PASSWORD_VARIABLE, from_origin
+from qdo.text import how_to_install
 
 _ROLES = {
     WORKERS: "acl_workers",
@@ -112,7 +113,7 @@ def _account(settings: Settings) -> Account | None:
         )
     if scheme == SASL and not has_sasl():
         raise _fault(
-            settings, "coordinator_auth", "SASL needs a library; run `pip install 'qdo[sasl]'`"
+            settings, "coordinator_auth", f"SASL needs a library; {how_to_install('sasl')}"
         )
     return Account(scheme, name, _password(settings))
 

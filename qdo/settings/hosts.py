@@ -22,7 +22,6 @@ HIDDEN_HOST = "hidden"
 
 
 def host_shown(settings: Settings) -> str:
-    """Return the name of this host."""
     return HIDDEN_HOST if "hosts" in settings.hide else socket.gethostname()
 
 
@@ -51,7 +50,7 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 def share_files(settings: Settings) -> None:
     """Create the files of broker and coordinator for the setting `group`, unless they exist.
 
-    Without a group, each is created when it is opened, for this user alone.
+    Without a group, each is created when it is opened, for this user only.
 
     :raises SettingsError: the user is not in the group.
     :raises DatabaseError: a file cannot be created.

@@ -126,7 +126,7 @@ class LiveSettings:
 
     :ivar in_force: the settings of this process, with the live ones.
     :ivar in_use: the version that this process uses, None for none.
-    :ivar report: what this process says of live settings.
+    :ivar report: the report of this process about live settings.
     :param settings: those of this process, without live ones.
     :param code_origin: the origin of those that the app gives in code.
     :param check: raises a `QdoError` for settings that this process cannot use.

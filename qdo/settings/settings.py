@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdo.brokers.registry import dead_letter_remedy
+from qdo.brokers.registry import kind_of
 from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.history.address import history_error
-from qdo.jobs.policy_tables import QueuePolicy
+from qdo.jobs.job import Job
+from qdo.jobs.retry import Policy, QueuePolicy, policy_for
 from qdo.settings import values as checks
 from qdo.settings.values import (
     DEFAULT,
@@ -116,8 +117,8 @@ class AppSettings:
     )
     acl: str = setting(
         "open",
-        "rights on new nodes: open, all for everybody; account, by role; required, by role, and "
-        "workers refuse nodes that others can change",
+        "rights on new nodes: open, all for every account; account, by role; required, by role, "
+        "and workers refuse nodes that others can change",
         checks.one_of("open", "account", "required"),
     )
     acl_workers: tuple[str, ...] = setting(
@@ -334,13 +335,13 @@ class Settings(AppSettings):
     history: str = setting(
         "",
         "where workers record what they did, for `qdo history`: sqlite:PATH or "
-        "postgresql://USER@HOST/DATABASE; without, nowhere; needs qdo[sql]",
+        "postgresql://USER@HOST/DATABASE; without, nowhere; needs pip install -e '.[sql]'",
         history_error,
     )
     http: str = setting(
         "",
         "address at which qdo-worker serves /metrics, /healthz and /readyz: HOST:PORT or "
-        "[IPV6]:PORT; without, nowhere; it has no password; needs qdo[metrics]",
+        "[IPV6]:PORT; without, nowhere; it has no password; needs pip install -e '.[metrics]'",
         checks.listen_address,
     )
     doorbell: bool = setting(
@@ -385,7 +386,7 @@ class Settings(AppSettings):
                     "key file with `qdo admin keys new`",
                 )
         for name in ("dead_letter_limit", "dead_letter_retention_seconds"):
-            if getattr(self, name) and (remedy := dead_letter_remedy(self.broker)):
+            if getattr(self, name) and (remedy := kind_of(self.broker).dead_letter_remedy):
                 raise SettingsError(name=name, reason=f"{remedy}{from_origin(self.origin(name))}")
         if "*" in self.exclude or set(self.queues) <= set(self.exclude):
             raise SettingsError(
@@ -409,6 +410,16 @@ class Settings(AppSettings):
         """How processes log."""
         return LogOptions(self.log_level, self.log_config, self.log_format)
 
+    @property
+    def default_policy(self) -> Policy:
+        """The policy of queues for which neither job nor settings have one."""
+        return Policy(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
+
+    def policy_of(self, queue: str, job: Job | None) -> Policy:
+        """Return the failure policy of a queue with this job."""
+        own = None if job is None else job.policy
+        return policy_for(queue, own, self.policies, self.default_policy)
+
     def values(self) -> dict[str, Any]:
         """Return every setting by name, in the order of declaration."""
         return {each.name: getattr(self, each.name) for each in declarations()}
@@ -416,7 +427,7 @@ class Settings(AppSettings):
     def digest(self) -> str:
         """Return a short text that is the same for equal settings only.
 
-        Passwords in addresses are left out: who knows the other settings could try passwords.
+        Passwords in addresses are left out: a reader with the other settings could try passwords.
         """
         values = {
             name: hide_credentials(value) if isinstance(value, str) else value
@@ -427,19 +438,13 @@ class Settings(AppSettings):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
-        """Return a copy in which `values`, set at `origin`, override the present values.
-
-        :raises UnknownSettingError: a name is not a setting.
-        """
+        """Return a copy in which `values`, set at `origin`, override the present values."""
         check_names(values, origin)
         origins = {**self.origins, **dict.fromkeys(values, origin)}
         return Settings(**{**self.values(), **values}, origins=origins)
 
     def underlaid(self, values: Mapping[str, Any], origin: str) -> Settings:
-        """Return a copy in which `values` apply to the settings that are still at their default.
-
-        :raises UnknownSettingError: a name is not a setting.
-        """
+        """Return a copy in which `values` apply to the settings that are still at their default."""
         check_names(values, origin)
         free = {name: value for name, value in values.items() if name not in self.origins}
         return self.merged(free, origin)

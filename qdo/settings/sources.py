@@ -26,17 +26,12 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_DASHBOARD_OPERATOR_TOKEN",  # likewise operators
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
-        "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn
-        "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
-        "QDO_REQUIRE_POSTGRESQL",  # likewise without PostgreSQL
-        "QDO_REQUIRE_CHROMIUM",  # likewise without Chromium
     }
 )
 """Variables with qdo's prefix that are not settings."""
 
 
 SPECIAL_PREFIXES = (
-    "QDO_TEST_",  # for tests
     "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
     "QDO_HOLD_",  # `qdo pause` describes its section to its command in them
     "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown ones itself
@@ -115,7 +110,6 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
     """Return the table in a TOML text.
 
     :param origin: where it is from, for the error.
-    :raises SettingsSyntaxError: it is not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.brokers.registry import address_error
+from qdo.brokers.registry import kind_of
 from qdo.errors import SettingsError
-from qdo.jobs.policy_tables import QueuePolicy, read_tables
+from qdo.jobs.retry import QueuePolicy, read_tables
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
 from qdo.text import hide_credentials
 
@@ -44,11 +44,6 @@ def some_of(*choices: str) -> Check:
         return f"each must be {_either(choices)}, got {wrong[0]!r}" if wrong else None
 
     return check
-
-
-def non_empty(value: str) -> str | None:
-    """Check a text that must not be empty."""
-    return None if value else "it must not be empty"
 
 
 def globs(value: tuple[str, ...]) -> str | None:
@@ -89,7 +84,7 @@ def _is_reference(value: str) -> bool:
 
 def broker_url(value: str) -> str | None:
     """Check the address of a broker; nothing is opened."""
-    return address_error(value)
+    return kind_of(value).address_error(value)
 
 
 def coordinator_url(value: str) -> str | None:

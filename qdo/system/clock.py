@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 def paced(items: Iterable[_T]) -> Iterator[_T]:
     """Yield the items, and let other greenlets run after every `STRIDE` of them.
 
-    For a loop whose length another party decides, in a process whose event loop must not stand.
+    For a loop whose length another party decides, in a process whose event loop must not block.
     """
     for number, item in enumerate(items, 1):
         yield item
@@ -53,7 +53,7 @@ def paced(items: Iterable[_T]) -> Iterator[_T]:
 class Histogram:
     """Counts durations by their size.
 
-    :ivar bounds: upper bounds of all classes but the last, in seconds; a class has its bound.
+    :ivar bounds: upper bounds of all classes but the last, in seconds; a class includes its bound.
     :ivar counts: durations of each class.
     :ivar seconds: the sum of all durations.
     """
@@ -66,7 +66,6 @@ class Histogram:
         self.seconds = 0.0
 
     def observe(self, seconds: float, times: int = 1) -> None:
-        """Count a duration."""
         self.counts[bisect_left(self.bounds, seconds)] += times
         self.seconds += seconds * times
 

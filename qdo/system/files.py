@@ -50,7 +50,7 @@ class Rights:
         found = os.fstat(fd)
         uid = self.uid if os.geteuid() == 0 else -1
         if uid not in (-1, found.st_uid) or self.gid not in (-1, found.st_gid):
-            # Only root and members of the group may: others create files for themselves alone.
+            # Only root and members of the group may: others create files for themselves only.
             with contextlib.suppress(PermissionError):
                 os.fchown(fd, uid, self.gid)
         mode = self.folder_mode if stat.S_ISDIR(found.st_mode) else self.mode

@@ -48,7 +48,7 @@ def at_home(
 
     Without such a loop, and on its own thread, it is an ordinary call.
 
-    :param undo: called with the result if the waiting thread was interrupted and nobody gets it,
+    :param undo: called with the result if the waiting thread was interrupted and does not get it,
         so that a lock or a permit that was taken in that moment is released.
     """
     home = _home

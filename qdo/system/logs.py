@@ -160,7 +160,6 @@ class LogOptions:
 
 
 def set_up(options: LogOptions) -> None:
-    """Configure the log of this process; see `configure`."""
     configure(options.level, config=options.config, format=options.format)
 
 

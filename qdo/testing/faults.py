@@ -195,9 +195,6 @@ class _PointedReader:
         self._reach("after-fetch", self._queue)
         return rows
 
-    def close(self) -> None:
-        self._reader.close()
-
 
 class SendingBroker(MemoryBroker):
     """The broker that `App.send` sends to."""

@@ -305,9 +305,6 @@ class MemoryReader:
             self._after = rows[-1].position
         return rows
 
-    def close(self) -> None:
-        """Do nothing: a reader has no resources."""
-
 
 def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
     """Wake listeners for queues, each once; call it without the lock."""

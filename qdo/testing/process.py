@@ -19,8 +19,7 @@ from qdo.coordination.protocol.claims import OwnedQueue as Owned
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotSettledError
-from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import check_policies
+from qdo.jobs.job import check_policies
 from qdo.message import Message
 from qdo.outcomes import Event
 from qdo.settings.live import SettingsInForce
@@ -65,8 +64,7 @@ class Process:
         self._news: set[str] = set()
         self._spawned: deque[Callable[[], None]] = deque()
         self._fault: Exception | None = None
-        policy = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
-        check_policies(world.app.jobs, settings.policies, policy)
+        check_policies(world.app.jobs, settings.policies, settings.default_policy)
         self._manager = world.app.hooks.job_context()
         context = self._manager.__enter__()
         self._memory = hands.make_memory()

@@ -42,10 +42,11 @@ from gevent.event import Event
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
+from qdo.connections.broker import attach_doorbell
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
+from qdo.jobs.job import check_policies
 from qdo.message import Message
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
-from qdo.sending.doorbell import attach_doorbell
 from qdo.settings.live import LiveSettings, LogLevelFollower
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
@@ -75,7 +76,7 @@ from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import Retention
 from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.duties.watchdog import LoopWatchdog
-from qdo.worker.engine.context import Engine, check_job_policies, policy_lookup
+from qdo.worker.engine.context import Engine, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.jobs import check_jobs
@@ -181,7 +182,9 @@ class Worker:
         self._live = LiveSettings(
             settings,
             app.origin,
-            check=lambda changed: check_job_policies(app, changed),
+            check=lambda changed: check_policies(
+                app.jobs, changed.policies, changed.default_policy
+            ),
             publish=self._status_due.set,
         )
         self._live.in_force.on_change(LogLevelFollower(settings).changed)
@@ -216,7 +219,7 @@ class Worker:
         """
         settings = self.settings
         self._executors.check(self.app.jobs)
-        check_job_policies(self.app, settings)
+        check_policies(self.app.jobs, settings.policies, settings.default_policy)
         self._stop.open()
         try:
             broker = open_broker(settings.broker, self.app.name, settings.max_queues)

@@ -85,7 +85,7 @@ class ChurnFleet:
         self.environment = {
             GATE_VARIABLE: str(self._gate),
             "QDO_APP": "churn",
-            "QDO_CHURN_DB": str(folder / "churn.db"),
+            "CHURN_DB": str(folder / "churn.db"),
             "QDO_COORDINATOR": coordinator,
             "QDO_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
         }
@@ -116,7 +116,7 @@ class ChurnFleet:
 
     def totals(self) -> list[Totals]:
         """Return the totals of the ledger."""
-        ledger = TotalsFile(self.environment["QDO_CHURN_DB"])
+        ledger = TotalsFile(self.environment["CHURN_DB"])
         try:
             return ledger.totals()
         finally:

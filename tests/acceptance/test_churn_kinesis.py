@@ -69,7 +69,7 @@ def fleet(
     environment = {
         **clean_environment(),
         "QDO_BROKER": kinesis_url(kinesis.url, aws_stream),
-        "QDO_CHURN_DB": str(tmp_path / "churn.db"),
+        "CHURN_DB": str(tmp_path / "churn.db"),
         "QDO_COORDINATOR": zookeeper_url,
         "QDO_SESSION_TIMEOUT_SECONDS": "4",
     }

@@ -354,5 +354,4 @@ def newest_key(broker: str) -> str | None:
     with contextlib.closing(open_broker(broker, "a")) as opened:
         reader = opened.reader("q", 0)
         *_, last = reader.fetch(1_000_000)
-        reader.close()
     return key_id_of(last[1])

@@ -1,8 +1,8 @@
 """Tests on AWS itself, in the region and with the permissions of the current user.
 
-``QDO_TEST_AWS=1 python -m pytest tests/aws`` creates queues and a stream with names that
+``TESTS_AWS=1 python -m pytest tests/aws`` creates queues and a stream with names that
 no other user has, and deletes them at the end, even if a test fails. It costs less than a cent.
-``QDO_TEST_AWS_ENDPOINT`` names a server compatible with AWS, to test these tests.
+``TESTS_AWS_ENDPOINT`` names a server compatible with AWS, to test these tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.support.aws.clients import REAL
 from tests.support.aws.resources import Resources
 
-ENDPOINT = "QDO_TEST_AWS_ENDPOINT"
+ENDPOINT = "TESTS_AWS_ENDPOINT"
 
 
 @pytest.fixture(scope="session")

@@ -135,7 +135,6 @@ class QueueOwner:
         """Release the queue; return the unconfirmed messages."""
         self._stop()
         if self.subscription is None:
-            self.reader.close()
             return ()
         self.subscription.close()
         return self.subscription.unconfirmed()

@@ -2,7 +2,7 @@
 
 ::
 
-    QDO_TEST_JOURNAL=runs.db qdo-worker tests.support.journal:app
+    TESTS_JOURNAL=runs.db qdo-worker tests.support.journal:app
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from qdo import App, Message
 
-PATH_VARIABLE = "QDO_TEST_JOURNAL"
-ORDER_VARIABLE = "QDO_TEST_ORDER"
+PATH_VARIABLE = "TESTS_JOURNAL"
+ORDER_VARIABLE = "TESTS_ORDER"
 PACE_SECONDS = 0.01
 """Of one run: time to kill a worker midway."""
 

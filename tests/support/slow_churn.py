@@ -10,7 +10,7 @@ from qdo import Message
 from qdo.programs import churn
 
 PACE_SECONDS = 0.01
-GATE_VARIABLE = "QDO_TEST_GATE"
+GATE_VARIABLE = "TESTS_GATE"
 """Names a file; commits marked as `gated` wait until it exists."""
 
 

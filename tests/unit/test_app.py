@@ -35,11 +35,7 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 
 def bodies(app: App, queue: str) -> list[bytes]:
-    reader = app.broker.reader(queue, 0)
-    try:
-        return [row[1] for row in reader.fetch(100_000)]
-    finally:
-        reader.close()
+    return [row[1] for row in app.broker.reader(queue, 0).fetch(100_000)]
 
 
 # --- jobs ---

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from qdo.brokers.registry import address_error
+from qdo.brokers.registry import kind_of
 from qdo.cli.output import parse_duration, parse_time
 from qdo.coordination.client import Address
 from qdo.coordination.session_setup import BrokerNode
@@ -104,7 +104,7 @@ def test_addresses_are_right_or_refused(fuzz: Fuzz) -> None:
 
     def check(parts: list[str]) -> None:
         url = "".join(parts)
-        reason = address_error(url)
+        reason = kind_of(url).address_error(url)
         for said in (reason or "", _refusal(Address.parse, url)):
             assert "secret" not in said
 

@@ -79,7 +79,6 @@ def stored(broker: Broker, queue: str = "orders") -> list[Message]:
     """Return the messages in a queue, as a job would see them."""
     reader = broker.reader(queue, 0)
     rows = reader.fetch(10_000)
-    reader.close()
     return [
         Message(queue, position, body, key, parsed(headers) or {}, id=broker.id_node)
         for position, body, key, headers in rows

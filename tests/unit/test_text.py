@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from qdo.text import error_kind, printable, printable_lines
 from tests.support.fakes.hostile_text import HOSTILE, unsafe
+from tests.support.paths import ROOT
 
 SEEN = {"L", "M", "N", "P", "S"}
 """The first letters of Unicode's categories of visible characters."""
@@ -57,3 +58,10 @@ def test_any_text_becomes_visible(text: str):
 )
 def test_kind_of_an_error_holds_nothing_of_its_text(text: str, kind: str) -> None:
     assert error_kind(text) == kind
+
+
+def test_no_sentence_installs_qdo_from_an_index() -> None:
+    """The program of this name there is another one."""
+    files = [*ROOT.glob("qdo/**/*.py"), *ROOT.glob("workers/**/*.py")]
+    assert len(files) > 300
+    assert [str(path) for path in files if "qdo[" in path.read_text(encoding="utf-8")] == []

@@ -65,10 +65,6 @@ def _split(url: str, form: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _read(options: Options, known: Mapping[str, _Read]) -> dict[str, Any]:
-    """Return the values of options.
-
-    :raises SettingsError: an option is unknown, or its value is invalid.
-    """
     found: dict[str, Any] = {}
     for name, text in options.items():
         if name not in known:

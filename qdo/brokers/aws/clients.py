@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
@@ -18,9 +19,12 @@ from qdo.broker_errors import AwsError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.errors import BOTO_ERRORS, translation
 from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls, check_protocol, is_direct
-from qdo.brokers.aws.session import boto_session
 from qdo.errors import SettingsError
+from qdo.system.per_process import PerProcess
 from qdo.text import describe
+
+sessions: PerProcess[Any] = PerProcess(boto3.Session)
+"""The session of this process. It is not safe for threads: use it within `PerProcess.locked`."""
 
 
 def checked(credentials: Any) -> Any:
@@ -87,7 +91,7 @@ def make_client(
         s3={"addressing_style": "path" if place.endpoint else "auto"},
     )
     try:
-        with boto_session() as session:
+        with sessions.locked() as session:
             if session.region_name is None:  # assuming a role takes requests as well
                 session._session.set_config_variable("region", place.region)
             _credentials(session)
@@ -123,12 +127,11 @@ def make_calls(
 
     :param target: prefix of the names of actions in the JSON protocol, as in ``AmazonSQS``.
     :param methods: names of a boto3 client's methods, by action.
-    :param version: version of the service's JSON protocol.
     :raises CredentialsError: the configuration files of AWS cannot be used.
     :raises AwsUnreachableError: the certificates to trust cannot be read.
     """
     client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
-    with boto_session() as session:
+    with sessions.locked() as session:
         if not is_direct(client):
             return ClientCalls(client, methods)
         credentials = _credentials(session)

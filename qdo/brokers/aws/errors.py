@@ -6,8 +6,10 @@ Needs boto3: import it only for a broker at AWS.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
+import boto3
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
@@ -193,7 +195,6 @@ def translate(place: ServiceAddress, what: str, name: str) -> Iterator[None]:
     """Translate boto3 errors raised within the block into qdo errors.
 
     :param what: kind of resource in the requests: queue, stream, shard, bucket.
-    :param name: name of the resource.
     """
     try:
         yield
@@ -256,10 +257,20 @@ def _unreachable(place: ServiceAddress, service: str, reason: str) -> AwsUnreach
     )
 
 
+@functools.cache
+def regions() -> tuple[str, ...]:
+    """Return the regions that this version of boto3 knows."""
+    session = boto3.Session()
+    found = {
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("sqs", partition)
+    }
+    return tuple(sorted(found))
+
+
 def _region_hint(region: str) -> str:
     """Return a hint for a region that boto3 does not know, which may merely be new."""
-    from qdo.brokers.aws.session import regions
-
     known = regions()
     if region in known:
         return ""

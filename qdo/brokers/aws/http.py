@@ -23,6 +23,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.utils import get_environ_proxies
 
+from qdo.system.http_responses import BoundedResponse
+
 _REQUEST_ID = "x-amzn-RequestId"
 """Header of every AWS response."""
 
@@ -107,35 +109,6 @@ def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
     )
 
 
-INTERIM_LIMIT = 10
-"""Maximum number of `100 Continue` responses before the response; a request causes one at most."""
-TRAILER_LIMIT = 100
-"""Maximum number of lines after a chunked body, as many as `http.client` accepts as headers."""
-
-
-class BoundedResponse(http.client.HTTPResponse):
-    """A response that raises an HTTPException after too many lines.
-
-    `http.client` skips any number of interim responses and trailers. While a server sends them
-    faster than they are read, no greenlet of the process runs, and no timeout applies.
-    """
-
-    fp: Any
-    _interim = -1
-
-    def _read_status(self) -> Any:
-        self._interim += 1
-        if self._interim > INTERIM_LIMIT:
-            raise http.client.HTTPException(f"more than {INTERIM_LIMIT} interim responses")
-        return super()._read_status()  # type: ignore[misc]
-
-    def _read_and_discard_trailer(self) -> None:
-        for _ in range(TRAILER_LIMIT):
-            if self.fp.readline(1 << 16) in (b"\r\n", b"\n", b""):
-                return
-        raise http.client.HTTPException(f"more than {TRAILER_LIMIT} trailers")
-
-
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """Errors of a connection that the server closed while it was idle."""
 
@@ -177,11 +150,9 @@ class HttpCalls:
     """Makes requests over its own connections. Safe for greenlets and threads.
 
     :param client: boto3 client, for its endpoint and region; not used for requests.
-    :param credentials: credentials of a boto3 session.
     :param certificates: file or folder with trusted certificates; None: as for boto3's clients,
         those that REQUESTS_CA_BUNDLE names, or those that boto3 includes.
     :param target: prefix of all action names, such as ``AmazonSQS``.
-    :param version: version of the service's protocol.
     :param read_seconds: how long an answer may take.
     :param connections: maximum number of idle connections to keep.
     :raises SSLError: the certificates cannot be read.

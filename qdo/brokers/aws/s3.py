@@ -117,5 +117,4 @@ class Objects:
             self._client.head_bucket(Bucket=self._bucket)
 
     def close(self) -> None:
-        """Close connections."""
         self._client.close()

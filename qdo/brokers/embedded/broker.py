@@ -18,7 +18,7 @@ from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
-from qdo.brokers.embedded.schema import INTEGER, MAYBE_INTEGER, MESSAGES, TEXT, Query
+from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
@@ -29,7 +29,7 @@ from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 MAX_QUEUES = 1000
 """In one query: forks wait for its end."""
 
-_NAMES = Query("SELECT name FROM queues WHERE app = ? ORDER BY name", TEXT)
+_NAMES = Query("SELECT name FROM queues WHERE app = ? ORDER BY name", "t")
 _BACKLOGS = Query(
     """
 SELECT queues.name, queues.head, queues.sent, queues.delayed, first.position, first.number
@@ -39,12 +39,7 @@ LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
     SELECT position FROM messages
     WHERE queue = queues.id AND position > asked.value ORDER BY position LIMIT 1)
 """,
-    TEXT,
-    INTEGER,
-    INTEGER,
-    INTEGER,
-    MAYBE_INTEGER,
-    MAYBE_INTEGER,
+    "tiiiII",
 )
 
 
@@ -76,11 +71,9 @@ class EmbeddedCatalog(QueueCatalog):
         return found
 
 
-_FIND = Query(
-    "SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", INTEGER, INTEGER, INTEGER
-)
-_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", INTEGER)
-_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", INTEGER)
+_FIND = Query("SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", "iii")
+_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", "i")
+_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", "i")
 _KEEP_HEAD = """
 INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
 ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
@@ -129,7 +122,7 @@ RETIRE_CHUNK = 1000
 AHEAD_SECONDS = 3600.0
 """Done messages dated further ahead are logged: they cannot be deleted for a long time."""
 
-_NODE = Query("SELECT node FROM file", INTEGER)
+_NODE = Query("SELECT node FROM file", "i")
 _RETIRE = """
 DELETE FROM messages
 WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position IN (
@@ -143,8 +136,6 @@ class EmbeddedBroker(Broker):
     """Queues of one app in a SQLite file.
 
     Safe to use from several threads, or from greenlets once gevent has patched the process.
-
-    :raises DatabaseError: the file cannot be used; see its subclasses.
     """
 
     capabilities = Capabilities(

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.dead_letters import (
-    DeadLetterEntry,
-    DeadLetterRecord,
-    DeadLetterStore,
-    matches,
-    retried_headers,
-)
+from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_headers
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, REAL, TEXT, Query
+from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
@@ -36,17 +30,7 @@ WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
   AND (:position IS NULL OR position = :position)
 ORDER BY dead_at, position
 """,
-    TEXT,
-    INTEGER,
-    BLOB,
-    MAYBE_TEXT,
-    MAYBE_TEXT,
-    TEXT,
-    TEXT,
-    INTEGER,
-    TEXT,
-    INTEGER,
-    REAL,
+    "tibTTttitir",
 )
 _ENTRIES = Query(
     """
@@ -57,24 +41,14 @@ WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
   AND (:since IS NULL OR dead_at >= :since) AND (:until IS NULL OR dead_at <= :until)
 ORDER BY dead_at, position
 """,
-    TEXT,
-    INTEGER,
-    MAYBE_TEXT,
-    MAYBE_TEXT,
-    TEXT,
-    INTEGER,
-    TEXT,
-    INTEGER,
-    REAL,
-    INTEGER,
+    "tiTTtitiri",
 )
 _COUNTS = Query(
     """
 SELECT queues.name, count(*) FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
-WHERE queues.app = ? GROUP BY dead_letters.queue
+WHERE queues.app = :app GROUP BY dead_letters.queue
 """,
-    TEXT,
-    INTEGER,
+    "ti",
 )
 _TAKE = Query(
     """
@@ -82,10 +56,7 @@ SELECT dead_letters.queue, body, key, headers
 FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
 WHERE queues.app = ? AND queues.name = ? AND position = ?
 """,
-    INTEGER,
-    BLOB,
-    MAYBE_TEXT,
-    MAYBE_TEXT,
+    "ibTT",
 )
 _REMOVE = "DELETE FROM dead_letters WHERE queue = ? AND position = ?"
 _DISCARD = """
@@ -99,7 +70,7 @@ WHERE queue = :queue AND position <= (SELECT position FROM dead_letters WHERE qu
                                       ORDER BY position DESC LIMIT 1 OFFSET :keep)
 LIMIT :chunk
 """,
-    INTEGER,
+    "i",
 )
 # By time: `dead_at` is behind the body, and reading it from every row of a queue would be slow.
 _EXPIRED = Query(
@@ -108,9 +79,9 @@ SELECT position FROM dead_letters INDEXED BY dead_letters_by_time
 WHERE dead_at < :before AND queue = :queue
 LIMIT :chunk
 """,
-    INTEGER,
+    "i",
 )
-_QUEUE_ID = Query("SELECT id FROM queues WHERE app = ? AND name = ?", INTEGER)
+_QUEUE_ID = Query("SELECT id FROM queues WHERE app = ? AND name = ?", "i")
 PRUNED_AT_ONCE = 1000
 """Number of dead letters that one transaction deletes: other processes wait for its end."""
 
@@ -132,11 +103,13 @@ def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
     transaction.connection.execute(_STORE, values)
 
 
-class EmbeddedDeadLetters(DeadLetterStore):
+class EmbeddedDeadLetters(SqlDeadLetters):
     """The dead letters of one app. Safe to use from several threads.
 
     :param node: see `Broker.id_node`.
     """
+
+    queries = _ALL, _ENTRIES, _COUNTS
 
     def __init__(
         self, reading: sqlite3.Connection, path: str, app: str, writer: Writer, node: int
@@ -151,37 +124,9 @@ class EmbeddedDeadLetters(DeadLetterStore):
         check_queue_name(record.queue)
         self._writer.run(lambda transaction: _store(transaction, record), len(record.body))
 
-    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        return self._read(queue, None)
-
-    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        found = self._read(queue, position)
-        return found[0] if found else None
-
-    def _read(self, queue: str | None, position: int | None) -> list[DeadLetterRecord]:
-        wanted = {"app": self._app, "queue": queue, "position": position}
+    def _read(self, query: Query, **wanted: Any) -> list[Any]:
         with unforked, translated(self._path):
-            found = _ALL.all(self._reading, wanted)
-        return list(itertools.starmap(DeadLetterRecord, found))
-
-    def counts(self) -> dict[str, int]:
-        with unforked, translated(self._path):
-            return dict(_COUNTS.all(self._reading, (self._app,)))
-
-    def find(
-        self,
-        queue: str | None = None,
-        *,
-        error: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-    ) -> list[DeadLetterEntry]:
-        wanted = {"app": self._app, "queue": queue, "since": since, "until": until}
-        with unforked, translated(self._path):
-            found = _ENTRIES.all(self._reading, wanted)
-        # SQLite would compare errors in any case for ASCII only.
-        entries = itertools.starmap(DeadLetterEntry, found)
-        return [each for each in entries if matches(each, error, None, None)]
+            return query.all(self._reading, {"app": self._app, **wanted})
 
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
         with unforked, translated(self._path):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOptions
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
+from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError
@@ -40,13 +40,13 @@ LOOK_PAUSE_SECONDS = 0.01
 listening to a busy sender 8 % more expensive."""
 _SECOND = 10_000_000
 
-_SENT = Query("SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?", TEXT)
+_SENT = Query("SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?", "t")
 _REMEMBER = "INSERT OR REPLACE INTO dedup (queue, key, id, until) VALUES (?, ?, ?, ?)"
 _TRIM = """
 DELETE FROM dedup WHERE (queue, key) IN (
     SELECT queue, key FROM dedup WHERE until <= ? ORDER BY until LIMIT ?)
 """
-_NEXT = Query("SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1", INTEGER)
+_NEXT = Query("SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1", "i")
 _STORE = """
 INSERT INTO delayed (app, due, queue, id, key, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
@@ -58,13 +58,7 @@ SELECT delayed.number, delayed.queue, queues.name, delayed.id,
 FROM delayed JOIN queues ON queues.id = delayed.queue
 WHERE delayed.app = ? AND delayed.due <= ? ORDER BY delayed.due, delayed.number LIMIT ?
 """,
-    INTEGER,
-    INTEGER,
-    TEXT,
-    TEXT,
-    MAYBE_TEXT,
-    MAYBE_TEXT,
-    BLOB,
+    "iittTTb",
 )
 _REMOVE = "DELETE FROM delayed WHERE number = ?"
 
@@ -217,20 +211,20 @@ class DelayScheduler:
         return None if self._next is None else max(0.0, (self._next - self._clock()) / _SECOND)
 
 
-_KINDS = (INTEGER, TEXT, INTEGER, MAYBE_TEXT, MAYBE_TEXT, BLOB)
+_COLUMNS = "itiTTb"
 _OF_QUEUE = """
 FROM delayed WHERE app = :app
 AND queue = (SELECT id FROM queues WHERE app = :app AND name = :queue AND delayed > 0)
 """
 _FIND = Query(
     f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",  # nosec B608 # constants
-    *_KINDS,
+    _COLUMNS,
 )
 _FIND_ID = Query(
     f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",  # nosec B608 # constants
-    *_KINDS,
+    _COLUMNS,
 )
-_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", INTEGER)  # nosec B608 # constants
+_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", "i")  # nosec B608 # constants
 _REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"  # nosec B608 # constants
 _COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name = ?"
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers.embedded.fork_guard import unforked
-from qdo.brokers.embedded.schema import BLOB, INTEGER, MAYBE_INTEGER, MAYBE_TEXT, TEXT, Query
+from qdo.brokers.embedded.schema import Query
 from qdo.errors import DatabaseError
 from qdo.system.files import Rights
 from qdo.system.logs import RetryLog
@@ -21,19 +21,16 @@ from qdo.system.wakeup_pipes import WakeupPipe
 FETCH_BYTES = 32 * 1024 * 1024
 """Largest size of all bodies in one fetch. The first body may be larger."""
 
-_FIND = Query("SELECT id FROM queues WHERE app = ? AND name = ?", INTEGER)
-_LARGEST = Query("SELECT largest FROM queues WHERE id = ?", INTEGER)
+_FIND = Query("SELECT id FROM queues WHERE app = ? AND name = ?", "i")
+_LARGEST = Query("SELECT largest FROM queues WHERE id = ?", "i")
 _FETCH = Query(
     "SELECT position, body, key, headers FROM messages"
     " WHERE queue = ? AND position > ? ORDER BY position LIMIT ?",
-    INTEGER,
-    BLOB,
-    MAYBE_TEXT,
-    MAYBE_TEXT,
+    "ibTT",
 )
 _SIZES = Query(
     "SELECT length(body) FROM messages WHERE queue = ? AND position > ? ORDER BY position LIMIT ?",
-    INTEGER,
+    "i",
 )
 
 Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
@@ -77,9 +74,6 @@ class EmbeddedReader:
             self._watch.check()  # a deleted file would look like an empty queue forever
         return rows
 
-    def close(self) -> None:
-        """Do nothing: a reader holds nothing between fetches."""
-
     def _fetch(self, limit: int) -> Rows:
         connection = self._connection
         if self._id is None:
@@ -122,10 +116,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Time between looks without a wakeup: a sender may die between commit and wakeup."""
 
-_CHANGED = Query(
-    "SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", INTEGER, TEXT, TEXT
-)
-_NEWEST = Query("SELECT max(head) FROM queues", MAYBE_INTEGER)
+_CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
+_NEWEST = Query("SELECT max(head) FROM queues", "I")
 
 
 class CommitListener:

@@ -108,22 +108,22 @@ MESSAGES = Format(
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""
 
 
-Kind = frozenset[type]
-"""The types that a column may have."""
-
-INTEGER: Kind = frozenset({int})
-MAYBE_INTEGER: Kind = frozenset({int, NoneType})
-REAL: Kind = frozenset({float})
-TEXT: Kind = frozenset({str})
-MAYBE_TEXT: Kind = frozenset({str, NoneType})
-BLOB: Kind = frozenset({bytes})
+_TYPES: dict[str, tuple[type, ...]] = {
+    "i": (int,),
+    "I": (int, NoneType),
+    "r": (float,),
+    "t": (str,),
+    "T": (str, NoneType),
+    "b": (bytes,),
+}
+"""By letter: integer, real, text, and blob; a capital allows NULL."""
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 Row = tuple[Any, ...]
 
 
 class Query:
-    """A SELECT with the types of its columns.
+    """A SELECT with the types of its columns, one letter of `_TYPES` for each.
 
     Its methods raise `sqlite3.Error`, which `qdo.system.sqlite.translated` converts to errors of
     the file: DatabaseCorruptError for a value of another type.
@@ -131,18 +131,16 @@ class Query:
 
     __slots__ = ("_kinds", "_known", "sql")
 
-    def __init__(self, sql: str, *kinds: Kind) -> None:
+    def __init__(self, sql: str, columns: str) -> None:
         self.sql = sql
-        self._kinds = tuple(enumerate(kinds))
+        self._kinds = tuple((column, _TYPES[each]) for column, each in enumerate(columns))
         self._known: set[tuple[type, ...]] = set()  # right types of whole rows
 
     def all(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> list[Row]:
-        """Return all rows."""
         rows: list[Row] = connection.execute(self.sql, parameters).fetchall()
         return self.checked(rows)
 
     def checked(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows; raise the error if one has another type."""
         return list(map(self._checked, rows))
 
     def each(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> Generator[Row]:
@@ -151,7 +149,6 @@ class Query:
             yield from map(self._checked, cursor)
 
     def first(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> Row | None:
-        """Return the first row, None if there is none."""
         row: Row | None = connection.execute(self.sql, parameters).fetchone()
         return None if row is None else self._checked(row)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.fork_guard import ForkGuard, unforked
-from qdo.brokers.embedded.schema import INTEGER, MAYBE_INTEGER, MESSAGES, Query
+from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.errors import DatabaseBusyError, QueueLimitError
 from qdo.positions import position_now
@@ -108,17 +108,11 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-_FIND_QUEUE = Query(
-    "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?",
-    INTEGER,
-    INTEGER,
-    INTEGER,
-    INTEGER,
-)
+_FIND_QUEUE = Query("SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?", "iiii")
 _ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
-_NEWEST = Query("SELECT max(head) FROM queues", MAYBE_INTEGER)
-_LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", INTEGER)
-_COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", INTEGER)
+_NEWEST = Query("SELECT max(head) FROM queues", "I")
+_LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
+_COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
 _ADD_MESSAGE = (
     "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
@@ -192,7 +186,6 @@ class Transaction:
         return self._app
 
     def flush(self) -> None:
-        """Write the appended messages."""
         self.connection.executemany(_ADD_MESSAGE, self._rows)
         self.connection.executemany(
             _TOUCH_QUEUE,
@@ -237,7 +230,6 @@ Work: TypeAlias = Callable[[Transaction], Any]
 class Writer(GroupedCalls[Work]):
     """Commits the calls of one process for one app, in groups.
 
-    :ivar commits: number of committed transactions.
     :param limit: returns the most queues that the app may have, None: any number.
     """
 

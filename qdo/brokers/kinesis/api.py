@@ -2,6 +2,9 @@
 
 The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its own clock and
 rejects AT_TIMESTAMP with a time in its future.
+
+Iterators and records raise one of `qdo.brokers.aws.errors.BOTO_ERRORS`; the other requests raise
+what `translation` makes of it.
 """
 
 from __future__ import annotations
@@ -60,7 +63,6 @@ class ClockSkew:
     def ahead_seconds(response: Mapping[str, Any], sent_at: float) -> float:
         """Return the least skew that the date of a response proves; 0 if it proves none.
 
-        :param response: of boto3.
         :param sent_at: Unix time of the request.
         """
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -111,8 +113,6 @@ class Records:
 
     :ivar first: sequence number of the first record, None without records.
     :ivar last: position after all messages of the last record in `rows`, 0 without records.
-    :ivar rows: the messages.
-    :ivar records: number of records in the response.
     :ivar size: size of these records in bytes.
     :ivar next_iterator: None at the end of a closed shard.
     :ivar behind_seconds: distance of the response from the tip of the shard.
@@ -157,7 +157,6 @@ class StartPosition:
     inherits: bool = False
 
     def seek(self, now: float) -> GetIterator:
-        """Return the request for the first iterator."""
         if isinstance(self.kind, float):
             return GetIterator("AT_TIMESTAMP", time=self.kind)
         if self.kind == "latest" and not self.inherits:
@@ -231,10 +230,6 @@ class KinesisApi:
         self._cached_summary: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: GetIterator) -> str:
-        """Return an iterator.
-
-        :raises: one of `qdo.brokers.aws.errors.BOTO_ERRORS`.
-        """
         request: dict[str, Any] = {
             "StreamName": self.address.stream,
             "ShardId": shard,
@@ -254,16 +249,12 @@ class KinesisApi:
         """Return records.
 
         :param hash_keys: of the shard.
-        :raises: one of `qdo.brokers.aws.errors.BOTO_ERRORS`.
         """
         request = {"ShardIterator": read.iterator, "Limit": read.limit}
         return parse_records(self._calls.call("GetRecords", request), hash_keys)
 
     def retention(self) -> RetentionPeriod:
-        """Return how long the stream keeps records.
-
-        :raises QdoError: see `qdo.brokers.aws.errors.translation`.
-        """
+        """Return how long the stream keeps records."""
         summary = self._summary()
         created = summary.get("StreamCreationTimestamp")
         return RetentionPeriod(
@@ -272,10 +263,7 @@ class KinesisApi:
         )
 
     def record_bytes(self) -> int:
-        """Return the largest size of a record in the stream.
-
-        :raises QdoError: as `retention`.
-        """
+        """Return the largest size of a record in the stream."""
         return int(self._summary().get("MaxRecordSizeInKiB") or 1024) * 1024
 
     def _summary(self) -> Mapping[str, Any]:
@@ -321,7 +309,7 @@ def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None
 def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
     """Return the messages of a record; a record that cannot be read is one unreadable message.
 
-    Anybody who may write to the stream decides what a record contains.
+    Every program that may write to the stream decides what a record contains.
     """
     data = _data(record)
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)

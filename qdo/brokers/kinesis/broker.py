@@ -36,7 +36,7 @@ from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.subscription import KinesisSubscription
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.errors import UsageError
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.positions import position_now
 
 
@@ -66,10 +66,7 @@ class KinesisCatalog(QueueCatalog):
         return [shard.name for shard in self._shards.list()]
 
     def parents(self, queue: str) -> Sequence[str]:
-        """Return the parent shards of a shard, expired ones included.
-
-        :raises: as `names`.
-        """
+        """Return the parent shards of a shard, expired ones included."""
         return self._shards.parents(queue)
 
     def is_reopened(self, queue: str) -> bool:
@@ -131,9 +128,6 @@ class KinesisBroker(Broker):
     """The shards of one stream. Safe to use from several threads or greenlets.
 
     :param app: part of the names of dead letters.
-    :raises CredentialsError: there are no credentials, or they cannot be used.
-    :raises AwsNotFoundError: the stream or the bucket does not exist.
-    :raises AwsUnreachableError: Kinesis does not answer.
     """
 
     capabilities = Capabilities(

@@ -21,9 +21,9 @@ Such misplaced messages appear after a reshard. The producer packs messages by t
 When a record goes to another shard, it sends again the messages in it whose hash key belongs to a
 different shard. Like KCL, this module drops the misplaced copies.
 
-Everybody who may write to the stream can write such a record, so its content is checked against
-the limits of Kinesis before anything is made of it. 100,000 messages take half a second and more,
-in which the other queues of the process go on.
+Any program that may write to the stream can write such a record. So its content is checked against
+the limits of Kinesis before messages are made of it. 100,000 messages take half a second or more;
+the other queues of the process run meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
 from qdo.encoding import is_raw, parsed, text_headers, undecodable_headers, with_body_kind
-from qdo.errors import MessageTooLargeError, SettingsError, UsageError
+from qdo.errors import MessageTooLargeError, UsageError
 from qdo.system.clock import paced
 
 MAX_KEY = 256
@@ -114,7 +117,6 @@ def check_size(queue: str, data: bytes, partition: str, limit: int) -> int:
 
 
 def decoded(data: bytes) -> tuple[bytes, str | None]:
-    """Decode the data of a record to body and headers."""
     if data.startswith(_OPENING):
         found = _unwrap(data)
         if found is not None:
@@ -173,21 +175,13 @@ def _is_storable(text: str) -> bool:
     return True
 
 
-try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from google.protobuf.message import DecodeError
-except ImportError as error:
-    raise SettingsError(
-        name="broker", reason="kinesis:// needs protobuf: pip install 'qdo[aws]'"
-    ) from error
-
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
 _MAX_HASH_DIGITS = 39
 
 MAX_MESSAGES = 100_000
-"""Messages in one record. A record of 1 MiB has room for 170,000 without a body, which nobody
-sends: as messages of a worker they would take 60 MB."""
+"""Messages in one record. A record of 1 MiB has room for 170,000 without a body: as messages of a
+worker they would take 60 MB, and no producer sends such records."""
 
 _T = TypeVar("_T")
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -124,7 +124,6 @@ class KinesisDeadLetters(DeadLetterStore):
         return True
 
     def close(self) -> None:
-        """Close connections."""
         self._client.close()
 
     def _name(self, queue: str, position: int) -> str:

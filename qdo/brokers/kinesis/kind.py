@@ -7,12 +7,15 @@ from functools import partial
 from qdo.brokers.base import Broker
 from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.brokers.kinesis.url import kinesis_address
-from qdo.brokers.registry import BrokerKind, parse_error
+from qdo.brokers.registry import BrokerKind, missing_library, parse_error
 
 
 def _open(url: str, app: str) -> Broker:
     address = kinesis_address(url)  # an invalid one is reported without boto3, too
-    from qdo.brokers.kinesis.broker import KinesisBroker
+    try:
+        from qdo.brokers.kinesis.broker import KinesisBroker
+    except ImportError as error:
+        raise missing_library(error, "aws") from error
 
     return KinesisBroker(address, app)
 

@@ -1,4 +1,7 @@
-"""Reading a shard without owning it, for commands of operators. Makes only a few requests."""
+"""Read a shard without owning it, for commands of operators. Makes only a few requests.
+
+Methods raise a QdoError if Kinesis does not answer.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,6 @@ class PeekReader:
     """Reads a shard after a position, at the rate that all readers of the shard share.
 
     :param begin: makes the reader of the shard after a position; may make requests.
-    :param limiter: delays reads of the shard.
-    :param stopped: ends waiting for the next request.
     """
 
     def __init__(
@@ -59,9 +60,6 @@ class PeekReader:
             size += sum(len(row[1]) for row in rows)
         found, self._rows = self._rows[:limit], self._rows[limit:]
         return found
-
-    def close(self) -> None:
-        """Do nothing: a reader holds nothing open."""
 
     @property
     def poll(self) -> ShardPoller:
@@ -110,8 +108,6 @@ class PeekReader:
         """Return the present time at Kinesis, whose clock dates the messages.
 
         The request for an iterator shows how far the local clock is ahead.
-
-        :raises QdoError: Kinesis did not answer.
         """
         reader = self._started()
         request = reader.poll.next(time.time())
@@ -122,10 +118,7 @@ class PeekReader:
         return reader.backlog(None, time.time()).head
 
     def look(self) -> Backlog:
-        """Return whether any message is waiting, after a few requests at most.
-
-        :raises QdoError: Kinesis did not answer.
-        """
+        """Return whether any message is waiting, after a few requests at most."""
         reader = self._started()
         until = time.monotonic() + BACKLOG_SECONDS
         rows: list[Taken] = []

@@ -220,8 +220,6 @@ class PrefetchBuffer:
 
     Fetched messages stay until they are finished. So an owner whose job failed need not read them
     from Kinesis again. Beyond `KEPT_BYTES` the oldest of them are dropped.
-
-    :param after: position after which the messages begin.
     """
 
     def __init__(self, after: int) -> None:
@@ -242,7 +240,6 @@ class PrefetchBuffer:
         return len(self._rows) - self._next
 
     def add(self, rows: list[Taken]) -> None:
-        """Append messages."""
         self._rows += rows
         self.waiting_bytes += sum(len(row[1]) for row in rows)
 

@@ -1,9 +1,13 @@
-"""The shards of a stream, with their parents and ranges of hash keys."""
+"""The shards of a stream, with their parents and ranges of hash keys.
+
+Requests raise the errors of `qdo.brokers.aws.errors.translation`, such as AwsNotFoundError if the
+stream does not exist.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,21 +44,8 @@ def shard_of(described: Mapping[str, Any]) -> Shard:
     )
 
 
-def child_of(shards: Iterable[Shard], hash_key: int) -> Shard | None:
-    """Return the open shard for records with this hash key."""
-    found = (
-        each
-        for each in shards
-        if not each.closed and each.hash_keys[0] <= hash_key <= each.hash_keys[1]
-    )
-    return next(found, None)
-
-
 class Shards:
-    """The shards of one stream, listed on demand. Safe to use from several threads.
-
-    :param client: of boto3.
-    """
+    """The shards of one stream, listed on demand. Safe to use from several threads."""
 
     def __init__(self, client: Any, address: KinesisAddress) -> None:
         self._client = client
@@ -67,9 +58,6 @@ class Shards:
         """Request all shards that contain or accept records.
 
         Closed shards are listed until the stream has deleted all their records.
-
-        :raises AwsNotFoundError: the stream does not exist.
-        :raises QdoError: see `qdo.brokers.aws.errors.translation`.
         """
         listed: list[Shard] = []
         request: dict[str, Any] = {
@@ -96,10 +84,7 @@ class Shards:
         return shard
 
     def is_listed(self, name: str) -> bool:
-        """Request whether the stream has a shard at present.
-
-        :raises QdoError: as `list`.
-        """
+        """Request whether the stream has a shard at present."""
         self.list()
         return self.known(name) is not None
 
@@ -114,25 +99,17 @@ class Shards:
             self._stale = True
 
     def parents(self, name: str) -> tuple[str, ...]:
-        """Return the parents of a shard.
-
-        :raises QdoError: as `list`.
-        """
         shard = self.find(name)
         return () if shard is None else shard.parents
 
     def has_listed_parent(self, name: str) -> bool:
-        """Return whether a parent of the shard still exists, so that the shard is recent.
-
-        :raises QdoError: as `list`.
-        """
+        """Return whether a parent of the shard still exists, so that the shard is recent."""
         return any(self.known(parent) is not None for parent in self.parents(name))
 
     def open_one(self, name: str) -> Shard:
         """Return a shard to send to.
 
         :raises UsageError: the shard is closed or does not exist.
-        :raises QdoError: as `list`.
         """
         shard = self.find(name)
         if shard is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from qdo.brokers.base import Subscription
 from qdo.brokers.catalog import Backlog
@@ -30,7 +30,6 @@ class KinesisSubscription(Subscription):
     """The messages of one shard, for its owner.
 
     :param begin: makes the reader of the shard after a position; may make requests.
-    :param limiter: delays reads of the shard.
     :param wake: called when there is something new to fetch.
     :param ended: called when no more requests will be made.
     :param clock: returns the Unix time.
@@ -76,13 +75,13 @@ class KinesisSubscription(Subscription):
 
     # --- called by the owner ---
 
-    def reader(self, after: int) -> KinesisReader:
+    def reader(self, after: int) -> KinesisSubscription:
         with self._lock:
             # `fetched_through` stays: it counts once the whole buffer was fetched again.
             self.end = None
             if not self._buffer.rewind(after):
                 self._restart(after)
-        return KinesisReader(self)
+        return self
 
     def fetch(self, limit: int) -> list[Taken]:
         """Return the next messages of the buffer, at most `limit`; request more if it runs low.
@@ -241,18 +240,3 @@ class KinesisSubscription(Subscription):
     def _is_enough(self) -> bool:
         buffer = self._buffer
         return buffer.waiting >= AHEAD_MESSAGES or buffer.waiting_bytes >= AHEAD_BYTES
-
-
-class KinesisReader:
-    """Fetches from a subscription."""
-
-    __slots__ = ("_subscription",)
-
-    def __init__(self, subscription: KinesisSubscription) -> None:
-        self._subscription = subscription
-
-    def fetch(self, limit: int) -> Sequence[Taken]:
-        return self._subscription.fetch(limit)
-
-    def close(self) -> None:
-        """Do nothing: the subscription holds everything."""

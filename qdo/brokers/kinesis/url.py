@@ -49,10 +49,7 @@ class KinesisAddress:
 
 
 def kinesis_address(url: str) -> KinesisAddress:
-    """Parse a URL ``kinesis://REGION/STREAM?...``.
-
-    :raises SettingsError: the URL is not valid; the reason states the valid values.
-    """
+    """Parse a URL ``kinesis://REGION/STREAM?...``."""
     region, stream, options = _split(url, _KINESIS_FORM)
     if not _STREAM.fullmatch(stream):
         raise _fault(

@@ -137,8 +137,6 @@ class PostgresqlBroker(Broker):
     """Queues of one app in a schema.
 
     Safe to use from several threads, or from greenlets once gevent has patched the process.
-
-    :raises PostgresqlError, UsageError: see `session.PostgresqlSession` and `check_format`.
     """
 
     capabilities = Capabilities(

@@ -8,73 +8,63 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.postgresql.url import SchemaAddress, postgresql_address
-from qdo.brokers.registry import BrokerKind, BrokerSchema, parse_error
-from qdo.errors import SettingsError
+from qdo.brokers.registry import BrokerKind, BrokerSchema, missing_library, parse_error
 
 
-def _address(url: str) -> SchemaAddress:
+def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
+    """Return an address, and the modules with sessions and with the schema."""
     address = postgresql_address(url)  # an invalid one is reported without psycopg, too
     try:
-        import psycopg  # noqa: F401 - the extra of this broker
+        from qdo.brokers.postgresql import schema, session
     except ImportError as error:
-        raise SettingsError(
-            name="broker",
-            reason=f"PostgreSQL needs psycopg ({error}): pip install 'qdo[postgresql]'",
-        ) from error
-    return address
+        raise missing_library(error, "postgresql") from error
+    return address, session, schema
 
 
 def _open(url: str, app: str) -> Broker:
-    address = _address(url)
+    address, _, _ = _loaded(url)
     from qdo.brokers.postgresql.broker import PostgresqlBroker
 
     return PostgresqlBroker(address, app)
 
 
 def _script(url: str, partition_seconds: int) -> str:
-    address = _address(url)
-    from qdo.brokers.postgresql.schema import script
-
-    return script(address.schema, partition_seconds)
+    address, _, schema = _loaded(url)
+    return str(schema.script(address.schema, partition_seconds))
 
 
 def _is_missing(url: str) -> bool:
-    address = _address(url)
-    from qdo.brokers.postgresql.schema import is_missing
-
-    return _in_session(address, lambda connection: is_missing(connection, address))
+    address, _, schema = _loaded(url)
+    return _in_session(url, lambda connection: schema.is_missing(connection, address))
 
 
 def _create(url: str, partition_seconds: int) -> bool:
-    address = _address(url)
-    from qdo.brokers.postgresql.schema import create
+    address, _, schema = _loaded(url)
+    return _in_session(
+        url, lambda connection: schema.create(connection, address, partition_seconds)
+    )
 
-    return _in_session(address, lambda connection: create(connection, address, partition_seconds))
 
-
-def _in_session(address: SchemaAddress, work: Callable[[Any], bool]) -> bool:
-    from qdo.brokers.postgresql.session import PostgresqlSession
-
-    session = PostgresqlSession(address)
+def _in_session(url: str, work: Callable[[Any], Any]) -> bool:
+    address, session, _ = _loaded(url)
+    opened = session.PostgresqlSession(address)
     try:
-        return session.run(work)
+        return bool(opened.run(work))
     finally:
-        session.close()
+        opened.close()
 
 
 def _grants(url: str, role: str, kind: str) -> list[str]:
-    address = _address(url)
-    from qdo.brokers.postgresql.schema import grants
-
-    return grants(address.schema, role, kind)
+    address, _, schema = _loaded(url)
+    found: list[str] = schema.grants(address.schema, role, kind)
+    return found
 
 
 def _connector(url: str) -> Callable[[], Any]:
-    address = _address(url)
-    from qdo.brokers.postgresql.session import connect
+    address, session, _ = _loaded(url)
 
     def open_connection() -> Any:
-        connection = connect(address)
+        connection = session.connect(address)
         connection.autocommit = False
         return connection
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages
-from qdo.brokers.dead_letters import (
-    DeadLetterEntry,
-    DeadLetterRecord,
-    DeadLetterStore,
-    matches,
-    retried_headers,
-)
+from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_headers
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
@@ -54,19 +47,37 @@ _RESEND = (
 )
 
 
-class PostgresqlDeadLetters(DeadLetterStore):
-    """The dead letters of one app. Safe to use from several threads.
+class _Tables:
+    """Some tables of one app. Safe to use from several threads."""
 
-    :param node: see `Broker.id_node`.
-    """
-
-    def __init__(
-        self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str, node: int
-    ) -> None:
+    def __init__(self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str) -> None:
         self._fetches = fetches
         self._writer = writer
         self._schema = schema
         self._app = app
+
+    def _read(self, query: str, **wanted: Any) -> list[Any]:
+        statement, parameters = self._sql(query), {"app": self._app, **wanted}
+        return self._fetches.run(
+            lambda connection: connection.execute(statement, parameters).fetchall()
+        )
+
+    def _sql(self, text: str) -> str:
+        return text.format(schema=self._schema)
+
+
+class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
+    """The dead letters of one app.
+
+    :param node: see `Broker.id_node`.
+    """
+
+    queries = _ALL, _ENTRIES, _COUNTS
+
+    def __init__(
+        self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str, node: int
+    ) -> None:
+        super().__init__(fetches, writer, schema, app)
         self._node = node
 
     def store(self, record: DeadLetterRecord) -> None:
@@ -91,29 +102,6 @@ class PostgresqlDeadLetters(DeadLetterStore):
             len(record.body),
             frozenset({record.queue}),
         )
-
-    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        found = self._read(_ALL, queue=queue, position=None)
-        return list(itertools.starmap(DeadLetterRecord, found))
-
-    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        found = self._read(_ALL, queue=queue, position=position)
-        return DeadLetterRecord(*found[0]) if found else None
-
-    def counts(self) -> dict[str, int]:
-        return dict(self._read(_COUNTS))
-
-    def find(
-        self,
-        queue: str | None = None,
-        *,
-        error: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-    ) -> list[DeadLetterEntry]:
-        found = self._read(_ENTRIES, queue=queue, since=since, until=until)
-        entries = itertools.starmap(DeadLetterEntry, found)
-        return [each for each in entries if matches(each, error, None, None)]
 
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
         total = 0
@@ -158,20 +146,11 @@ class PostgresqlDeadLetters(DeadLetterStore):
         connection.execute(self._sql(_REMOVE), key)
         return moved
 
-    def _read(self, query: str, **wanted: Any) -> list[Any]:
-        statement, parameters = self._sql(query), {"app": self._app, **wanted}
-        return self._fetches.run(
-            lambda connection: connection.execute(statement, parameters).fetchall()
-        )
-
     def _delete(self, query: str, **wanted: Any) -> int:
         statement, parameters = self._sql(query), {"app": self._app, **wanted}
         return self._writer.run(
             lambda connection: connection.execute(statement, parameters).rowcount
         )
-
-    def _sql(self, text: str) -> str:
-        return text.format(schema=self._schema)
 
 
 def _storable(text: str) -> str:
@@ -194,14 +173,8 @@ _LOCK = "SELECT pg_advisory_xact_lock(7108, hashtext(%s))"
 _REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"  # nosec B608 # constants
 
 
-class PostgresqlDelayedMessages(DelayedMessages):
-    """The delayed messages of one app. Safe to use from several threads."""
-
-    def __init__(self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str) -> None:
-        self._fetches = fetches
-        self._writer = writer
-        self._schema = schema
-        self._app = app
+class PostgresqlDelayedMessages(_Tables, DelayedMessages):
+    """The delayed messages of one app."""
 
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
@@ -219,7 +192,7 @@ class PostgresqlDelayedMessages(DelayedMessages):
 
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
         parameters = {"app": self._app, "queue": queue, "numbers": list(numbers)}
-        remove = _REMOVE_DELAYED.format(schema=self._schema)
+        remove = self._sql(_REMOVE_DELAYED)
 
         def work(connection: PostgresqlConnection) -> set[int]:
             with connection.transaction():
@@ -228,13 +201,6 @@ class PostgresqlDelayedMessages(DelayedMessages):
                 return {number for (number,) in connection.execute(remove, parameters)}
 
         return self._writer.run(work)
-
-    def _read(self, query: str, **wanted: Any) -> list[Any]:
-        statement = query.format(schema=self._schema)
-        parameters = {"app": self._app, **wanted}
-        return self._fetches.run(
-            lambda connection: connection.execute(statement, parameters).fetchall()
-        )
 
 
 def _id_in(headers: str | None) -> str:

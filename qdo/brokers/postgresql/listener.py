@@ -212,7 +212,7 @@ class NotificationListener:
         log.error(
             "%s lacks transactions that were committed, as after a failover to a standby that was"
             " behind: its last position is %s, and %s was in use. Messages between them are lost"
-            " if they were not processed before; the queues go on with those sent from now on."
+            " if they were not processed before; the queues continue with those sent from now on."
             " Send the lost ones again",
             self._address.server,
             format_position(last),

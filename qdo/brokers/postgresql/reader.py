@@ -75,7 +75,6 @@ class Fetches(GroupedCalls[Work]):
         self.start()
 
     def run(self, work: Callable[[PostgresqlConnection], T]) -> T:
-        """Run `work` with the connection and return its result."""
         result: T = self.call(work)
         return result
 
@@ -162,6 +161,3 @@ class PostgresqlReader:
         if rows:
             self._after = rows[-1][0]
         return rows
-
-    def close(self) -> None:
-        """Do nothing: a reader holds nothing between fetches."""

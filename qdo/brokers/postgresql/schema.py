@@ -7,7 +7,7 @@ commit would be passed over by a reader that sees a later one first. Therefore:
    inserts the message. PostgreSQL releases the lock once readers can see the commit, so a reader
    that sees a message of a queue also sees every message before it.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
-   last step before the commit: nobody waits for a transaction that stays open for an hour.
+   last step before the commit: no sender waits for a transaction that stays open for an hour.
 3. Positions come from one sequence, which a short lock moves to the present time. Neither a
    rollback nor a snapshot concerns a sequence: the rule holds at every isolation level, and when
    the clock of the server was set back. Positions are unique over the schema, and so are the ids
@@ -22,7 +22,7 @@ those of transactions which were not visible before.
 
 Progress is not stored here but in the coordinator, so a processed message is neither updated nor
 deleted. `trim` moves the end of the visible part of a queue (`queues.trimmed`); a partition is
-dropped when all its messages are hidden. Autovacuum leaves the partitions alone.
+dropped when all its messages are hidden. Autovacuum ignores the partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from qdo.broker_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
     SchemaNewerError,
-    SchemaOlderError,
 )
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
@@ -104,7 +103,6 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 
 def script(schema: str, partition_seconds: int) -> str:
-    """Return the SQL statements that create a schema."""
     resource = importlib.resources.files("qdo.brokers.postgresql").joinpath("schema.sql")
     text = resource.read_text(encoding="utf-8")
     return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
@@ -143,14 +141,17 @@ def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> in
 def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> None:
     """Check that this version of qdo can use the schema.
 
-    :raises SchemaMissingError, SchemaOlderError, SchemaNewerError: it cannot.
+    :raises SchemaMissingError, UsageError, SchemaNewerError: it cannot.
     """
     found = found_format(connection, address)
     if found is None:
         raise SchemaMissingError(server=address.server, schema=address.schema)
     if found < FORMAT:
-        raise SchemaOlderError(
-            server=address.server, schema=address.schema, found=found, known=FORMAT
+        raise UsageError(
+            reason=f"schema {address.schema} in database {address.server} has format {found}, and "
+            f"this version of qdo needs format {FORMAT}; upgrade it with `qdo admin broker init`",
+            schema=address.schema,
+            found=found,
         )
     if found > FORMAT:
         raise SchemaNewerError(

@@ -1,6 +1,6 @@
 """A connection to PostgreSQL, which is opened again when it is lost.
 
-Waiting has a deadline: a frozen server keeps its connections for ever. psycopg waits through
+Waiting has a deadline: a frozen server keeps its connections forever. psycopg waits through
 Python's `select`, which gevent replaces; a native thread must wait with the original.
 """
 
@@ -93,7 +93,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
             result: RV = end.value
             return result
         except BaseException:
-            # Later, the interpreter would do so, and print what the steps of its end raise.
+            # Otherwise the interpreter closes it later and prints what its cleanup raises.
             with contextlib.suppress(psycopg.Error):
                 gen.close()
             raise

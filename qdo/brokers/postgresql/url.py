@@ -44,10 +44,7 @@ class SchemaAddress:
 
 
 def postgresql_address(url: str) -> SchemaAddress:
-    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``.
-
-    :raises SettingsError: the URL is not valid; the reason states the valid values.
-    """
+    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``."""
     shown = hide_credentials(url)
     if not url.startswith("postgresql://"):
         raise _fault(f"{shown!r} must have the form {_FORM}")

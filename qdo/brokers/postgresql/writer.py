@@ -44,9 +44,6 @@ from qdo.positions import new_id, position_now, position_of_time
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Append: TypeAlias = Sequence[Outgoing]
-"""Messages without options."""
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -60,7 +57,8 @@ class Change:
     queues: frozenset[str]
 
 
-Work: TypeAlias = "Append | Change"
+Work: TypeAlias = "Sequence[Outgoing] | Change"
+"""Messages without options, or a change."""
 
 NOTIFY_SECONDS = 0.002
 PAYLOAD_BYTES = 7999

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
@@ -17,6 +17,7 @@ from qdo.brokers.aws.http import Calls
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, Received, decode_received
 from qdo.brokers.sqs.in_flight import InFlightMessage
+from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.text import describe, pluralize
@@ -33,16 +34,6 @@ METHODS = {
 """Of a boto3 client, by action."""
 
 _log = logging.getLogger(__name__)
-
-
-class QueueLookup(Protocol):
-    """The part of `SqsQueues` that the requests use."""
-
-    def url(self, queue: str) -> str: ...
-
-    def waiting(self, queue: str) -> int: ...
-
-    def forget_queue(self, queue: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class SqsApi:
         calls: Calls,
         polling: Calls,
         place: ServiceAddress,
-        queues: QueueLookup,
+        queues: SqsQueues,
         *,
         wait_seconds: int,
         visibility_seconds: int,
@@ -92,7 +83,6 @@ class SqsApi:
         self._polls = BoundedSemaphore(polls)
 
     def close(self) -> None:
-        """Close connections."""
         self._calls.close()
         self._polling.close()
 
@@ -172,8 +162,6 @@ class SqsApi:
         """Return the receipts of a receive from a FIFO queue whose answer was lost.
 
         If that receive brought nothing, SQS treats this as a new one: it returns other messages.
-
-        :raises QdoError: as `receive`.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),

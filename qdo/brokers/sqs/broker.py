@@ -25,13 +25,12 @@ from qdo.brokers.base import (
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.sqs.codec import SQS_POSITIONS, TARGET
 from qdo.brokers.sqs.dead_letters import SqsDeadLetters
-from qdo.brokers.sqs.in_flight import HOLD_SECONDS
 from qdo.brokers.sqs.queues import QueueAttributes, Redrive, SqsQueues
 from qdo.brokers.sqs.sender import ACTION, SqsSender
-from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
+from qdo.brokers.sqs.url import FIFO, HOLD_SECONDS, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import UnsupportedError
 from qdo.jobs.options import Order
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.system.native import AT_ONCE
 from qdo.system.processes import ensure_open_files
 from qdo.text import join_some
@@ -47,11 +46,7 @@ LONGEST_RETENTION_SECONDS = 14 * 86_400
 
 
 def advice(facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]) -> list[str]:
-    """Return necessary changes to queues, as sentences with the remedy.
-
-    :param facts: attributes of each queue.
-    :param policies: failure policy of each.
-    """
+    """Return necessary changes to queues, as sentences with the remedy."""
     return [*_on_redrive(facts, policies), *_on_retention(facts, policies)]
 
 
@@ -79,7 +74,7 @@ def _on_retention(
 ) -> Iterable[str]:
     short: dict[int, list[str]] = {}
     for queue, each in facts.items():
-        if each.retention_seconds < LONGEST_RETENTION_SECONDS and _may_block(policies[queue]):
+        if each.retention_seconds < LONGEST_RETENTION_SECONDS and policies[queue].blocks:
             short.setdefault(each.retention_seconds, []).append(queue)
     for seconds, queues in short.items():
         yield (
@@ -92,10 +87,6 @@ def _on_retention(
 def _attempts(policy: Policy) -> int:
     """Return how many attempts a message gets at most, whatever its error."""
     return max([policy.attempts, *(rule.attempts or 0 for rule in policy.rules)])
-
-
-def _may_block(policy: Policy) -> bool:
-    return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)
 
 
 def _any_fifo(queues: Iterable[str]) -> bool:
@@ -156,11 +147,7 @@ Wake = Callable[[Iterable[str]], None]
 
 
 class SqsBroker(Broker):
-    """The queues below an address. Safe to use from several threads or greenlets.
-
-    :raises CredentialsError: there are no credentials, or they cannot be used.
-    :raises AwsUnreachableError: SQS does not answer.
-    """
+    """The queues below an address. Safe to use from several threads or greenlets."""
 
     id_node = 0
     positions = SQS_POSITIONS
@@ -209,7 +196,7 @@ class SqsBroker(Broker):
             if self.objects is not None:
                 self.objects.check()
         except BaseException:
-            # Nobody else can close a broker that was never returned, also if Ctrl-C ends a probe.
+            # The caller never gets this broker and cannot close it, also if Ctrl-C ends a probe.
             self.close()
             raise
 

@@ -79,7 +79,6 @@ def pointer_entry(
 ) -> dict[str, Any]:
     """Return a SendMessageBatch entry with its body replaced by a pointer to S3.
 
-    :param attributes: the attributes that the message keeps.
     :param size: size of the body in S3, in bytes.
     """
     number = {"DataType": "Number", "StringValue": str(size)}
@@ -130,8 +129,6 @@ KEY = "qdo-key"
 
 NO_GROUP = "-"
 """Message group of all messages without a key. A single group preserves the queue's order."""
-MAX_GROUP = 128
-"""Maximum length of a MessageGroupId and of a MessageDeduplicationId, in characters."""
 
 RECEIVED_ATTRIBUTES = (
     "SentTimestamp",
@@ -284,7 +281,6 @@ def _safe_json(headers: str, queue: str) -> str:
 
 
 def key_attribute(key: str, queue: str) -> dict[str, Any]:
-    """Return a key as an attribute."""
     if is_storable(key):
         return string(key)
     try:

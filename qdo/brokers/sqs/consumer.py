@@ -31,7 +31,6 @@ class SqsConsumer:
 
     :param wake: called with the queues that have messages to fetch.
     :param receipts: keeps the receipts of held messages for the parent process.
-    :param budget: limits the bytes of held messages.
     """
 
     def __init__(

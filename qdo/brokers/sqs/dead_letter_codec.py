@@ -90,7 +90,7 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
     """
     try:
         text, attributes = encode_message(letter.body, letter.headers, letter.queue)
-    except Exception:  # noqa: BLE001 - a message must not wait for ever because of its headers
+    except Exception:  # noqa: BLE001 - a message must not wait forever because of its headers
         spelled_out = json.dumps(letter.headers)
         text, attributes = encode_message(letter.body, spelled_out, letter.queue)
     if letter.key is not None:
@@ -149,7 +149,7 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
             **checked_fields(fields),
         )
         size = message.size if message.pointer else len(message.body)
-    except Exception:  # noqa: BLE001 - anybody may have sent it, and it must hide no other
+    except Exception:  # noqa: BLE001 - any program may have sent it, and it must hide no other
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 

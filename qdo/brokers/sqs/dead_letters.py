@@ -129,12 +129,11 @@ class DeadLetterReceiver:
         return received
 
     def receive_all(self) -> ReceivedBatch:
-        """Receive all dead letters."""
         received = self._empty()
         try:
             self._fill(received)
         except BaseException:
-            # Also after Ctrl-C: otherwise nobody sees these letters for up to 12 hours. A release
+            # Also after Ctrl-C: otherwise these letters stay hidden for up to 12 hours. A release
             # that fails returns its error instead of raising it, so the first error stays.
             self.release(received)
             raise
@@ -190,7 +189,6 @@ class DeadLetterReceiver:
         return messages
 
     def release_held(self) -> None:
-        """Release the held batch."""
         received, self._held = self._held, None
         if received is not None and received.until > self._clock():
             self.release(received)

@@ -24,7 +24,7 @@ from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import ReceiptHandleStore, Row
 from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position
 from qdo.brokers.sqs.receive import OpenPoll
-from qdo.brokers.sqs.url import BATCH
+from qdo.brokers.sqs.url import BATCH, HOLD_SECONDS
 
 
 @dataclass(slots=True)
@@ -107,8 +107,6 @@ class MemoryBudget:
         self.held -= size
 
 
-HOLD_SECONDS = 12 * 3600.0
-"""SQS hides a message at most this long after it was received, whatever the extensions."""
 MOST_WAIT_SECONDS = 20.0
 """The longest long poll that SQS allows."""
 MOST_UNCONFIRMED = 500

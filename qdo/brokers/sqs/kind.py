@@ -5,14 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from qdo.brokers.base import Broker
-from qdo.brokers.registry import BrokerKind, parse_error
+from qdo.brokers.registry import BrokerKind, missing_library, parse_error
 from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.brokers.sqs.url import sqs_address
 
 
 def _open(url: str, app: str) -> Broker:
     address = sqs_address(url)  # an invalid one is reported without boto3, too
-    from qdo.brokers.sqs.broker import SqsBroker
+    try:
+        from qdo.brokers.sqs.broker import SqsBroker
+    except ImportError as error:
+        raise missing_library(error, "aws") from error
 
     return SqsBroker(address)
 

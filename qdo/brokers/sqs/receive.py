@@ -56,8 +56,6 @@ class BodyReader:
 
         Messages that are left out stay hidden for a while, so that the next polls bring others.
 
-        :param owed: see `SqsApi.receive`.
-        :param ended: see `SqsApi.receive`.
         :raises QdoError: all are left out; they are released.
         """
         hidden = list(messages)

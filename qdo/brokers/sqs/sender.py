@@ -271,7 +271,7 @@ class SqsSender:
 def _warn_order_lost(
     name: str, entries: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Warn of message groups of which SQS stored a message behind one that it did not store."""
+    """Warn of message groups in which SQS stored a message behind one that it did not store."""
     waiting = {each["Id"] for each in left}
     held_up: set[str] = set()
     overtaken: dict[str, None] = {}

@@ -126,7 +126,6 @@ class SqsSubscription(Subscription):
     # --- for the poller -----------------------------------------------------------------
 
     def news(self) -> None:
-        """Wake the engine."""
         self._callbacks.news()
 
     def begin(self, task: Callable[[], None]) -> None:
@@ -231,6 +230,3 @@ class SqsReader:
         if rows:
             self._after = rows[-1].position
         return rows
-
-    def close(self) -> None:
-        """Do nothing: a reader holds nothing."""

@@ -19,21 +19,16 @@ from qdo.brokers.aws.address import (
 
 BATCH = 10
 """Maximum of messages in one request."""
+HOLD_SECONDS = 12 * 3600.0
+"""SQS hides a message at most this long after it was received, whatever the extensions."""
 MAX_SQS_MESSAGE = 1024 * 1024
 """Maximum bytes of body and attributes in SQS."""
-
-
 MAX_SQS_NAME = 80
 """Characters, `.fifo` included."""
-
-
 FIFO = ".fifo"
 """Suffix of the names of FIFO queues."""
 
-
 _SQS_FORM = "sqs://REGION/PREFIX"
-
-
 _SQS_NAME = re.compile(r"[A-Za-z0-9_-]*")
 
 
@@ -75,10 +70,7 @@ class SqsAddress:
 
 
 def sqs_address(url: str) -> SqsAddress:
-    """Parse a URL ``sqs://REGION/PREFIX?...``.
-
-    :raises SettingsError: it is invalid; the reason names a valid form.
-    """
+    """Parse a URL ``sqs://REGION/PREFIX?...``."""
     region, prefix, options = _split(url, _SQS_FORM)
     if not _SQS_NAME.fullmatch(prefix) or len(prefix) >= MAX_SQS_NAME:
         raise _fault(

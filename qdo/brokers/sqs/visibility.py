@@ -75,7 +75,6 @@ class VisibilityExtender:
             self._timer = gevent.spawn_later(pause, self._due)
 
     def stop(self) -> None:
-        """Stop extending."""
         self._stopped = True
         timer, self._timer = self._timer, None
         if timer is not None:

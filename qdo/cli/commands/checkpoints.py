@@ -14,12 +14,13 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
 from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.cli.readings import SHARED
+from qdo.connections.opened import Connections
 from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
 from qdo.ops.checkpoints import (
     CREATE,
@@ -35,7 +36,6 @@ from qdo.ops.checkpoints import (
 )
 from qdo.ops.seek import EARLIEST, QueuePosition, check_seekable
 from qdo.positions import format_last
-from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
 
@@ -133,7 +133,7 @@ def _execute(
 
 def _check_kind(settings: Settings) -> None:
     """Raise UnsupportedError for a broker whose positions mean nothing to another owner."""
-    if not positions_of(settings.broker).stable:
+    if not kind_of(settings.broker).positions.stable:
         raise UnsupportedError(
             broker="this broker",
             what="continue a queue at a position",

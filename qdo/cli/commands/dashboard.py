@@ -17,6 +17,7 @@ from qdo.errors import UsageError
 from qdo.ops.verdicts import VerdictRules
 from qdo.settings.settings import Settings
 from qdo.system.logs import configure
+from qdo.text import how_to_install
 
 if TYPE_CHECKING:
     from qdo.system.web_server import WsgiApp
@@ -85,7 +86,7 @@ def dashboard(
         from qdo.dashboard import create_app
         from qdo.dashboard.board import is_loopback
     except ImportError as error:
-        reason = f"the dashboard needs Flask ({error}): pip install 'qdo[dashboard]'"
+        reason = f"the dashboard needs Flask ({error}); {how_to_install('dashboard')}"
         raise UsageError(reason=reason) from error
 
     configure(settings.log_level)

@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from qdo.brokers.base import Broker
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.commands.decide import add_dead_letters
 from qdo.cli.connections import note_in_action_log, open_connections
@@ -249,7 +249,8 @@ def retry(
         letters, missing = _chosen(broker, queue, ids, every, wanted)
         # A glob may match more than expected, even if it matches only one at the moment.
         asks = not ids and bool(letters)
-        work = _Work("retry", "retried", queue, letters, missing, positions_of(settings.broker))
+        positions = kind_of(settings.broker).positions
+        work = _Work("retry", "retried", queue, letters, missing, positions)
         if consent.given(work.what, work.show, form, asks=asks):
             done = ops.retry(broker, letters) if broker else iter(())
             work.report(done, form, settings, consent.reason)
@@ -281,7 +282,8 @@ def discard(
     """
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
-        work = _Work("discard", "discarded", queue, letters, missing, positions_of(settings.broker))
+        positions = kind_of(settings.broker).positions
+        work = _Work("discard", "discarded", queue, letters, missing, positions)
         if consent.given(work.what, work.show, form, asks=bool(letters)):
             done = ops.discard(broker, letters) if broker else iter(())
             work.report(done, form, settings, consent.reason)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections, open_for_queue
 from qdo.cli.options import output_option, require_app, with_settings
@@ -73,7 +73,7 @@ def _decide(
         raise UsageError(reason="name messages as QUEUE ID..., or give --all")
     if decision == "dead-letter":
         check_store(settings.broker)
-    positions = positions_of(settings.broker)
+    positions = kind_of(settings.broker).positions
     with open_connections(settings, broker=positions is TIME_POSITIONS) as connections:
         client, layout = connections.client, connections.layout
         if client is None:
@@ -139,7 +139,7 @@ def _decision_item(
 
 def _sent(position: int, broker: str) -> str | None:
     """Return the time the message was sent; None if the address is not that of its broker."""
-    last = positions_of(broker).to_time(position)
+    last = kind_of(broker).positions.to_time(position)
     return format_position(last) if last <= MAX_LAST else None
 
 

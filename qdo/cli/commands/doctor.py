@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import click
 
@@ -14,13 +12,11 @@ from qdo.cli.connections import open_connections
 from qdo.cli.options import import_app, output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
+from qdo.connections.opened import Connections
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
-from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import policy_for
 from qdo.ops.doctor import diagnose
 from qdo.ops.doctor_case import Case
-from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import hide_credentials, pluralize
 
@@ -89,7 +85,9 @@ def doctor(form: str, settings: Settings) -> int:
             coordinator_url=hide_credentials(settings.coordinator),
             broker_url=hide_credentials(settings.broker),
             jobs=None if app is None else app.jobs,
-            policy_of=_policies(app, settings),
+            policy_of=lambda queue: settings.policy_of(
+                queue, None if app is None else app.job_for(queue)
+            ),
         )
         items = [
             {"check": check, "status": each.status, "reason": each.text, "remedy": each.remedy}
@@ -117,14 +115,3 @@ def _opened(
     except QdoError as error:
         faults[name] = str(error)
         return None
-
-
-def _policies(app: Any, settings: Settings) -> Callable[[str], Policy]:
-    """Return a function that returns the failure policy of a queue, as workers have it."""
-    default = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
-
-    def policy_of(queue: str) -> Policy:
-        job = None if app is None else app.job_for(queue)
-        return policy_for(queue, job, settings.policies, default)
-
-    return policy_of

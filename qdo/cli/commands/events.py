@@ -14,6 +14,7 @@ from qdo.cli.connections import open_connections
 from qdo.cli.options import require_app, with_settings
 from qdo.cli.output import cell, iso_time, parse_duration, print_message
 from qdo.cli.readings import SHARED, read_statuses
+from qdo.connections.opened import Connections
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
@@ -21,7 +22,6 @@ from qdo.history.reports import claims
 from qdo.ops.changes import Difference, Look, changes, event_item, past_changes
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 
 ENTRIES = 200

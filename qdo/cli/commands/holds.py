@@ -20,6 +20,7 @@ from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
 from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
 from qdo.cli.output import emit, parse_duration, print_message
+from qdo.connections.services import open_locks
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -29,7 +30,6 @@ from qdo.fleet.hold_machine import Hold, HoldNode, held_queues
 from qdo.fleet.names import match_everything
 from qdo.ops.items import hold_item
 from qdo.queues import is_glob
-from qdo.sending.app_connections import open_locks
 from qdo.settings.settings import Settings
 from qdo.system.processes import die_with_parent, module_argv
 from qdo.text import join_some, pluralize

@@ -18,10 +18,10 @@ import click
 from qdo.brokers.base import REFERENCE, Broker, Outgoing, SendOptions
 from qdo.cli.options import code_hint, require_app, with_settings
 from qdo.cli.output import parse_duration, parse_time, print_message
+from qdo.connections.broker import open_broker_with_doorbell
 from qdo.encoding import MAX_STORED_BODY_BYTES, RESERVED, JsonText, decode_strictly
 from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError
 from qdo.queues import check_queue_name
-from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.sending.messages import (
     NewMessage,
     build_outgoing,

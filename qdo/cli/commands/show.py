@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.cli.connections import open_connections, open_coordinator
 from qdo.cli.output import (
     LABEL,
@@ -148,7 +148,7 @@ def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) 
     """Return the id of the message that fails or blocks; None without one, or if it is unknown."""
     if status.marks is None:
         return None
-    return id_of(broker, positions_of(settings.broker), status.queue, status.marks.position)
+    return id_of(broker, kind_of(settings.broker).positions, status.queue, status.marks.position)
 
 
 def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from qdo.cli.readings import (
         ReadOptions,
     )
+    from qdo.connections.opened import Connections
     from qdo.ops.items import Judged
     from qdo.ops.worker_status import WorkerStatus
-    from qdo.sending.connections import Connections
     from qdo.settings.settings import Settings
 
 UNKNOWN = 3

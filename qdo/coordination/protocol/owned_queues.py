@@ -35,7 +35,6 @@ from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
-from qdo.errors import OversizeError
 from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
@@ -142,15 +141,15 @@ class OwnedQueues:
         """Claim no further queue: ZooKeeper would drop the connection, again and again."""
         self.full = True
         queues = len(self._own_node.listed) + count
-        error = OversizeError(
-            what=f"the node of {self._worker.name} with {queues} queues",
-            size=size,
-            limit=MAX_VALUE_BYTES,
+        reason = (
+            f"the node of {self._worker.name} with {queues} queues must be at most "
+            f"{MAX_VALUE_BYTES} bytes for ZooKeeper, and would have {size}; run more workers, or "
+            "spread the queues over more apps"
         )
         log.error(
             "%s: cannot claim more queues; start more worker processes: %s",
             self._worker.name,
-            error,
+            reason,
         )
 
     def not_claimed(self, slot: OwnedQueue) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 
 from qdo.brokers.base import Broker
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member
@@ -75,7 +75,7 @@ class MemberFactory:
         self.connect_seconds = settings.connect_seconds
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
-        self._positions = positions_of(settings.broker)
+        self._positions = kind_of(settings.broker).positions
         self._on_session = on_session
         self._client: Client | None = None
         self._member: Member | None = None
@@ -86,11 +86,11 @@ class MemberFactory:
         """Return a member with a session of its own, not registered yet.
 
         :raises UnreachableError: the coordinator does not respond in time.
-        :raises BrokerMismatchError: the workers of the app use another broker file.
+        :raises UsageError: the workers of the app use another broker file.
         :raises SettingsError: the settings of the coordinator contradict each other.
         :raises NodeRefusedError: the account may not do what workers do.
         :raises OpenTreeError: accounts without a role can change the nodes.
-        :raises OldProgramError: this version of qdo is too old for the app.
+        :raises RejectedError: this version of qdo is too old for the app.
         """
         settings = self._settings
         self._client = client = self._open(parts.broker)
@@ -168,7 +168,7 @@ class MemberFactory:
     def check_level(self) -> None:
         """Check again that this version is not too old, once its worker is registered.
 
-        :raises OldProgramError: it is.
+        :raises RejectedError: it is.
         """
         if self._client is not None:
             check_level(self._client, self._layout)

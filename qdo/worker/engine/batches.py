@@ -26,7 +26,7 @@ from operator import itemgetter, length_hint
 import ujson
 
 from qdo.coordination.protocol.claims import Claim
-from qdo.jobs.decisions import only_waits
+from qdo.jobs.retry import only_waits
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.text import describe

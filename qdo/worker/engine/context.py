@@ -10,10 +10,8 @@ from typing import Any
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.history.recorder import Recorder
-from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import check_policies, policy_for
+from qdo.jobs.retry import Policy
 from qdo.settings.live import SettingsInForce
-from qdo.settings.settings import Settings
 from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
 from qdo.text import error_kind
@@ -29,22 +27,11 @@ from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory import InFlightTable
 
 
-def default_policy(settings: Settings) -> Policy:
-    """Return the policy of queues for which neither job nor settings have one."""
-    return Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
-
-
-def check_job_policies(app: App, settings: Settings) -> None:
-    """Raise UsageError for policies that contradict each other or a job of the app."""
-    check_policies(app.jobs, settings.policies, default_policy(settings))
-
-
 def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy]:
     """Return a function that returns the failure policy of a queue, by the settings in force."""
 
     def policy_of(queue: str) -> Policy:
-        settings = in_force.now
-        return policy_for(queue, app.job_for(queue), settings.policies, default_policy(settings))
+        return in_force.now.policy_of(queue, app.job_for(queue))
 
     return policy_of
 

@@ -9,7 +9,7 @@ from operator import length_hint
 
 from qdo.brokers.base import Broker, check_reached
 from qdo.coordination.protocol.claims import Claim
-from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot, close_reader
+from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot
 
 FIRST_LIMIT = 16
 """Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It
@@ -74,15 +74,10 @@ class Fetcher:
 
     def clear(self, slot: Slot) -> None:
         """Drop all fetched rows; the next fetch begins after ``claim.done``."""
-        reader, slot.reader = slot.reader, None
-        ahead, slot.ahead = slot.ahead, None
+        slot.reader = slot.ahead = None
         slot.rows = None
         slot.fetched = 0
         slot.gathered = None
-        if ahead is not None:
-            ahead.abandon()
-        elif reader is not None:
-            close_reader(reader)
 
     def learn(self, slot: Slot, started: int, left: int) -> None:
         """Adapt the next fetch to a turn: the rows that it started, and those left over."""

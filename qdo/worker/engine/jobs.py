@@ -18,7 +18,7 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.errors import UnreachableError, UsageError
 from qdo.jobs.job import Job
 from qdo.jobs.options import Order
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some

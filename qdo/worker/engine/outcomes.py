@@ -25,7 +25,7 @@ from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
 from qdo.errors import KeyMissingError, UnsupportedError
-from qdo.jobs.decisions import (
+from qdo.jobs.retry import (
     BlockQueue,
     DeadLetterMessage,
     Decision,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -278,8 +277,6 @@ class Counters:
         }
 
 
-_log = logging.getLogger(__name__)
-
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 """Position, body, key, headers (JSON)."""
 Rows: TypeAlias = Iterator[Row]
@@ -309,15 +306,3 @@ class Prefetch:
         if self._error is not None:
             raise self._error
         return self._rows
-
-    def abandon(self) -> None:
-        """Close the reader once the fetch has returned."""
-        self._greenlet.rawlink(lambda _: close_reader(self._reader))
-
-
-def close_reader(reader: Reader) -> None:
-    """Close a reader; log an error, because nothing more is read from it."""
-    try:
-        reader.close()
-    except Exception:  # noqa: BLE001 - nothing more is read from it
-        _log.warning("cannot close a reader of the broker; it is not used again", exc_info=True)

@@ -17,7 +17,7 @@ from qdo.brokers.base import Broker, Subscription
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import WorkerCrashedError
-from qdo.jobs.decisions import (
+from qdo.jobs.retry import (
     LONGEST_SECONDS,
     DeadLetterMessage,
     Decision,

@@ -14,6 +14,7 @@ from typing import Any
 
 from qdo.coordination.protocol.checkpoints import LATENCY_BOUNDS
 from qdo.errors import SettingsError
+from qdo.text import how_to_install
 from qdo.worker.metrics.meters import DWELL_BOUNDS, JOB_BOUNDS
 
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
@@ -229,7 +230,8 @@ def check_library() -> None:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         raise SettingsError(
-            name="http", reason=f"it needs prometheus-client ({error}): pip install 'qdo[metrics]'"
+            name="http",
+            reason=f"it needs prometheus-client ({error}); {how_to_install('metrics')}",
         ) from error
 
 

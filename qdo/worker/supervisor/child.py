@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qdo.brokers.registry import positions_of
+from qdo.brokers.registry import kind_of
 from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.coordination.znodes.layout import Layout
@@ -364,7 +364,7 @@ class Reaper:
             self._wakeup,
             dying.in_flight,
             dying.reason,
-            positions_of(self.settings.broker),
+            kind_of(self.settings.broker).positions,
             after=child.keeper,
         )
         self._closers.append(closer)

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from qdo.brokers.registry import closing_seconds
+from qdo.brokers.registry import kind_of
 from qdo.errors import SettingsError
 from qdo.fleet.actions import DRAIN, RELOAD, RESTART
 from qdo.settings.settings import Settings
@@ -463,4 +463,5 @@ _STOPPING = {
 
 
 def _drain_seconds(settings: Settings) -> float:
-    return max(settings.drain_seconds, closing_seconds(settings.broker))
+    broker = settings.broker
+    return max(settings.drain_seconds, kind_of(broker).closing_seconds(broker))

@@ -143,7 +143,6 @@ def test_a_reader_goes_on_where_it_stopped(broker: Broker) -> None:
     assert [len(reader.fetch(4)) for _ in range(4)] == [4, 4, 2, 0]
     broker.send(Outgoing("q", b"new"))
     assert [row[1] for row in reader.fetch(4)] == [b"new"]
-    reader.close()
 
 
 @pytest.mark.parametrize("done", [0, 1, 5, 9, 10])

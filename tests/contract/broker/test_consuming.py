@@ -14,7 +14,7 @@ import pytest
 
 from qdo.brokers.base import Outgoing, Row, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.registry import keeps_dead_letters
+from qdo.brokers.registry import kind_of
 from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError
 from qdo.positions import time_of_position
 from tests.support.brokers import KINDS
@@ -267,7 +267,7 @@ def test_positions_name_the_same_message_to_every_owner(
 @pytest.fixture
 def with_letters(made: BrokerSetup) -> None:
     """Skip brokers without a store; those of Kinesis are in S3, see test_kinesis.py."""
-    if not keeps_dead_letters(made.url):
+    if not kind_of(made.url).keeps_dead_letters(made.url):
         pytest.skip("a broker at this address keeps no dead letters")
 
 

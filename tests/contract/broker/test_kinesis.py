@@ -348,7 +348,6 @@ def test_a_reader_goes_on_where_it_stopped(broker: KinesisBroker) -> None:
     assert [len(reader.fetch(4)) for _ in range(4)] == [4, 4, 2, 0]
     broker.send(Outgoing(SHARD, b"new"))
     assert [row[1] for row in reader.fetch(4)] == [b"new"]
-    reader.close()
 
 
 def test_only_positions_of_a_shard_can_be_imported(broker: KinesisBroker) -> None:

@@ -21,7 +21,7 @@ from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.brokers.kinesis.codec import hash_key
 from qdo.brokers.kinesis.positions import pack, sequence_of
 from qdo.errors import UnsupportedError, UsageError
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.positions import position_now
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub

@@ -66,7 +66,6 @@ def stored(app: str, queue: str) -> list[tuple[Any, str | None]]:
     with App(app) as opened:
         reader = opened.broker.reader(queue, 0)
         rows = reader.fetch(10_000)
-        reader.close()
     return [(json.loads(row[1]), row[2]) for row in rows]
 
 

@@ -108,7 +108,6 @@ def test_send_encrypts_single_bodies_and_files(cli: Run, monkeypatch: pytest.Mon
     broker = open_broker("sqlite:qdo-data/messages.db", "a")
     reader = broker.reader("q", 0)
     bodies = [row[1] for row in reader.fetch(10)]
-    reader.close()
     broker.close()
     assert len(bodies) == 4
     assert all(map(key_id_of, bodies))
@@ -132,7 +131,6 @@ def test_dead_letters_are_shown_decrypted(cli: Run, monkeypatch: pytest.MonkeyPa
     broker = open_broker("sqlite:qdo-data/messages.db", "a")
     reader = broker.reader("q", 0)
     ((position, body, key, headers),) = reader.fetch(1)
-    reader.close()
     broker.dead_letters.store(
         DeadLetterRecord("q", position, body, key, headers, "E: e", "", 1, "w", 1)
     )

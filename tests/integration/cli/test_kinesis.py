@@ -187,7 +187,7 @@ def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) ->
     assert words in said(qdo("send", SHARD, "1", options=options), code)
 
 
-@pytest.mark.parametrize("module", ["boto3", "google.protobuf"])
+@pytest.mark.parametrize("module", ["boto3", "botocore", "google.protobuf"])
 def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
     """The error names the package to install; an invalid address is reported first."""
     code = (
@@ -195,7 +195,7 @@ def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
         "from qdo.cli.main import main; main()"
     )
     for url, words in (
-        (f"kinesis://{REGION}/s", "pip install 'qdo[aws]'"),
+        (f"kinesis://{REGION}/s", "pip install -e '.[aws]'"),
         (f"kinesis://{REGION}/s?x=1", "'x'"),
     ):
         arguments = ("send", "--app", "a", "--broker", url, "s", "1")

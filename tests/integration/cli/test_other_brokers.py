@@ -57,7 +57,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
     made = WideBroker()
     monkeypatch.setattr(registry, "open_broker", lambda *args: made)
     for module in ("commands.dead_letters", "commands.decide"):
-        monkeypatch.setattr(f"qdo.cli.{module}.positions_of", lambda url: made.positions)
+        monkeypatch.setattr(f"qdo.cli.{module}.kind_of", lambda url: made)
     (Path("qdo-data") / "messages.db").touch()
     return made
 

@@ -298,14 +298,15 @@ def test_a_worker_that_cannot_begin(
     assert "Traceback" not in ended.err
 
 
-def test_without_boto3(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["boto3", "botocore"])
+def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
     """The error names the package to install; an invalid address is reported first."""
     code = (
-        "import sys; sys.modules['boto3'] = None; sys.argv[0] = 'qdo'; "
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'qdo'; "
         "from qdo.cli.main import main; main()"
     )
     for url, words in (
-        ("sqs://eu-west-1/a-", "pip install 'qdo[aws]'"),
+        ("sqs://eu-west-1/a-", "pip install -e '.[aws]'"),
         ("sqs://eu-west-1/a-?x=1", "'x'"),
     ):
         arguments = ("send", "--app", "a", "--broker", url, "a", "1")

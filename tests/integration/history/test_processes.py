@@ -133,4 +133,4 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('it is not installed')\n")
     env = {**ENV, "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
     ended = command(*WORKER, "--burst", cwd=tmp_path, env=env)
-    assert (ended.code, "pip install 'qdo[sql]'" in ended.err) == (2, True), ended.err
+    assert (ended.code, "pip install -e '.[sql]'" in ended.err) == (2, True), ended.err

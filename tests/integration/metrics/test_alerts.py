@@ -6,13 +6,13 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from qdo.outcomes import OUTCOMES
+from qdo.outcomes import OutcomeName
 from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind, exposition
 from qdo.worker.metrics.duty import STATES
 from tests.support.paths import ROOT
@@ -103,7 +103,7 @@ def test_rules_and_dashboard_use_served_metrics_only() -> None:
     assert states
     assert states <= set(STATES)
     assert outcomes
-    assert outcomes <= set(OUTCOMES)
+    assert outcomes <= set(get_args(OutcomeName))
 
 
 def test_the_dashboard_shows_every_metric() -> None:

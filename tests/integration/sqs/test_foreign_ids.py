@@ -13,9 +13,9 @@ import pytest
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.url import sqs_address
+from qdo.connections.broker import open_broker_with_doorbell
 from qdo.errors import SettingsError
 from qdo.ops import dead_letters
-from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.settings import Settings
 from tests.support.aws.clients import client
 from tests.support.cli import QDO, WORKER, Ended, command

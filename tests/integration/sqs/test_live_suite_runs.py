@@ -28,7 +28,7 @@ def left(moto_url: str) -> list[str]:
 
 def test_the_suite_passes_and_leaves_nothing(moto_url: str) -> None:
     """With credentials and a region in the environment, as on AWS."""
-    env = {**surroundings(), "QDO_TEST_AWS": "1", "QDO_TEST_AWS_ENDPOINT": moto_url}
+    env = {**surroundings(), "TESTS_AWS": "1", "TESTS_AWS_ENDPOINT": moto_url}
     ended = command(*SUITE[1:], cwd=ROOT, env=env, timeout_seconds=110)
     assert ended.code == 0, ended.out
     assert "4 passed" in ended.out
@@ -40,12 +40,12 @@ def test_it_is_skipped_with_a_reason() -> None:
     ended = command(*SUITE[1:], cwd=ROOT, env=surroundings())
     assert ended.code == 0
     assert "4 skipped" in ended.out
-    assert "only with QDO_TEST_AWS=1" in ended.out
+    assert "only with TESTS_AWS=1" in ended.out
 
 
 def test_without_a_region_it_fails_and_says_so() -> None:
     """Asked for, it is not passed over."""
-    env = {**surroundings(), "QDO_TEST_AWS": "1", "AWS_DEFAULT_REGION": ""}
+    env = {**surroundings(), "TESTS_AWS": "1", "AWS_DEFAULT_REGION": ""}
     ended = command(*SUITE[1:], "-x", cwd=ROOT, env=env)
     assert ended.code == 1
     assert "needs a region" in ended.out

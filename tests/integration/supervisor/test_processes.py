@@ -125,7 +125,7 @@ def test_second_sigterm_reaches_children_and_third_kills_them():
 
 
 def test_child_that_outlasts_the_drain_is_killed():
-    env = {"QDO_TEST_MARGIN_SECONDS": "0.5"}
+    env = {"TESTS_MARGIN_SECONDS": "0.5"}
     with parent("stubborn", env=env, drain_seconds=0.5) as proc:
         (pid,) = up(proc, 1)
         began = time.monotonic()
@@ -137,7 +137,7 @@ def test_child_that_outlasts_the_drain_is_killed():
 
 def test_a_child_has_the_time_that_its_broker_takes_to_close():
     """An open SQS long poll may last longer than the drain."""
-    env = {"QDO_TEST_MARGIN_SECONDS": "0.5"}
+    env = {"TESTS_MARGIN_SECONDS": "0.5"}
     broker = "sqs://eu-west-1/t-?wait_seconds=2"
     with parent("stubborn", env=env, drain_seconds=0.5, broker=broker) as proc:
         up(proc, 1)

@@ -73,7 +73,7 @@ def parent(url: str, processes: int = 1, gate: Path | None = None) -> Proc:
         "processes": processes,
         "session_timeout_seconds": TIMEOUT_SECONDS,
     }
-    env = {} if gate is None else {"QDO_TEST_GATE": str(gate)}
+    env = {} if gate is None else {"TESTS_GATE": str(gate)}
     return Proc.python("-m", "tests.support.fakes.parent", json.dumps(settings), "hold", env=env)
 
 

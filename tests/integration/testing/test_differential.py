@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qdo
-from qdo.jobs.policy import Then
+from qdo.jobs.retry import Then
 from qdo.testing import TestKit
 from tests.support.engine import EngineSetup, until
 

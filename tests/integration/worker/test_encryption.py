@@ -14,7 +14,7 @@ from qdo import App, Batch, Message
 from qdo.brokers.base import Outgoing
 from qdo.encoding import key_id_of
 from qdo.encryption.key_ring import read_keys
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.ops import dead_letters
 from qdo.settings.vaults import vault_of
 from tests.support.engine import EngineSetup, until
@@ -45,11 +45,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def stored(engine: EngineSetup, queue: str = "q") -> list[bytes]:
     """Return the bodies in the broker's file."""
-    reader = engine.broker.reader(queue, 0)
-    try:
-        return [row[1] for row in reader.fetch(100)]
-    finally:
-        reader.close()
+    return [row[1] for row in engine.broker.reader(queue, 0).fetch(100)]
 
 
 BODIES = (

@@ -87,7 +87,7 @@ _MEMBER = """
 import os, sys
 from qdo import App
 from qdo.brokers.embedded import broker, reader
-import qdo.sending.doorbell
+import qdo.connections.broker
 app = App("a")
 group = int(sys.argv[1])
 os.setgroups([group])

@@ -563,7 +563,7 @@ def test_options_that_contradict_each_other_are_refused(options: Any, word: str)
 
 def test_a_settings_policy_may_not_block_without_an_order(tmp_path: Path) -> None:
     """Refused at the start of the worker, by the name of the table."""
-    from qdo.jobs.policy_tables import QueuePolicy
+    from qdo.jobs.retry import QueuePolicy
 
     table = QueuePolicy("q*", then="block")
     keyed = Keyed(tmp_path, policies=(table,))

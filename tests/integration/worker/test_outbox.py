@@ -25,7 +25,7 @@ from qdo.outbox import Outbox
 app = qdo.App("shop")
 engine = create_engine("sqlite:///app.db", connect_args={"timeout": 30})
 outbox = Outbox(app, engine)
-step = os.environ.get("QDO_TEST_KILL_AT")
+step = os.environ.get("TESTS_KILL_AT")
 
 
 def dying(name):
@@ -99,7 +99,7 @@ def expected(count: int) -> dict[str, list[int]]:
 def test_a_relay_killed_between_its_steps(folder: Path, step: str) -> None:
     """Every message is there once, and in order; burst waits for the outbox, too."""
     worker = (*WORKER, "shop:app", "--burst")
-    environment = {**ENVIRONMENT, "QDO_TEST_KILL_AT": step}
+    environment = {**ENVIRONMENT, "TESTS_KILL_AT": step}
     ended = command(*worker, cwd=folder, env=environment)
     assert ended.code == 0, ended.err
     assert (folder / "killed").exists() is (step != "none")

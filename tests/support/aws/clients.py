@@ -8,7 +8,7 @@ from typing import Any
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
-REAL = "QDO_TEST_AWS"
+REAL = "TESTS_AWS"
 """If set to 1, the environment is unchanged: tests on AWS itself need its credentials."""
 
 _MEANINGLESS = {

@@ -131,6 +131,6 @@ def require_chromium() -> None:
     """Skip a test, or fail it if the Makefile runs it, where there is no Chromium."""
     if shutil.which("chromium") and shutil.which("chromedriver"):
         return
-    if os.environ.get("QDO_REQUIRE_CHROMIUM"):
+    if os.environ.get("TESTS_REQUIRE_CHROMIUM"):
         pytest.fail("chromium and chromedriver must be installed; run `make browser`")
     pytest.skip("chromium is not installed")

@@ -2,8 +2,8 @@
 
     python -m tests.support.fakes.parent SETTINGS-AS-JSON MODE [ARGUMENT...]
 
-Where QDO_TEST_GATE names a file, process groups pass for alive until that file exists.
-QDO_TEST_MARGIN_SECONDS shortens what a child may take beyond its time to drain.
+Where TESTS_GATE names a file, process groups pass for alive until that file exists.
+TESTS_MARGIN_SECONDS shortens what a child may take beyond its time to drain.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class GatedChild(ChildProcess):
     """A child whose process group outlives it for as long as the test wants."""
 
     def group_gone(self) -> bool:
-        return os.path.exists(os.environ["QDO_TEST_GATE"]) and super().group_gone()
+        return os.path.exists(os.environ["TESTS_GATE"]) and super().group_gone()
 
 
 if __name__ == "__main__":
     argv = [sys.executable, "-m", "tests.support.fakes.child", *sys.argv[2:]]
-    kind = GatedChild if "QDO_TEST_GATE" in os.environ else ChildProcess
-    margin = os.environ.get("QDO_TEST_MARGIN_SECONDS")
+    kind = GatedChild if "TESTS_GATE" in os.environ else ChildProcess
+    margin = os.environ.get("TESTS_MARGIN_SECONDS")
     if margin is not None:
         roster.DRAIN_MARGIN_SECONDS = float(margin)
     settings = Settings(**json.loads(sys.argv[1]))

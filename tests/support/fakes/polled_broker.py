@@ -82,6 +82,3 @@ class PolledReader:
         if found:
             self._after = found[-1].position
         return found
-
-    def close(self) -> None:
-        """Hold nothing."""

@@ -17,7 +17,6 @@ class ScriptedBroker(Broker):
     :ivar fetches: (queue, limit) of every fetch.
     :ivar during_fetch: called within each fetch, before it looks.
     :ivar faults: raised by the next calls that read or bury, one each.
-    :ivar open_readers: readers that were not closed.
     """
 
     capabilities = Capabilities(
@@ -33,7 +32,6 @@ class ScriptedBroker(Broker):
         self.during_fetch: Callable[[], object] = lambda: None
         self.during_bury: Callable[[], object] = lambda: None
         self.faults: list[BaseException] = []
-        self.open_readers = 0
         self.catalog = ScriptedCatalog(self)
         self.dead_letters = ScriptedDeadLetters(self)
 
@@ -54,7 +52,6 @@ class ScriptedBroker(Broker):
         return [self.send(message) for message in messages]
 
     def reader(self, queue: str, after: int) -> _Reader:
-        self.open_readers += 1
         return _Reader(self, queue, after)
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
@@ -110,10 +107,8 @@ class _Reader:
         self._broker = broker
         self._queue = queue
         self._after = after
-        self._closed = False
 
     def fetch(self, limit: int) -> Rows:
-        assert not self._closed
         self._broker.fetches.append((self._queue, limit))
         self._broker.during_fetch()
         self._broker.fail()
@@ -122,8 +117,3 @@ class _Reader:
         if rows:
             self._after = rows[-1][0]
         return rows
-
-    def close(self) -> None:
-        assert not self._closed
-        self._closed = True
-        self._broker.open_readers -= 1

@@ -16,7 +16,7 @@ import pytest
 BINARIES = Path("/usr/lib/postgresql")
 ACCOUNT = "postgres"
 """Account of Debian's package. Neither PostgreSQL nor PgBouncer runs as root."""
-REQUIRED = "QDO_REQUIRE_POSTGRESQL"
+REQUIRED = "TESTS_REQUIRE_POSTGRESQL"
 PACKAGES = "Debian: apt install postgresql pgbouncer"
 
 
@@ -27,7 +27,7 @@ def missing() -> str | None:
     if shutil.which("pgbouncer", path=_path()) is None:
         return f"no `pgbouncer` on the PATH ({PACKAGES})"
     if importlib.util.find_spec("psycopg") is None:
-        return "no psycopg (pip install 'qdo[postgresql]')"
+        return "no psycopg (pip install -e '.[postgresql]')"
     return None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.kinesis.url import kinesis_address
-from qdo.brokers.registry import closing_seconds
+from qdo.brokers.registry import kind_of
 from qdo.brokers.sqs.url import sqs_address
 from qdo.errors import SettingsError
 
@@ -119,4 +119,4 @@ def test_what_is_refused(url: str, words: str) -> None:
 )
 def test_how_long_a_broker_takes_to_close_stands_in_its_address(url: str, seconds: float) -> None:
     """The time of an open long poll of SQS; invalid addresses are rejected elsewhere."""
-    assert closing_seconds(url) == seconds
+    assert kind_of(url).closing_seconds(url) == seconds

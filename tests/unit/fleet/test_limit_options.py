@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.errors import LimitTermsError, LimitValueError, SharedNameError, UsageError
+from qdo.errors import SharedNameError, UsageError
 from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish
 from qdo.fleet.names import checked_name
@@ -46,7 +46,7 @@ def test_a_limit_name_is_a_znode_name(name: str) -> None:
     ],
 )
 def test_an_impossible_limit_is_refused(wish: LimitWish) -> None:
-    with pytest.raises(LimitValueError):
+    with pytest.raises(UsageError):
         wish.applied("crm", LimitNode())
 
 
@@ -60,9 +60,9 @@ def test_an_impossible_limit_is_refused(wish: LimitWish) -> None:
     ],
 )
 def test_values_that_belong_together_are_named(wish: LimitWish, needs: str) -> None:
-    with pytest.raises(LimitTermsError) as caught:
+    with pytest.raises(UsageError) as caught:
         wish.applied("crm", LimitNode())
-    assert needs in caught.value.details["needs"]
+    assert needs in caught.value.details["reason"]
 
 
 def test_a_change_keeps_the_rest_and_the_holders() -> None:

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.errors import BodyDecodeError, PolicyError, WorkerCrashedError
-from qdo.jobs.decisions import (
+from qdo.jobs.retry import (
+    ENDS,
     LONGEST_SECONDS,
     BlockQueue,
     DeadLetterMessage,
     Decision,
+    Policy,
     RetryMessage,
+    Rule,
     SkipMessage,
     StopWorker,
     decide,
     decide_crashed,
 )
-from qdo.jobs.policy import ENDS, Policy, Rule
 from qdo.outcomes import DeadLetter, Retry, Skip, Stop
 from qdo.text import describe, describe_traceback
 

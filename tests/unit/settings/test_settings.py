@@ -83,7 +83,7 @@ def test_unknown_variable(environ: dict[str, str], message: str) -> None:
 
 def test_special_and_foreign_variables_are_no_settings() -> None:
     """Variables with other uses, and everybody else's, are left alone."""
-    foreign = {"QDO_TEST_AWS": "1", "QDOX": "1", "PATH": "/bin"}
+    foreign = {"QDOX": "1", "PATH": "/bin"}
     special = dict.fromkeys(SPECIAL_VARIABLES - {"QDO_CONFIG"}, "x")
     assert load(environ={**foreign, **special}) == Settings()
 

@@ -13,10 +13,10 @@ from botocore import exceptions as boto
 from qdo import Message
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_calls
-from qdo.brokers.aws.http import INTERIM_LIMIT, TRAILER_LIMIT
 from qdo.brokers.sqs.api import METHODS
 from qdo.brokers.sqs.codec import TARGET
 from qdo.programs.webhook import Courier, UndeliveredError, WebhookOptions, new_secret
+from qdo.system.http_responses import INTERIM_LIMIT, TRAILER_LIMIT
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -71,7 +71,7 @@ def call(url: str) -> None:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    monkeypatch.setattr("qdo.brokers.aws.session._sessions", {})
+    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
 
 
 @pytest.mark.parametrize("response", FLOODS)

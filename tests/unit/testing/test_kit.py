@@ -731,8 +731,8 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
     names += [
         "qdo.message",
         "qdo.sending.messages",
-        "qdo.jobs.policy",
-        "qdo.jobs.policy_tables",
+        "qdo.jobs.retry",
+        "qdo.jobs.retry",
         "qdo.encoding",
         "qdo.positions",
     ]

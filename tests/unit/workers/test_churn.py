@@ -138,7 +138,7 @@ def test_a_ledger_of_another_kind(tmp_path: Path) -> None:
 
 def test_the_job_opens_its_ledger(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named by --job alone it uses the default context, an empty dict."""
-    monkeypatch.setenv("QDO_CHURN_DB", path)
+    monkeypatch.setenv("CHURN_DB", path)
     context: dict[str, Any] = {}
     churn.job(commit(1), context)
     churn.job(commit(2), context)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qdo import DeadLetter, Message, Retry, Stop
-from qdo.errors import SettingsError, UnknownOptionError
+from qdo.errors import SettingsError, UsageError
 from qdo.programs import shell
 from qdo.programs._options import read
 from qdo.programs.shell import CommandFailedError, Runner, ShellOptions, TryAgainError
@@ -219,7 +219,7 @@ def test_options_that_will_not_do(environ: dict[str, str], name: str, value: str
         read(ShellOptions, environ)
     assert caught.value.details["name"] == f"QDO_SHELL_{name}"
     assert value in caught.value.details["reason"]
-    with pytest.raises(UnknownOptionError, match="did you mean"):
+    with pytest.raises(UsageError, match="did you mean"):
         read(ShellOptions, {"QDO_SHELL_COMAND": "true"})
 
 

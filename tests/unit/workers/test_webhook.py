@@ -16,7 +16,7 @@ import urllib3
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from qdo import DeadLetter, Message, Retry, Stop
-from qdo.errors import SettingsError, UnknownOptionError
+from qdo.errors import SettingsError, UsageError
 from qdo.programs import webhook
 from qdo.programs._options import read
 from qdo.programs.webhook import (
@@ -313,7 +313,7 @@ def test_options_that_will_not_do(name: str, value: str, told: str) -> None:
 
 def test_an_option_that_does_not_exist() -> None:
     """The nearest one is named."""
-    with pytest.raises(UnknownOptionError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
+    with pytest.raises(UsageError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
         read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
 
 
@@ -334,3 +334,13 @@ def test_a_body_that_cannot_be_json_is_a_dead_letter() -> None:
     with pytest.raises(DeadLetter):
         webhook.payload(Message("q", 1, [float("inf")]))
     assert webhook.payload(Message("q", 1, "\ud800"))[0] == b'"\\ud800"'
+
+
+def test_the_program_needs_only_the_libraries_of_its_extra() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('boto3', 'botocore', 'sqlalchemy', 'psycopg', 'google.protobuf'):\n"
+        "    sys.modules[name] = None\n"
+        "import qdo.programs.webhook"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -95,7 +95,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", *BUNDLES):
         monkeypatch.delenv(name, raising=False)
     # The session of the process may have been made with the settings of another test.
-    monkeypatch.setattr("qdo.brokers.aws.session._sessions", {})
+    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
 
 
 class Maker(Protocol):
@@ -293,7 +293,7 @@ def test_certificates_are_checked(
         calls(server).call("ReceiveMessage", {})
     assert server.requests == []
     monkeypatch.setenv(variable, str(tmp_path / "certificate.pem"))
-    monkeypatch.setattr("qdo.brokers.aws.session._sessions", {})
+    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
     assert calls(server).call("ReceiveMessage", {}) == {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdo.brokers.sqs.broker import LONGEST_RETENTION_SECONDS, advice
 from qdo.brokers.sqs.queues import QueueAttributes, Redrive
-from qdo.jobs.policy import Policy, Rule
+from qdo.jobs.retry import Policy, Rule
 
 DAY = 86_400
 KEPT = QueueAttributes(0.0, retention_seconds=LONGEST_RETENTION_SECONDS)

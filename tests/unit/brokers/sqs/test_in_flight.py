@@ -8,13 +8,13 @@ import pytest
 
 from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position, sequence_of
 from qdo.brokers.sqs.in_flight import (
-    HOLD_SECONDS,
     MOST_UNCONFIRMED,
     MOST_WAIT_SECONDS,
     InFlightMessage,
     InFlightMessages,
     name_of,
 )
+from qdo.brokers.sqs.url import HOLD_SECONDS
 
 VISIBILITY = 60.0
 SENT = 139_000_000_000_000_000

@@ -13,7 +13,7 @@ from qdo.app import App
 from qdo.brokers.base import Capabilities
 from qdo.errors import UsageError
 from qdo.jobs.options import Order
-from qdo.jobs.policy import Policy
+from qdo.jobs.retry import Policy
 from qdo.message import Message
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings

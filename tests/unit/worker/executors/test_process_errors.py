@@ -11,7 +11,7 @@ import pytest
 from qdo import outcomes
 from qdo.brokers.kinesis.positions import POSITIONS, pack
 from qdo.brokers.sqs.codec import SQS_POSITIONS
-from qdo.jobs.policy import Rule
+from qdo.jobs.retry import Rule
 from qdo.message import Message
 from qdo.positions import Positions, position_of_time
 from qdo.system.processes import StopFlag

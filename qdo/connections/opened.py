@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
+from qdo.connections.broker import open_broker_with_doorbell
 from qdo.coordination.bulk_reads import read_permitted_children
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
@@ -16,7 +17,6 @@ from qdo.errors import BrokerMissingError, DatabaseError, QdoError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.broker import broker_node
-from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
 from qdo.text import hide_credentials

@@ -1,26 +1,33 @@
-"""What an app that is not a worker gets from the coordinator: documents, live settings, locks."""
+"""The services of the coordinator for an app that is not a worker.
+
+These are documents, live settings and locks. Each has a connection of its own, opened by its first
+use, again after a fork, and again when its session is over. Opening one raises
+CoordinatorUnreachableError if the coordinator does not respond in time.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.errors import CoordinatorUnreachableError, UnreachableError
 from qdo.jobs.middleware import Middleware
 from qdo.message import Batch, Message
-from qdo.sending.coordinator import ProcessConnection, open_client
-from qdo.settings.hosts import describe_process, writer_shown
+from qdo.settings.hosts import describe_process, share_files, writer_shown
+from qdo.system.per_process import PerProcess
 from qdo.text import describe
 
 if TYPE_CHECKING:
+    from qdo.connections.registration import KeptRegistration
+    from qdo.coordination.client import Client
     from qdo.coordination.side import SideConnection
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import CoordinatorLocks, LockService
     from qdo.settings.live import LiveSettings, SettingsInForce
     from qdo.settings.settings import Settings
-
 
 AFTER = "qdo-after"
 """Header of messages that were sent with ``after=``."""
@@ -28,38 +35,57 @@ AFTER_SECONDS = 5.0
 _IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+# Functions import the coordinator's modules late: most senders need none of them.
 
-    from qdo.fleet.documents import CoordinatorDocuments, Documents, DocumentStore
-    from qdo.settings.settings import Settings
+
+def _at_home(function: Callable[[], _Result]) -> _Result:
+    from qdo.system.home_loop import at_home
+
+    return at_home(function)
+
+
+def open_client(settings: Settings, app: str) -> tuple[Client, Layout]:
+    """Return a connected client of an app's coordinator."""
+    from qdo.coordination.client import connect
+    from qdo.coordination.side import fitting_handler
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.settings.coordinator_access import coordinator_access
+
+    share_files(settings)
+    layout = Layout.of(app, settings.namespace)
+    client = connect(
+        settings.coordinator,
+        access=coordinator_access(settings, layout),
+        handler=fitting_handler(),
+        session_timeout_seconds=settings.session_timeout_seconds,
+    )
+    client.open(settings.connect_seconds)
+    return client, layout
 
 
 class AppDocuments:
     """The sets of documents of an app.
 
-    :ivar connection: the store of this process, opened by the first use of a set.
+    :ivar connection: the store of this process.
     :param settings: returns the settings of the app.
     """
 
     def __init__(self, app: str, settings: Callable[[], Settings]) -> None:
         self._sets: dict[str, Documents] = {}
 
-        def open_store() -> CoordinatorDocuments:
+        def open_store() -> DocumentStore:
             from qdo.fleet.documents import CoordinatorDocuments
 
             client, layout = open_client(settings(), app)
             seconds = settings().connect_seconds
             return CoordinatorDocuments(client, layout, seconds, writer_shown(settings()))
 
-        self.connection: ProcessConnection[CoordinatorDocuments, DocumentStore] = ProcessConnection(
-            app, open_store
-        )
+        self.connection = PerProcess(open_store, run=_at_home, owner=app)
 
     def __getitem__(self, name: str) -> Documents:
         """Return a set, the same object for each call."""
-        # Imported late: most apps have none, and it imports the coordinator.
         from qdo.fleet.documents import Documents
 
         return self._sets.setdefault(name, Documents(name, self.connection.get))
@@ -116,13 +142,9 @@ def _after(message: Message | Batch) -> int:
 
 
 class LiveConnection:
-    """The live settings over a connection of their own.
-
-    :ivar pid: the process that opened it.
-    """
+    """The live settings over a connection of their own."""
 
     def __init__(self, side: SideConnection, live: LiveSettings) -> None:
-        self.pid = os.getpid()
         self._side = side
         self._live = live
 
@@ -131,26 +153,18 @@ class LiveConnection:
         """The settings in force."""
         return self._live.in_force.now
 
-    @property
-    def over(self) -> bool:
-        """False: without nodes of its own it survives the end of its session."""
-        return False
-
     def close(self) -> None:
-        """Close the connection, unless a parent process opened it."""
         self._side.close()
 
 
 def live_connection(
     app: str, settings: Callable[[], Settings], code_origin: str
-) -> ProcessConnection[LiveConnection, SettingsInForce]:
-    """Return the connection for the live settings of an app, opened by their first use."""
-    return ProcessConnection(app, lambda: _opened(app, settings(), code_origin))
+) -> PerProcess[LiveConnection | SettingsInForce]:
+    return PerProcess(lambda: _open_live(app, settings(), code_origin), run=_at_home, owner=app)
 
 
-def _opened(app: str, settings: Settings, code_origin: str) -> LiveConnection:
+def _open_live(app: str, settings: Settings, code_origin: str) -> LiveConnection:
     """Open a connection, and wait for the live settings."""
-    # Imported late: most senders need no coordinator.
     from qdo.coordination.side import SideConnection
     from qdo.fleet.settings_machine import SettingsWatch
     from qdo.settings.live import LiveSettings
@@ -167,18 +181,26 @@ def _opened(app: str, settings: Settings, code_origin: str) -> LiveConnection:
     return LiveConnection(side, live)
 
 
-def lock_connection(
-    app: str, settings: Callable[[], Settings]
-) -> ProcessConnection[CoordinatorLocks, LockService]:
-    """Return the connection for the locks of an app, opened by the first lock."""
-    return ProcessConnection(app, lambda: open_locks(app, settings()))
+def lock_connection(app: str, settings: Callable[[], Settings]) -> PerProcess[LockService]:
+    def is_over(locks: Any) -> bool:
+        return bool(locks.over)
+
+    return PerProcess(lambda: open_locks(app, settings()), is_over, _at_home, app)
+
+
+def kept_registration(
+    app: str, locks: PerProcess[LockService], settings: Callable[[], Settings]
+) -> PerProcess[KeptRegistration]:
+    def register() -> KeptRegistration:
+        from qdo.connections.registration import KeptRegistration
+
+        return KeptRegistration(app, locks.get, settings().connect_seconds)
+
+    return PerProcess(register, run=_at_home, owner=app)
 
 
 def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
-    """Return a new connection for locks and sections of an app.
-
-    :raises CoordinatorUnreachableError: the coordinator does not respond.
-    """
+    """Return a new connection for locks and sections of an app."""
     from qdo.coordination.side import LeasedConnection
     from qdo.coordination.transactions import make_folder
     from qdo.coordination.znodes.layout import clients_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,16 +23,13 @@ class KeptRegistration:
 
     The session is that of its locks, so a process has one node, whatever it uses.
 
-    :ivar pid: the process that is registered.
     :param connect: returns the locks, with a session that is not over.
     :param timeout_seconds: how long the coordinator may take.
-    :raises CoordinatorUnreachableError: the coordinator does not respond.
     """
 
     def __init__(
         self, app: str, connect: Callable[[], LockService], timeout_seconds: float
     ) -> None:
-        self.pid = os.getpid()
         self._app = app
         self._connect = connect
         self._changed = threading.Event()
@@ -44,7 +40,7 @@ class KeptRegistration:
         threading.Thread(target=self._keep, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Register no more; the node goes with the session."""
+        """Stop registering; the node ends with the session."""
         self._closed = True
         self._changed.set()
 
@@ -64,8 +60,7 @@ class KeptRegistration:
             except QdoError as error:
                 if pause is None:
                     _log.warning(
-                        "app %s: this process is not registered any more: %s; trying again every "
-                        "%g s",
+                        "app %s: this process is no longer registered: %s; retrying every %g s",
                         self._app,
                         error,
                         RETRY_SECONDS,

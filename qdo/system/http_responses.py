@@ -1,0 +1,34 @@
+"""HTTP responses of servers that may send lines without end."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+
+INTERIM_LIMIT = 10
+"""Maximum number of `100 Continue` responses before the response; a request causes one at most."""
+TRAILER_LIMIT = 100
+"""Maximum number of lines after a chunked body, as many as `http.client` accepts as headers."""
+
+
+class BoundedResponse(http.client.HTTPResponse):
+    """A response that raises an HTTPException after too many lines.
+
+    `http.client` skips any number of interim responses and trailers. While a server sends them
+    faster than they are read, no greenlet of the process runs, and no timeout applies.
+    """
+
+    fp: Any
+    _interim = -1
+
+    def _read_status(self) -> Any:
+        self._interim += 1
+        if self._interim > INTERIM_LIMIT:
+            raise http.client.HTTPException(f"more than {INTERIM_LIMIT} interim responses")
+        return super()._read_status()  # type: ignore[misc]
+
+    def _read_and_discard_trailer(self) -> None:
+        for _ in range(TRAILER_LIMIT):
+            if self.fp.readline(1 << 16) in (b"\r\n", b"\n", b""):
+                return
+        raise http.client.HTTPException(f"more than {TRAILER_LIMIT} trailers")

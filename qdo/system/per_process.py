@@ -1,0 +1,115 @@
+"""Objects that a forked child must not share with its parent: connections, sockets, sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from qdo.errors import UsageError
+
+_Held = TypeVar("_Held")
+_Result = TypeVar("_Result")
+
+
+def _call(function: Callable[[], _Result]) -> _Result:
+    return function()
+
+
+class PerProcess(Generic[_Held]):
+    """An object that each process opens at its first use. Any thread may use it.
+
+    :param open: opens the object; never called by two threads at once.
+    :param is_over: returns whether the object is useless and must be opened again.
+    :param run: calls the function that opens the object, such as `home_loop.at_home`.
+    :param owner: the app that uses it, for errors.
+    """
+
+    def __init__(
+        self,
+        open: Callable[[], _Held],
+        is_over: Callable[[_Held], bool] | None = None,
+        run: Callable[[Callable[[], _Held]], _Held] = _call,
+        owner: str = "",
+    ) -> None:
+        self._open = open
+        self._is_over = is_over
+        self._run = run
+        self._owner = owner
+        self._pid = 0
+        self._held: Any = None
+        self._inherited: list[_Held] = []
+        self._stand_in: _Held | None = None
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def get(self) -> _Held:
+        if self._stand_in is not None:
+            return self._stand_in
+        held: _Held | None = self._held
+        if held is None or self._pid != os.getpid() or self._over(held):
+            return self._run(self._get)
+        return held
+
+    def _get(self) -> _Held:
+        with self.locked() as held:
+            return held
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[_Held]:
+        """Yield the object while no other thread opens or closes it."""
+        with self._lock:
+            if self._held is not None and self._pid != os.getpid():
+                self._inherit()
+            if self._held is None or self._over(self._held):
+                self._held, self._pid = self._open(), os.getpid()
+            yield self._held
+
+    def _over(self, held: _Held) -> bool:
+        return self._is_over is not None and self._is_over(held)
+
+    def _inherit(self) -> None:
+        # Kept: the end of the object would close the files and connections of the parent.
+        self._inherited.append(self._held)
+        self._held = None
+
+    @contextlib.contextmanager
+    def override(self, stand_in: _Held) -> Iterator[None]:
+        """Use another object until the block ends.
+
+        :raises UsageError: it is overridden already.
+        """
+        if self._stand_in is not None:
+            raise UsageError(
+                reason=f"app {self._owner!r} is being tested by another TestKit; close that first"
+            )
+        self._stand_in = stand_in
+        try:
+            yield
+        finally:
+            self._stand_in = None
+
+    def close(self) -> None:
+        """Close the object, unless a parent process opened it; the next use opens it again."""
+        with self._lock:
+            held, own = self._held, self._pid == os.getpid()
+            if held is not None and not own:
+                self._inherit()
+            self._held = None
+        if held is not None and own:
+            held.close()
+
+
+_all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Replace locks that other threads of the parent held: a forked child has no such threads."""
+    for each in list(_all):
+        each._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
