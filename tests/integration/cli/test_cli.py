@@ -380,7 +380,11 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
         "started": 1.0,
         "filter": {"queues": ["*"], "exclude": [], "jobs": ["*"]},
         "fault": None,
-        **{"behind": {}, "faults": {}, "live": {}, "waits": {}, "long_runs": []},
+        "behind": {},
+        "faults": {},
+        "live": {},
+        "waits": {},
+        "long_runs": [],
     }
     table = cli("workers", "--app", "a", "--coordinator", coordinator).out
     assert "1970-01-01T00:00:01Z" in table
