@@ -38,10 +38,10 @@ help:
 demo: $(QDO)
 	$(BIN)/qdo demo
 
-# Every sixteenth fault point and a twentieth of the histories; `make test` runs all of them. dmypy keeps
+# Every sixteenth fault point, a fortieth of the histories; `make test` runs all of them. dmypy keeps
 # the types of the last run, which takes 2 s instead of 15.
 FILES :=
-QUICK := --level check --fault-stride 16 --histories 100
+QUICK := --level check --fault-stride 16 --histories 50 --fuzz 100
 check: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
@@ -50,7 +50,7 @@ check: $(STAMP)
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST := $(REQUIRED) $(BIN)/python -m pytest
-WHOLE := -n 4 --dist loadgroup --no-loadscope-reorder --durations 20
+WHOLE := -n 8 --dist loadgroup --no-loadscope-reorder --durations 20
 
 # Lint and documentation run beside the tests, and are shown if they fail.
 BESIDE := $(VENV)/beside.log

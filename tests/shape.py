@@ -32,6 +32,8 @@ MEASURED_LOOPS = {
 """Functions that may be longer: in bench/jobs.py a call for each message costs throughput."""
 HOT_RECORDS = {"qdo/message.py Message": "one is built for each message, without keyword arguments"}
 """Classes whose constructors may be wider, with the reason."""
+CLASS_AT_THE_TOP = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
+TEST_FUNCTION = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 DOTTED = re.compile(r"\bqdo(?:\.\w+)+")
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Attributes of a node that have statements."""
@@ -56,29 +58,37 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedFile:
+class SourceText:
     """A Python file of the repository."""
 
     path: str
-    lines: int
-    tree: ast.Module = field(repr=False)
     text: str = field(repr=False)
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
 
 
 @cache
-def sources(folder: str) -> tuple[ParsedFile, ...]:
+def tree_of(source: SourceText) -> ast.Module:
+    """Return a parsed file. Parsing all tests takes 3 s: their names are found by patterns."""
+    return ast.parse(source.text)
+
+
+@cache
+def sources(folder: str) -> tuple[SourceText, ...]:
     """Return the files of a top folder in the order of their paths."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
             text = path.read_text(encoding="utf-8")
             name = path.relative_to(ROOT).as_posix()
-            found.append(ParsedFile(name, text.count("\n"), ast.parse(text), text))
+            found.append(SourceText(name, text))
     return tuple(found)
 
 
 @cache
-def definitions(source: ParsedFile) -> tuple[tuple[str, ast.ClassDef | Function], ...]:
+def definitions(source: SourceText) -> tuple[tuple[str, ast.ClassDef | Function], ...]:
     """Return all classes and functions of a file, with their names such as ``Class.method``."""
 
     def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef | Function]]:
@@ -91,7 +101,7 @@ def definitions(source: ParsedFile) -> tuple[tuple[str, ast.ClassDef | Function]
                 else:
                     yield from visit(child, prefix)
 
-    return tuple(visit(source.tree, ""))
+    return tuple(visit(tree_of(source), ""))
 
 
 def functions(folder: str) -> Iterator[tuple[str, Function]]:
@@ -102,7 +112,7 @@ def functions(folder: str) -> Iterator[tuple[str, Function]]:
                 yield f"{source.path} {name}", node
 
 
-def classes(folder: str) -> Iterator[tuple[ParsedFile, str, ast.ClassDef]]:
+def classes(folder: str) -> Iterator[tuple[SourceText, str, ast.ClassDef]]:
     """Yield all classes of a top folder with their files and names."""
     for source in sources(folder):
         for name, node in definitions(source):
@@ -119,20 +129,20 @@ def long_files() -> list[Finding]:
     ]
 
 
-def module_of(source: ParsedFile) -> str:
+def module_of(source: SourceText) -> str:
     """Return the name under which a file is imported."""
     return source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 @cache
-def named_modules(source: ParsedFile) -> frozenset[str]:
+def named_modules(source: SourceText) -> frozenset[str]:
     """Return the dotted names that a file imports, or has in a string, such as a table of modules.
 
     Docstrings do not count.
     """
     names: set[str] = set()
-    texts = {id(each.value) for each in ast.walk(source.tree) if isinstance(each, ast.Expr)}
-    for node in ast.walk(source.tree):
+    texts = {id(each.value) for each in ast.walk(tree_of(source)) if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import):
             names.update(each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -143,7 +153,7 @@ def named_modules(source: ParsedFile) -> frozenset[str]:
     return frozenset(names)
 
 
-def fragments(files: Sequence[ParsedFile]) -> list[Finding]:
+def fragments(files: Sequence[SourceText]) -> list[Finding]:
     """Return short files that no file outside of their folder imports: parts of a neighbor.
 
     Packages and programs (``__init__.py``, ``__main__.py``) do not count.
@@ -164,7 +174,7 @@ def fragments(files: Sequence[ParsedFile]) -> list[Finding]:
 def short_files() -> list[Finding]:
     """Return the `fragments` of qdo/. ``setup.py`` names entry points."""
     text = (ROOT / "setup.py").read_text(encoding="utf-8")
-    return fragments([*sources("qdo"), ParsedFile("setup.py", FLOOR_LINES, ast.parse(text), text)])
+    return fragments([*sources("qdo"), SourceText("setup.py", text)])
 
 
 def long_functions() -> list[Finding]:
@@ -226,16 +236,18 @@ def repeated_class_names() -> list[Finding]:
 
     Names with an underscore are private to their module.
     """
-    places: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[SourceText]] = defaultdict(list)
     for folder in TOP_FOLDERS:
-        for source, name, _ in classes(folder):
-            if "." not in name and not name.startswith("_"):
-                places[name].append(source.path)
-    return [
-        Finding(f"{name}: {', '.join(paths)}", len(paths))
-        for name, paths in sorted(places.items())
-        if len(paths) > 1
-    ]
+        for source in sources(folder):
+            for name in CLASS_AT_THE_TOP.findall(source.text):
+                places[name].append(source)
+    found = []
+    for name, files in sorted(places.items()):
+        if len(files) > 1:  # some may be in a text within a file
+            paths = [each.path for each in files if name in dict(definitions(each))]
+            if len(paths) > 1:
+                found.append(Finding(f"{name}: {', '.join(paths)}", len(paths)))
+    return found
 
 
 def full_folders() -> list[Finding]:
@@ -256,9 +268,10 @@ def full_folders() -> list[Finding]:
 def long_test_names() -> list[Finding]:
     """Return tests with names longer than `TEST_NAME_LENGTH`."""
     return [
-        Finding(where, len(node.name))
-        for where, node in functions("tests")
-        if node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH
+        Finding(f"{source.path} {name}", len(name))
+        for source in sources("tests")
+        for name in TEST_FUNCTION.findall(source.text)
+        if len(name) > TEST_NAME_LENGTH
     ]
 
 

@@ -269,6 +269,7 @@ FAULTS = st.lists(
 
 @settings(max_examples=150)
 @given(mode=st.sampled_from(MODES), faults=FAULTS)
+@pytest.mark.slow
 def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> None:
     """Also for workers that take over: each fault repeats only unrecorded messages."""
     run = FaultPointApp(mode)

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     ]
 
 
+@pytest.mark.slow
 def test_annotations_are_not_evaluated_anywhere() -> None:
     """Each file with annotations of its own has the import that makes them text."""
     missing = [

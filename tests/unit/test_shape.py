@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from tests import shape
@@ -30,8 +28,8 @@ def test_definitions_are_found_at_any_depth() -> None:
     assert names == ["A", "A.b", "A.b.c", "d"]
 
 
-def _file(path: str, lines: int, text: str = "") -> shape.ParsedFile:
-    return shape.ParsedFile(path, lines, ast.parse(text), text)
+def _file(path: str, lines: int, text: str = "") -> shape.SourceText:
+    return shape.SourceText(path, text + "\n" * (lines - text.count("\n")))
 
 
 def test_a_short_file_of_its_own_folder_is_a_fragment() -> None:

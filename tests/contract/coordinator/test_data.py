@@ -184,6 +184,7 @@ def test_event_comes_before_the_news(
             assert order == ["watch", "answer"]
 
 
+@pytest.mark.slow
 def test_crowd_of_clients(coordinator_url: str, client: Client) -> None:
     """Clients count one node up by compare-and-swap: every count arrives."""
     client.create("/count", b"0")

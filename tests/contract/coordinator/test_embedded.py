@@ -221,6 +221,7 @@ def test_log_is_merged(client: Client, embedded_url: str) -> None:
     assert Path(f"{database_of(embedded_url)}-wal").stat().st_size < 16 << 20
 
 
+@pytest.mark.slow
 def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
     """A watcher that was taken away is free at once, not when the next request comes."""
 

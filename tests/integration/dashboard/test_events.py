@@ -86,6 +86,7 @@ def judged(owners: dict[str, str], state: QueueHealth = QueueHealth.OK) -> Judge
     ]
 
 
+@pytest.mark.slow
 def test_a_mass_event_is_summed_up() -> None:
     """A worker with 30,000 queues is gone, and others take them one after the other."""
     names = [f"tenant-{number:07}" for number in range(100_000)]

@@ -81,6 +81,7 @@ def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engi
     assert engine.member.stopped.is_set()
 
 
+@pytest.mark.slow
 def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., EngineSetup]) -> None:
     """With one greenlet for all: the short ones are done while the long one has most to do."""
     engine = make(concurrency=1, fetch=10)

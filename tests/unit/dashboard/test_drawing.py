@@ -70,6 +70,7 @@ def test_bars_stand_on_each_other() -> None:
     assert bars([(60.0, 0, 0)], 0.0, 120.0) == []
 
 
+@pytest.mark.slow
 def test_samples_keep_each_queue_in_bounded_memory() -> None:
     """Unknown stays unknown; queues may come and go."""
     samples = QueueSamples()

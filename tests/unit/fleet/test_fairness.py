@@ -203,6 +203,7 @@ def bound(most: int) -> float:
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.slow
 def test_everybody_gets_a_permit_in_time(most: int) -> None:
     assert max(longest_wait(most, seed) for seed in range(6)) <= bound(most)
 
@@ -224,6 +225,7 @@ def test_without_turns_some_starve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert longest_wait(2, 1) > 5 * bound(2)
 
 
+@pytest.mark.slow
 def test_if_those_who_wait_move_too_some_starve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process near the front loses its place each time."""
     rule: Any = Planner._turn_is_over

@@ -267,6 +267,7 @@ class HeldWorker:
         self._world.workers.remove(self)
 
 
+@pytest.mark.slow
 def test_nothing_is_in_flight_while_a_hold_is_in_force() -> None:
     in_force = messages = 0
     for seed in range(1500):

@@ -67,6 +67,7 @@ def play(seed: int, mutant: str = "") -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_no_worker_runs_below_the_level_of_the_app() -> None:
     assert not any(play(seed) for seed in range(20_000))
 

@@ -193,6 +193,7 @@ class SettingsProcess:
             assert self.in_use == current, "a process does not use the settings in force"
 
 
+@pytest.mark.slow
 def test_settings_come_into_force_only_where_accepted() -> None:
     flips = refusals = 0
     for seed in range(1500):
