@@ -22,8 +22,6 @@ BIN := $(VENV)/bin
 QDO := $(VENV)/qdo-installed
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
-# A path in a .pth file. The default is a module that costs each start of Python 15 ms.
-EDITABLE := --config-settings editable_mode=compat --editable
 SHELL := /bin/bash
 
 # Tests start a thousand Python processes: with bytecode caches each start takes half the time.
@@ -104,11 +102,11 @@ $(QDO): setup.py pyproject.toml .ci/prepare
 	@bash .ci/prepare python "$(PYTHON)"
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(EDITABLE) .
+	$(PIP) --editable .
 	@touch $@
 
 $(STAMP): $(QDO)
-	$(PIP) $(EDITABLE) '.[test,docs]'
+	$(PIP) --editable '.[test,docs]'
 	@touch $@
 
 zookeeper:

@@ -67,7 +67,7 @@ def test_no_class_is_subscripted_that_310_cannot_subscript() -> None:
         f"{source.path}: {name}[...]"
         for folder in shape.TOP_FOLDERS
         for source in shape.sources(folder)
-        for name in late_subscripts(source.tree)
+        for name in late_subscripts(shape.tree_of(source))
     ]
     assert found == []
 
@@ -97,11 +97,14 @@ def test_annotations_are_not_evaluated_anywhere() -> None:
         source.path
         for folder in ("qdo", "workers")
         for source in shape.sources(folder)
-        if any(isinstance(each, ast.AnnAssign | ast.FunctionDef) for each in ast.walk(source.tree))
+        if any(
+            isinstance(each, ast.AnnAssign | ast.FunctionDef)
+            for each in ast.walk(shape.tree_of(source))
+        )
         and "annotations"
         not in {
             each.name
-            for node in source.tree.body
+            for node in shape.tree_of(source).body
             if isinstance(node, ast.ImportFrom) and node.module == "__future__"
             for each in node.names
         }

@@ -67,7 +67,7 @@ class PolledSubscription(Subscription):
         self._broker.wake([self._queue])
 
     def close(self) -> None:
-        self._source.close()
+        """Do nothing: its source has nothing open."""
 
 
 class PolledReader:
