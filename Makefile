@@ -54,13 +54,14 @@ WHOLE := -n 8 --dist loadgroup --no-loadscope-reorder --durations 20
 BESIDE := $(VENV)/beside.log
 test: $(STAMP) zookeeper postgresql deployment
 	@$(MAKE) --no-print-directory lint docs >$(BESIDE) 2>&1 & \
-	$(PYTEST) $(WHOLE) --level test --fuzz 200; tests=$$?; \
+	$(PYTEST) $(WHOLE) --level test --fuzz 200 --histories 200; tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
 
-# All processes start by exec. `make test` tries a tenth of the inputs for each reader of foreign bytes.
+# All processes start by exec. Then all inputs for readers of foreign bytes, and all histories: `make test`
+# tries a tenth of them.
 test-rest: $(STAMP) zookeeper postgresql deployment browser
 	$(PYTEST) $(WHOLE) --level rest --exec
-	$(PYTEST) -q -n 2 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py
+	$(PYTEST) -q -n 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.
 PYTHONS :=

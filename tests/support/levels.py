@@ -20,6 +20,7 @@ COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
 """Marks of items that `make check` leaves out."""
 LONG = {
     "tests/acceptance/": "whole fleets",
+    "tests/contract/coordinator/test_kazoo_recipes.py": "kazoo's own tests",
     "tests/integration/deployment/": "containers and units of systemd",
     "tests/integration/dashboard/test_browser.py": "pictures of all pages in Chromium",
     "tests/live_aws/": "AWS itself, on request",

@@ -70,6 +70,7 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long("contracts of brokers a second time")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "chosen"),
