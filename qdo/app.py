@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# Once the main thread has ended, it cannot be imported, and other threads may still use the app.
+import concurrent.futures.thread  # noqa: F401
 import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Iterator

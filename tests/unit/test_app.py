@@ -450,6 +450,28 @@ def test_a_job_is_for_one_glob(queues: Any) -> None:
         App("test").job(queues)(lambda message, context: None)
 
 
+def test_threads_may_use_an_app_after_the_main_thread(tmp_path: Path) -> None:
+    """The modules that a call loads late can be loaded then."""
+    program = f"""
+import threading
+from qdo import App
+app = App("a", broker="sqlite:{tmp_path}/m.db", coordinator="sqlite:{tmp_path}/c.db")
+def late():
+    threading.main_thread().join()
+    app.send("q", 1)
+    try:
+        with app.limit("crm"): pass
+    except Exception as error:
+        print(type(error).__name__)
+    app.close()
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("LimitNotFoundError\n", "")
+
+
 @pytest.mark.parametrize("statement", ["import qdo", "import qdo; qdo.App('a')"])
 def test_import_of_qdo_stays_lazy(statement: str) -> None:
     """A program that only sends loads no library of a server, an executor or a database."""
