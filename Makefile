@@ -1,7 +1,7 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
 # make check  what to run while you work, in a minute: lint, types, and tests without servers
-# make test   what must hold: lint, types, documentation, tests with their servers; eight minutes
-# make test-rest   what `make test` leaves out, with real processes only; a quarter of an hour
+# make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
+# make test-rest   what `make test` leaves out, with real processes only; seven minutes
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
@@ -48,7 +48,7 @@ check: $(STAMP)
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST := $(REQUIRED) $(BIN)/python -m pytest
-WHOLE := -n 6 --dist loadgroup --no-loadscope-reorder --durations 20
+WHOLE := -n 8 --dist loadgroup --no-loadscope-reorder --durations 20
 
 # Lint and documentation run beside the tests, and are shown if they fail.
 BESIDE := $(VENV)/beside.log
