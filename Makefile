@@ -1,7 +1,7 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
 # make check  what to run while you work, in a minute: lint, types, and tests without servers
 # make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
-# make test-rest   what `make test` leaves out, with real processes only; seven minutes
+# make test-rest   what `make test` leaves out, with real processes only; takes as long
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers

@@ -1,4 +1,4 @@
-"""The kinds of brokers, and what is known of each without opening one.
+"""The kinds of brokers, and the facts about each that need no open broker.
 
 A new broker is one folder and one line in `KINDS`.
 """

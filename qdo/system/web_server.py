@@ -1,6 +1,6 @@
 """Serves a WSGI app with gevent's server, on a thread of its own.
 
-Each connection costs a greenlet, so a client that sends or receives slowly delays nobody. A request
+Each connection costs a greenlet, so a slow client delays no other client. A request
 is read within a time and up to a size. Only then a thread makes the response, which may wait.
 """
 
