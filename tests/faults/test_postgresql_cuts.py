@@ -48,10 +48,13 @@ class Cuts:
         self, act: Callable[[int], object], prepare: Callable[[int], object] = lambda number: None
     ) -> Iterator[tuple[int, object | QdoError]]:
         """Run an operation, cut elsewhere each time; yield its number and its result or error."""
+        self._warm()
         for number in range(2):  # statements are prepared at their second execution
             prepare(number)
+            self._rest()
             self.proxy.forget()
             act(number)
+        self._rest()
         sizes = {direction: self.proxy.forwarded(direction) for direction in DIRECTIONS}
         cuts = [
             (direction, count) for direction in DIRECTIONS for count in places(sizes[direction])
@@ -76,6 +79,21 @@ class Cuts:
         for _ in range(2):
             self.broker.send(Outgoing("warm", b""))
             self.broker.reader("warm", 0).fetch(1)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Wait for the notification, which follows the result of a write, so that it is not cut."""
+
+        def notified() -> bool:
+            query = (
+                "SELECT FROM pg_stat_activity"
+                " WHERE client_port = ANY (%s) AND state = 'idle' AND query LIKE '%%pg_notify%%'"
+            )
+            with self.database.connect() as connection:
+                found = connection.execute(query, (self.proxy.server_ports,)).fetchone()
+            return found is not None and self.proxy.resting()
+
+        wait_until(notified, "the notification has been answered")
 
     def _settle(self) -> None:
         """Wait for the end of the sessions whose connections were cut."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 Direction = Literal["request", "answer"]
+READY = b"Z\0\0\0\5I"
+"""The end of each answer outside a transaction, ReadyForQuery."""
 _POLL_SECONDS = 0.05
 
 
@@ -30,6 +32,8 @@ class CuttingProxy:
         self._forwarded = {"request": 0, "answer": 0}
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._latest: dict[socket.socket, bytes] = {}
+        """Of each connection to the server: the end of the latest answer, b"" after a request."""
         self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -50,6 +54,15 @@ class CuttingProxy:
     def forwarded(self, direction: Direction) -> int:
         """Return the number of bytes since `forget`."""
         return self._forwarded[direction]
+
+    @property
+    def server_ports(self) -> list[int]:
+        """Local ports of the open connections to the server."""
+        return [server.getsockname()[1] for server in list(self._latest)]
+
+    def resting(self) -> bool:
+        """Return whether each request has been answered, and its answer forwarded."""
+        return all(latest.endswith(READY) for latest in list(self._latest.values()))
 
     def cut_all(self) -> None:
         """Cut all open connections."""
@@ -88,6 +101,7 @@ class CuttingProxy:
             with contextlib.suppress(OSError):
                 while self._pump(client, server):
                     pass
+            self._latest.pop(server, None)
             self._open -= {client, server}
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
@@ -99,6 +113,7 @@ class CuttingProxy:
             direction: Direction = "request" if source is client else "answer"
             allowed = self._allowed(direction, len(data))
             (server if source is client else client).sendall(data[:allowed])
+            self._latest[server] = b"" if source is client else data[-len(READY) :]
             if allowed < len(data) or self._left == 0:
                 with self._lock:
                     self._left = None
