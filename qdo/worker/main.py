@@ -47,9 +47,7 @@ LOG_NAME = "qdo.worker.main"
 
 def main() -> int:
     """Run a worker process with the input in its environment; return the exit code."""
-    from gevent import monkey
-
-    monkey.patch_all()
+    _patch()
     del sys.argv[1:]  # the process title is for `ps`, not for the app
     # Removed from the environment: settings may hold secrets, which processes started by the
     # app must not inherit.
@@ -61,6 +59,22 @@ def main() -> int:
         if fd is not None:
             os.set_inheritable(fd, False)
     return _run(child, pipe)
+
+
+def _patch() -> None:
+    """Let gevent patch the process."""
+    from importlib import metadata
+
+    from gevent import monkey
+
+    # gevent looks for plugins at each of 20 events, and Python reads the metadata of all installed
+    # packages each time: 130 ms with 133 packages, 25 ms when they are read once.
+    look, found = metadata.entry_points, metadata.entry_points()
+    metadata.entry_points = found.select
+    try:
+        monkey.patch_all()
+    finally:
+        metadata.entry_points = look
 
 
 def _run(child: dict[str, Any], pipe: socket.socket) -> int:
