@@ -30,6 +30,7 @@ def compute_until_released():
 
 @app.job(policy=policy)
 def job(message, context):
+    open("started", "w").close()
     if message.body == "compute":
         compute_until_released()
     if message.body == "lock":
@@ -65,7 +66,8 @@ def blocked(runs: AppRuns, body: str) -> None:
     """Start a worker, and wait until a job blocks it."""
     runs.app.send("q", body)
     runs.start(APP)
-    wait_until(lambda: workers(runs), "the worker")
+    # A worker that takes an action before it is blocked never answers it.
+    wait_until((runs.folder / "started").exists, "the job")
     wait_until(lambda: "blocked" in ask(runs, "ping")["result"], "the answer of the parent")
 
 
