@@ -17,7 +17,7 @@ from qdo.coordination import transactions
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, StaleCopyError
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.processes import Proc, stopped, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import read_log
 
@@ -86,6 +86,7 @@ def test_copies_stay_readable_while_the_coordinator_is_away(
         copy.fresh(plans.put("acme", 1))
         pid = zookeeper_server.servers[0].pid
         os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: stopped(pid), "the server has stopped")
         try:
             with pytest.raises(CoordinatorUnreachableError):
                 plans.put("acme", 2)
