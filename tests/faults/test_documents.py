@@ -17,7 +17,7 @@ from qdo.coordination import transactions
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, StaleCopyError
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, stopped, wait_until, whole_lines
+from tests.support.processes import Proc, paused, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import read_log
 
@@ -85,16 +85,12 @@ def test_copies_stay_readable_while_the_coordinator_is_away(
         plans, copy = app.documents("plans"), other.documents("plans")
         copy.fresh(plans.put("acme", 1))
         pid = zookeeper_server.servers[0].pid
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: stopped(pid), "the server has stopped")
-        try:
+        with paused(pid):
             with pytest.raises(CoordinatorUnreachableError):
                 plans.put("acme", 2)
             with pytest.raises(StaleCopyError):
                 copy.fresh(timeout_seconds=0.2)
             assert copy["acme"] == 1
-        finally:
-            os.kill(pid, signal.SIGCONT)
         monkeypatch.undo()
         copy.fresh(plans.put("acme", 3), timeout_seconds=30)
         assert copy["acme"] == 3

@@ -51,10 +51,9 @@ class Cuts:
         self._warm()
         for number in range(2):  # statements are prepared at their second execution
             prepare(number)
-            self._rest()
             self.proxy.forget()
             act(number)
-        self._rest()
+            self._rest()
         sizes = {direction: self.proxy.forwarded(direction) for direction in DIRECTIONS}
         cuts = [
             (direction, count) for direction in DIRECTIONS for count in places(sizes[direction])

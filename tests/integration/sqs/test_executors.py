@@ -14,6 +14,8 @@ import asyncio
 @app.job("a*.fifo", order="key")
 async def on_a_loop(message, context):
     say("begin", message)
+    while "gate" in message.body and not os.path.exists(message.body["gate"]):
+        await asyncio.sleep(0.01)
     await asyncio.sleep(message.body.get("seconds", 0))
     say("end", message)
 """
@@ -47,11 +49,13 @@ def test_the_job_of_a_reclaimed_message_ends_before_it_reruns(
     options = 'order="key"' + (f', executor="{executor}"' if executor != "asyncio" else "")
     sqs_stage.make(queue)
     sqs_stage.job(options, LOOP if executor == "asyncio" else "")
-    sqs_stage.send(queue, {"n": 0, "seconds": 1.5}, {"n": 1}, {"n": 2}, key="a")
+    sqs_stage.send(queue, {"n": 0, "gate": "rejected"}, {"n": 1}, {"n": 2}, key="a")
     sqs_stage.fail_entries(
         "ChangeMessageVisibilityBatch", queue, code="ReceiptHandleIsInvalid", sender_fault=True
     )
-    sqs_stage.start()
+    worker = sqs_stage.start()
+    worker.wait_for_line("SQS rejected ChangeMessageVisibilityBatch")
+    sqs_stage.open("rejected")
     sqs_stage.wait(1, n=2)
     sqs_stage.wait_empty()
     said = [(each["what"], each["n"]) for each in sqs_stage.said()]

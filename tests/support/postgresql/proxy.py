@@ -32,8 +32,9 @@ class CuttingProxy:
         self._forwarded = {"request": 0, "answer": 0}
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._latest: dict[socket.socket, bytes] = {}
-        """Of each connection to the server: the end of the latest answer, b"" after a request."""
+        self._latest: dict[int, bytes] = {}
+        """By local port, of each connection to the server: the end of its latest answer, b"" after
+        a request."""
         self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -58,7 +59,7 @@ class CuttingProxy:
     @property
     def server_ports(self) -> list[int]:
         """Local ports of the open connections to the server."""
-        return [server.getsockname()[1] for server in list(self._latest)]
+        return list(self._latest)
 
     def resting(self) -> bool:
         """Return whether each request has been answered, and its answer forwarded."""
@@ -101,7 +102,7 @@ class CuttingProxy:
             with contextlib.suppress(OSError):
                 while self._pump(client, server):
                     pass
-            self._latest.pop(server, None)
+            self._latest.pop(server.getsockname()[1], None)
             self._open -= {client, server}
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
@@ -113,11 +114,12 @@ class CuttingProxy:
             direction: Direction = "request" if source is client else "answer"
             allowed = self._allowed(direction, len(data))
             (server if source is client else client).sendall(data[:allowed])
-            self._latest[server] = b"" if source is client else data[-len(READY) :]
+            port = server.getsockname()[1]
+            self._latest[port] = b"" if source is client else data[-len(READY) :]
             if allowed < len(data) or self._left == 0:
                 with self._lock:
                     self._left = None
-                self.cut_ports.append(server.getsockname()[1])
+                self.cut_ports.append(port)
                 return False
         return True
 
