@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +18,10 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.snapshot import backlog_of
 from qdo.queues import check_path_part
+from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.05
 _AT_ONCE = 1000
 """Delayed messages, or dead letters, that one transaction deletes."""
 
@@ -138,7 +137,7 @@ def delete(
     node = NEW
     if _node(client, layout, queue) is not None:
         audit.marked()
-        node = _released(client, layout, queue, time.monotonic() + timeout_seconds)
+        node = _released(client, layout, queue, timeout_seconds)
     try:
         _delete_stored(broker, deletion, node)
     except BaseException:
@@ -223,15 +222,14 @@ class _DeletionAudit:
         return {**counts, "dead_letters": left.dead_letters, "owner": left.owner}
 
 
-def _released(client: Client, layout: Layout, queue: str, deadline: float) -> QueueNode:
+def _released(client: Client, layout: Layout, queue: str, timeout_seconds: float) -> QueueNode:
     """Return the node of a queue once no worker owns it."""
-    while True:
+    node = NEW
+    for _ in polls(timeout_seconds, client.handler.sleep_func):
         node = _node(client, layout, queue) or NEW
         if not node.owner or client.exists(layout.worker(node.owner)) is None:
             return node
-        if time.monotonic() > deadline:
-            raise QueueOwnedError(queue=queue, owner=node.owner)
-        time.sleep(_LOOK_SECONDS)
+    raise QueueOwnedError(queue=queue, owner=node.owner)
 
 
 def _node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:

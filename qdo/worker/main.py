@@ -68,7 +68,7 @@ def _patch() -> None:
     from gevent import monkey
 
     # gevent looks for plugins at each of 20 events, and Python reads the metadata of all installed
-    # packages each time: 130 ms with 133 packages, 25 ms when they are read once.
+    # packages each time: 240 ms with 133 packages, 40 ms when they are read once.
     look, found = metadata.entry_points, metadata.entry_points()
     metadata.entry_points = found.select
     try:
