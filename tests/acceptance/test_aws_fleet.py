@@ -85,7 +85,11 @@ class AwsFleet:
         return last.pid, last.started
 
     def end(self, parent: Proc) -> None:
-        """Stop the workers in good order."""
+        """Stop the workers in good order, once another one is in the place of the killed one.
+
+        A parent that starts no other one exits with 1.
+        """
+        parent.wait_for_line(": registered; ", count=WORKERS + 1)
         parent.send(signal.SIGTERM)
         assert parent.wait(60) == 0, parent.output
 
