@@ -164,7 +164,7 @@ def test_three_workers_one_killed_one_frozen(fleet: ChurnFleet) -> None:
         first, second, *_ = children(parent.pid)
         os.kill(first, signal.SIGKILL)
         fleet.wait_counted(0.4)
-        with paused(second):
+        with paused(second, fleet.environment["QDO_COORDINATOR"]):
             threading.Event().wait(3 * SESSION_SECONDS)
         fleet.open_gate()
         assert parent.wait(60) == 0, parent.output

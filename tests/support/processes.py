@@ -189,26 +189,26 @@ class Proc:
 
 
 @contextlib.contextmanager
-def paused(pid: int) -> Iterator[None]:
-    """Stop a process (SIGSTOP) for the time of the block."""
-    os.kill(pid, signal.SIGSTOP)
+def paused(pid: int, *addresses: str) -> Iterator[None]:
+    """Stop a process (SIGSTOP) for the time of the block, as `freeze` does."""
     try:
-        wait_until(lambda: stopped(pid), f"process {pid} is stopped")
+        freeze(pid, *addresses)
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 
-def freeze(pid: int, coordinator: str) -> None:
-    """Stop a process, though never while it holds the write lock of an embedded coordinator.
+def freeze(pid: int, *addresses: str) -> None:
+    """Stop a process, though never while it holds the write lock of one of its SQLite files.
 
-    Whoever is stopped there stops everybody, which docs/design.rst says and another test shows.
+    A process stopped within a write stops all others (docs/design.rst); another test shows it.
     """
+    files = [address[7:] for address in addresses if address.startswith("sqlite:")]
     while True:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: stopped(pid), f"process {pid} is stopped")
-        if not coordinator.startswith("sqlite:") or _can_be_written(coordinator[7:]):
+        if all(map(_can_be_written, files)):
             return
         os.kill(pid, signal.SIGCONT)
 

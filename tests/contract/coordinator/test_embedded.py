@@ -20,6 +20,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.embedded import store as embedded_store
 from qdo.errors import DatabaseFullError
 from tests.support.coordinator_process import Remote
+from tests.support.processes import freeze
 from tests.support.zookeeper import wait_until
 
 TIMEOUT = 1.0
@@ -173,7 +174,7 @@ def test_watcher_that_fell_behind(embedded_url: str, monkeypatch: pytest.MonkeyP
     with Remote(embedded_url, timeout_seconds=20) as remote:
         assert remote.state() == KazooState.CONNECTED
         remote.ask("watch", "/b")
-        remote.signal(signal.SIGSTOP)
+        freeze(remote.process.pid, embedded_url)
         for _ in range(50):
             client.set("/a", b"")
         client.create("/b")

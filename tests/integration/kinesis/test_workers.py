@@ -275,7 +275,7 @@ def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) ->
     fleet.send(10)
     fleet.wait_for(2 * KEYS)
     (child,) = descendants(frozen.pid)
-    with paused(frozen.pid), paused(child):
+    with paused(frozen.pid), paused(child, fleet.coordinator):
         other = fleet.start()
         fleet.send(10)
         fleet.wait_for(20 * KEYS)

@@ -134,7 +134,7 @@ def test_trap_15_a_frozen_owner_runs_nothing_out_of_order(
     first = sqs_stage.start()
     sqs_stage.wait(4)
     child = sqs_stage.child(first)
-    with paused(child):
+    with paused(child, coordinator_url):
         sqs_stage.start()
         sqs_stage.until(
             lambda: any(each["pid"] != child for each in sqs_stage.said("begin")), "it took over"

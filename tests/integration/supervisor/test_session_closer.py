@@ -128,7 +128,7 @@ def test_session_of_a_living_child_is_never_closed(client: Client, coordinator_u
     """A stopped child could resume at any time. Only the coordinator may expire its session."""
     with parent(coordinator_url, processes=2) as proc:
         frozen, other = holders(proc, 2)
-        with paused(frozen.pid):
+        with paused(frozen.pid, coordinator_url):
             vanishing = Vanishing(client, other.node, other.executor)
             os.kill(other.pid, signal.SIGKILL)
             assert vanishing.gone.wait(TIMEOUT_SECONDS / 2)
@@ -155,7 +155,7 @@ def test_parent_ends_after_the_sessions_of_the_dead_are_closed(
 ):
     with parent(coordinator_url, processes=2) as proc:
         frozen, _ = holders(proc, 2)
-        with paused(frozen.pid):
+        with paused(frozen.pid, coordinator_url):
             for line in ("signal: draining", "signal: aborting", "signal: killing")[:signals]:
                 proc.send(signal.SIGTERM)
                 proc.wait_for_line(line)

@@ -27,7 +27,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.processes import Proc, freeze, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
 DEADLINE_SECONDS = 60.0
@@ -113,6 +113,7 @@ class ProcessFleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.broker = f"sqlite:{folder / 'messages.db'}"
+        self.address = f"sqlite:{folder / 'coordination.db'}"
         self.children: list[Child] = []
         (folder / "jobs.py").write_text(JOBS)
         self.app = App("fleet", broker=self.broker)
@@ -122,13 +123,16 @@ class ProcessFleet:
             "app": "fleet",
             "job": "jobs:write",
             "broker": self.broker,
-            "coordinator": f"sqlite:{self.folder / 'coordination.db'}",
+            "coordinator": self.address,
             "session_timeout_seconds": 2.0,
             **settings,
         }
         child = Child(self.folder, Settings(**chosen))
         self.children.append(child)
         return child
+
+    def freeze(self, child: Child) -> None:
+        freeze(child.process.pid, self.broker, self.address)
 
     def lines(self) -> list[list[str]]:
         path = self.folder / "out"
@@ -144,7 +148,7 @@ class ProcessFleet:
     @contextlib.contextmanager
     def coordinator(self) -> Iterator[Client]:
         """Yield a client that looks on."""
-        client = connect(f"sqlite:{self.folder / 'coordination.db'}")
+        client = connect(self.address)
         client.open()
         try:
             yield client
@@ -191,7 +195,7 @@ def test_age_of_the_last_report_tells_a_dead_worker(fleet: ProcessFleet) -> None
     child.process.kill()
     child.wait()
     wait_until(lambda: time.time() - reported() > 0.6 * timeout, "the report grows old")
-    at = ("--coordinator", f"sqlite:{fleet.folder / 'coordination.db'}")
+    at = ("--coordinator", fleet.address)
     with Proc.python("-m", "qdo", "workers", "--app", "fleet", *at, cwd=fleet.folder) as shown:
         assert shown.wait() == 0
         shown.wait_for_line("worker-.* running +[5-9]s ago")
@@ -275,7 +279,7 @@ def test_a_stopped_worker_comes_back_as_a_new_one(fleet: ProcessFleet) -> None:
     stopped = fleet.start(session_timeout_seconds=1.0, burst=True)
     pid = str(stopped.process.pid)
     wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
-    stopped.process.send_signal(signal.SIGSTOP)
+    fleet.freeze(stopped)
     before = len(fleet.lines())
     other = fleet.start(session_timeout_seconds=1.0, burst=True)
     assert other.wait() == 0
@@ -386,15 +390,16 @@ def test_what_cannot_begin_says_so_in_one_line(
 
 def test_a_drain_after_a_lost_session_is_not_a_clean_stop(fleet: ProcessFleet) -> None:
     """A worker that was frozen beyond its session, and is then told to stop, exits with 1."""
-    fleet.app.send_many([(f"q{number % 4}", number) for number in range(4000)])
-    frozen = fleet.start()
-    wait_until(lambda: len(fleet.lines()) > 50, "the first worker processes messages")
-    other = fleet.start()
-    wait_until(lambda: len({line[3] for line in fleet.lines()}) == 2, "both process messages")
-    frozen.process.send_signal(signal.SIGSTOP)
+    fleet.app.send_many([(f"q{number % 4}", number) for number in range(40)])
+    frozen = fleet.start(job="jobs:gated")
+    wait_until(lambda: fleet.assigned() == [4], "the first worker has all queues")
+    other = fleet.start(job="jobs:gated")
+    wait_until(lambda: fleet.assigned() == [2, 2], "each has half of them")
+    fleet.freeze(frozen)
     wait_until(lambda: fleet.assigned() == [4], "the other worker has all queues")
     frozen.process.send_signal(signal.SIGTERM)
     frozen.process.send_signal(signal.SIGCONT)
+    (fleet.folder / "open").touch()
     assert frozen.wait() == 1
     assert "session was lost" in frozen.errors()
     totals = re.search(r"(\d+) claimed, (\d+) released, (\d+) lost", frozen.errors())

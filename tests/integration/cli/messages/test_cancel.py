@@ -124,7 +124,7 @@ def test_a_worker_killed_before_it_answers(desk: OperatorDesk) -> None:
     worker = desk.work()
     desk.wait_for(1)
     (process,) = desk.pids()
-    with paused(process):
+    with paused(process, desk.broker_url, desk.coordinator):
         command = desk.begin("cancel", "--yes", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
         wait_until(lambda: desk.requests() == 1, "the request")
         os.kill(process, signal.SIGKILL)  # its parent starts another one
@@ -160,7 +160,7 @@ def test_a_killed_operator_leaves_nothing_undecided(desk: OperatorDesk) -> None:
     desk.work()
     desk.wait_for(1)
     (process,) = desk.pids()
-    with paused(process):
+    with paused(process, desk.broker_url, desk.coordinator):
         command = desk.begin("cancel", "--yes", "q", ids[1], "--timeout", "30s")
         wait_until(lambda: desk.requests() == 1, "the request")
         command.kill()
@@ -199,7 +199,7 @@ def test_a_worker_that_does_not_answer(desk: OperatorDesk) -> None:
     desk.work()
     desk.wait_for(1)
     (process,) = desk.pids()
-    with paused(process):
+    with paused(process, desk.broker_url, desk.coordinator):
         (item,) = desk.items("cancel", "--yes", "q", second, "--timeout", "0.5s", code=4)
     assert item["outcome"] == "unknown"
     assert item["reason"]

@@ -125,7 +125,7 @@ def test_a_worker_killed_before_it_knows_of_a_seek(desk: OperatorDesk, target: s
     desk.work()
     desk.wait_for(2)
     (process,) = set(desk.pids())
-    with paused(process):
+    with paused(process, desk.broker_url, desk.coordinator):
         place = target if target == "earliest" else str(places[2])
         assert desk.qdo("seek", "q", place, "--yes").code == 0
         os.kill(process, signal.SIGKILL)

@@ -100,7 +100,7 @@ def test_a_killed_worker_drops_it_too(desk: OperatorDesk) -> None:
     desk.work()
     desk.wait_for(1)
     (process,) = desk.pids()
-    with paused(process):
+    with paused(process, desk.broker_url, desk.coordinator):
         assert desk.qdo("purge", "--yes", "q").code == 0
         os.kill(process, signal.SIGKILL)
     held.unlink()
