@@ -38,10 +38,7 @@ AskParent = Callable[[str], None]
 
 
 class OwnActions:
-    """The actions of one worker process.
-
-    :param ask_parent: asks the parent process for an action; None without a parent.
-    """
+    """The actions of one worker process."""
 
     def __init__(
         self,
@@ -61,7 +58,6 @@ class OwnActions:
         self._level_timer: Any = None
 
     def table(self) -> Mapping[str, Perform]:
-        """Return how each action is done."""
         return MappingProxyType(
             {
                 names.PING: _ping,
@@ -78,8 +74,6 @@ class OwnActions:
             }
         )
 
-    # --- processes ------------------------------------------------------------------------
-
     def _drain(self, args: Values, finish: Finish) -> Result:
         if self._ask_parent is not None:
             self._ask_parent(names.DRAIN)  # which sends SIGTERM, and starts no other process
@@ -92,8 +86,6 @@ class OwnActions:
             raise UnfitError("this worker has no parent process that could start another one")
         self._ask_parent(action)
         return Result(text)
-
-    # --- messages -------------------------------------------------------------------------
 
     def _cancel(self, args: Values, finish: Finish) -> None:
         queue, positions = names.cancelled_in(args)
@@ -109,8 +101,6 @@ class OwnActions:
             text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             found = {str(position): each.value for position, each in outcomes.items()}
             finish(Result(text, json.dumps(found)))
-
-    # --- the log --------------------------------------------------------------------------
 
     def _log_level(self, args: Values, finish: Finish) -> Result:
         level, seconds = names.level_of(args), names.seconds_of(names.LOG_LEVEL, args)
@@ -131,8 +121,6 @@ class OwnActions:
         elif restore is not None:
             restore()
         _log.info("the log has its configured level again")
-
-    # --- profiles -------------------------------------------------------------------------
 
     def _profile(self, args: Values, finish: Finish) -> None:
         seconds = names.seconds_of(names.PROFILE, args)

@@ -62,7 +62,6 @@ def main() -> int:
 
 
 def _patch() -> None:
-    """Let gevent patch the process."""
     from importlib import metadata
 
     from gevent import monkey

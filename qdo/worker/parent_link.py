@@ -138,7 +138,6 @@ def send_settings(pipe: socket.socket, settings: Settings) -> None:
 
 
 def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
-    """Send the parent the names of the app's source files."""
     try:
         pipe.sendall(json.dumps({"files": sorted(files)}).encode() + b"\n")
     except OSError as error:

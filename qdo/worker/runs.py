@@ -45,7 +45,6 @@ _Key = tuple[str, str, int]
 class MessageRun:
     """A message in flight.
 
-    :ivar slot: the slot of its queue or lane.
     :ivar seconds: since the look that saw it first.
     """
 

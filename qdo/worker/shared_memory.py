@@ -68,7 +68,6 @@ def read_entries(fd: int, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def text(data: bytes) -> str:
-    """Return a name of an entry."""
     return data.decode(errors="replace")
 
 

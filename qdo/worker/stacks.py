@@ -40,10 +40,7 @@ def write_at_signal(fd: int) -> None:
 
 
 class StackDumps:
-    """The memory for the stacks of one child; any thread of the parent may read it.
-
-    :ivar fd: its descriptor, for the child.
-    """
+    """The memory for the stacks of one child; any thread of the parent may read it."""
 
     def __init__(self) -> None:
         self.fd = make_memory("qdo-stacks")
@@ -121,7 +118,6 @@ class Samples:
 
 
 def profile_result(samples: Samples, seconds: float) -> Result:
-    """Return the result of a profile."""
     return Result(f"{samples.taken} samples in {seconds:g} s", samples.folded())
 
 

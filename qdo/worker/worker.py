@@ -144,7 +144,6 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
 class _Running:
     """The parts of a worker whose broker is open.
 
-    :ivar gate: keeps held queues still.
     :ivar listener: the doorbells of its queues; None if none are watched.
     """
 
@@ -198,8 +197,6 @@ class Worker:
     def state(self) -> str:
         """The state of this worker, see the module's table."""
         return self._current.state
-
-    # --- life -------------------------------------------------------------------------
 
     def request_stop(self) -> None:
         """Ask the worker to stop: the first call drains, the second aborts running jobs.
@@ -264,8 +261,6 @@ class Worker:
         if self._current.start_error is not None:
             raise self._current.start_error
         return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
-
-    # --- the parts --------------------------------------------------------------------
 
     def _watchdog(self) -> LoopWatchdog:
         return LoopWatchdog(
@@ -384,8 +379,6 @@ class Worker:
         if settings.max_seconds:
             yield TimeLimit(settings.max_seconds, self._stop.finish)
 
-    # --- work -------------------------------------------------------------------------
-
     def _work(self, running: _Running, duties: list[Duty]) -> None:
         """Run the duties, and wait for a reason to stop."""
         broker = running.broker
@@ -422,8 +415,6 @@ class Worker:
     def _is_idle(self, dispatcher: Dispatcher) -> bool:
         """Return whether all queues of this worker are claimed and fully processed."""
         return self._current.settled() and dispatcher.all_idle() and self._duties.quiet
-
-    # --- shutdown ---------------------------------------------------------------------
 
     def _drain(self, running: _Running) -> bool:
         """Stop as the module's docstring says; return whether every message was finished."""

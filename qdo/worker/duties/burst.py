@@ -30,7 +30,7 @@ A survey of thousands of queues takes a while."""
 
 @dataclass(frozen=True, slots=True)
 class FleetSurvey:
-    """Who has the queues that this worker does not own.
+    """The state of the queues that this worker does not own.
 
     :ivar unattended: the queues that no live worker lists.
     :ivar elsewhere: the recorded position of each queue that another worker lists.
@@ -49,7 +49,7 @@ class Burst(Duty):
     lists each queue. Not counted are queues that this worker does not take, queues without a
     job in the app, and queues whose node excludes them from processing.
 
-    :param survey: returns who has these queues, see `fleet_survey`.
+    :param survey: returns which workers have these queues, see `fleet_survey`.
     :param is_idle: whether all queues of this worker are claimed and fully processed.
     :param finish: called with the reason when everything is processed.
     """
@@ -106,7 +106,7 @@ class Burst(Duty):
 def fleet_survey(
     client: Client, layout: Layout, positions: Positions, worker: str, queues: Iterable[str]
 ) -> FleetSurvey:
-    """Return who has these queues, without those that must not be processed.
+    """Return which workers have these queues, without those that must not be processed.
 
     :param worker: name of the asking worker. Its own queues are left out.
     """

@@ -81,7 +81,6 @@ class Duties:
 
     @property
     def quiet(self) -> bool:
-        """True when no duty has work to finish."""
         return all(duty.quiet for duty, _ in self._running)
 
     def begin_drain(self) -> None:
@@ -91,7 +90,6 @@ class Duties:
         gevent.killall(ending)
 
     def end_all(self) -> None:
-        """Stop every duty."""
         ending, self._running = [greenlet for _, greenlet in self._running], []
         gevent.killall(ending)
 
@@ -173,10 +171,7 @@ class QueueTimers(Duty):
 
 
 class TimeLimit(Duty):
-    """Ends the worker once it has run for `seconds`.
-
-    :param finish: called with the reason when the time is over.
-    """
+    """Ends the worker once it has run for `seconds`."""
 
     name = "limit"
 
@@ -190,10 +185,7 @@ class TimeLimit(Duty):
 
 
 class LeftMessages(Duty):
-    """Releases messages once, instead of waiting for their visibility timeout.
-
-    :param left: queue and receipt handle of each message.
-    """
+    """Releases messages once, instead of waiting for their visibility timeout."""
 
     name = "left"
     ends_at_drain = False
@@ -280,10 +272,7 @@ SOON_SECONDS = 0.1
 
 
 class DoorbellListener(Duty):
-    """The doorbells of one worker process.
-
-    :param slots: its queues by name, as the dispatcher keeps them.
-    """
+    """Watches the doorbells of the queues of one worker process."""
 
     name = "doorbell"
 

@@ -48,7 +48,6 @@ class MemberParts:
     :ivar actions: how the actions are done that operators ask for.
     :ivar gate: keeps held queues still.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
-    :ivar totals: counts the checkpoints of all members.
     """
 
     broker: Broker
@@ -166,10 +165,7 @@ class MemberFactory:
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def check_level(self) -> None:
-        """Check again that this version is not too old, once its worker is registered.
-
-        :raises RejectedError: it is.
-        """
+        """Raise RejectedError if this version is too old by now, once its worker is registered."""
         if self._client is not None:
             check_level(self._client, self._layout)
 
@@ -186,10 +182,7 @@ class MemberFactory:
         return over
 
     def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
-        """Count an attempt for each message that was in flight when an earlier session ended.
-
-        :returns: the number of counted attempts.
-        """
+        """Count attempts of messages in flight when an earlier session ended; return how many."""
         if self._client is None or not in_flight:
             return 0
         counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
@@ -201,7 +194,7 @@ class MemberFactory:
             warn_of_server(self._client)
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
-        """Return who has these queues, see `fleet_survey`; without a session, no worker."""
+        """Return which workers have these queues, see `fleet_survey`; without a session, none."""
         if self._client is None or self._member is None:
             return FleetSurvey(sorted(queues), {})
         return fleet_survey(self._client, self._layout, self._positions, self._member.name, queues)

@@ -39,7 +39,7 @@ class ClaimEvents:
     Each registration has its own: events of an older one never reach the newer one.
 
     :ivar over: set when the registration has ended for good.
-    :param history: what records the owners of queues, None if nothing does.
+    :param history: records the owners of queues; None without a history.
     """
 
     def __init__(
@@ -98,8 +98,6 @@ class ClaimEvents:
 class MembershipLoop(Duty):
     """Registers a worker process, and registers it again whenever its session is over.
 
-    :param parts: of each member.
-    :param current: holds the registration in force for the other duties.
     :param make_events: makes the receiver of the events of one registration.
     :param in_flight: the messages in flight. When a session ends, their attempts are counted.
     :param on_start_error: called when the first registration has failed.

@@ -72,8 +72,6 @@ class QueueInventory:
         self._parents: dict[str, tuple[str, ...]] = {}
         self._waiting: dict[str, tuple[str, ...]] = {}
 
-    # --- observations -----------------------------------------------------------------
-
     def read(self, names: Iterable[str], nodes: Mapping[str, QueueNode]) -> None:
         """Record the nodes of these names; `nodes` holds those that exist."""
         for name in names:
@@ -96,8 +94,6 @@ class QueueInventory:
         if self._misses_before_retire is not None:
             missing = (self.nodes - self._listed) - self.deleted
             self._misses = {name: self._misses.get(name, 0) + 1 for name in missing}
-
-    # --- decisions --------------------------------------------------------------------
 
     def vanished(self) -> list[str]:
         """Return the queues to retire."""
@@ -131,7 +127,6 @@ class QueueInventory:
 
     @property
     def waiting(self) -> AbstractSet[str]:
-        """The queues that wait for their parents."""
         return self._waiting.keys()
 
     def awaited(self) -> list[str]:
@@ -288,10 +283,7 @@ class QueueReconciler:
         self._read(queues, some)
 
     def act(self, queues: LeaderQueues, fresh: Sequence[str], now: float) -> float:
-        """Update the nodes of all queues, and create those of `fresh` ones.
-
-        :returns: the seconds until the next step.
-        """
+        """Update all queue nodes, create those of `fresh`; return the seconds to the next step."""
         self._start(queues, fresh, now)
         inventory = self._inventory
         more = self._change(
@@ -520,10 +512,7 @@ class Discovery(Duty):
             return None
 
     def _fitting(self, names: list[str], count: int) -> list[str]:
-        """Return the new queues that get a node; those that have one keep it.
-
-        :param count: number of queues that have one.
-        """
+        """Return the new queues that get a node; the `count` queues that have one keep it."""
         if self._broker.max_queues is None:
             return names
         room = max(0, self._broker.max_queues - count)

@@ -29,10 +29,7 @@ DEAD_LETTERS_SECONDS = 60.0
 
 
 class Retention(Duty):
-    """Deletes processed messages and dead letters beyond their limits, one queue at a time.
-
-    :param slots: the queues of this worker by name, as the dispatcher keeps them.
-    """
+    """Deletes processed messages and dead letters beyond their limits, one queue at a time."""
 
     name = "retention"
 

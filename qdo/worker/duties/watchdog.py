@@ -153,7 +153,6 @@ class LoopWatchdog:
         self._timer = gevent.get_hub().loop.timer(self._limit / CHECKS, self._limit / CHECKS)
 
     def start(self) -> None:
-        """Start watching."""
         self._stopping.acquire()
         self._ended.acquire()
         self._store_beat()

@@ -44,8 +44,6 @@ _log = logging.getLogger(__name__)
 
 
 class Batches:
-    """Runs turns of batches."""
-
     def __init__(self, engine: Engine, outcomes: Outcomes, resumer: FailureResumer) -> None:
         self._engine = engine
         self._outcomes = outcomes
@@ -110,7 +108,6 @@ class Batches:
         return rows
 
     def _drop_expired(self, slot: Slot, rows: list[Row]) -> None:
-        """Drop rows that the broker took back."""
         subscription = slot.subscription
         if subscription is None:
             return
@@ -119,7 +116,6 @@ class Batches:
             self._outcomes.note_expired(slot, row[0])
 
     def _run_single(self, turn: Turn, row: Row) -> TurnResult:
-        """Run one message in a batch of its own."""
         slot, claim = turn.slot, turn.claim
         failure, attempt = claim.failure, 1
         if failure is not None and failure.position == row[0]:
@@ -221,7 +217,6 @@ class Batches:
     def _failed_whole(
         self, turn: Turn, rows: list[Row], batch: Batch, error: BaseException
     ) -> TurnResult:
-        """Run each message alone after the whole batch failed."""
         if len(batch) == 1 or isinstance(error, Stop):
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], error)
@@ -247,7 +242,6 @@ class Batches:
         return TurnResult.WAIT
 
     def _drop_done(self, turn: Turn) -> None:
-        """Drop gathered rows that are done."""
         rows = turn.slot.gathered
         if rows:
             del rows[: bisect_right(rows, turn.claim.done, key=_POSITION)]

@@ -32,10 +32,7 @@ class CannotCancelError(Exception):
 
 
 class Cancellations:
-    """Cancels messages.
-
-    :param slots: the queues of this process, by name.
-    """
+    """Cancels messages of the queues of this process."""
 
     def __init__(self, engine: Engine, slots: Mapping[str, Slot]) -> None:
         self._engine = engine

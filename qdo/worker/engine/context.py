@@ -40,7 +40,6 @@ def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy
 class Engine:
     """The shared parts of one worker process's engine; `build` makes them.
 
-    :ivar counters: totals since the start of the process.
     :ivar in_flight: where turns record the message in flight.
     :ivar permits: limits the lanes that run at once, over all queues.
     :ivar recorded: returns the text of an error as the queue's node shows it.
@@ -82,11 +81,7 @@ class Engine:
         jitter: Callable[[], float] = random.random,
         context: Any = None,
     ) -> Engine:
-        """Put the parts together.
-
-        :param in_flight: where turns record the message in flight; memory of this process by
-            default.
-        """
+        """Put the parts together; without `in_flight`, its table is in this process's memory."""
         settings = in_force.now
         recorder = Recorder() if settings.history else None
         meters = JobMeters(app.job_for, clock) if settings.http else None

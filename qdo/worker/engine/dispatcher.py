@@ -54,7 +54,7 @@ PAUSE_CHECK_SECONDS = 0.05
 
 
 class SlotTimers:
-    """Waiting and paused slots.
+    """Keep waiting and paused slots.
 
     The generators yield each slot once. The caller makes it ready before it takes the next one.
 
@@ -69,7 +69,7 @@ class SlotTimers:
         self.expirations = 0
 
     def wait(self, slot: Slot) -> None:
-        """Set the alarm of a waiting slot; once, however often it is woken before."""
+        """Set the alarm of a waiting slot once, however often it is woken before."""
         if slot.not_before < slot.alarm:
             slot.alarm = slot.not_before
             heapq.heappush(self._waiting, (slot.alarm, next(self._order), slot))
@@ -89,7 +89,6 @@ class SlotTimers:
         return min(check, self._waiting[0][0]) if self._waiting else check
 
     def take_due(self, now: float) -> Iterator[Slot]:
-        """Yield waiting slots whose time has come."""
         while self._waiting and self._waiting[0][0] <= now:
             due, _, slot = heapq.heappop(self._waiting)
             slot.alarm = float("inf")
@@ -115,7 +114,6 @@ class SlotTimers:
 
     @property
     def any_paused(self) -> bool:
-        """Whether a slot is paused."""
         return bool(self._paused)
 
 
@@ -140,13 +138,14 @@ class Loop:
 
 
 class Dispatcher:
-    """The slots of one worker process, over all of its registrations.
+    """Run the queues of one worker process, over all of its registrations.
 
-    :ivar slots: by queue.
-    :ivar runners: greenlets that run turns. `timers`: the slots that wait.
+    The coordination member calls the methods that begin, change and end claims.
+
+    :ivar runners: greenlets that run turns.
     :param turns: runs the turns; reports here those that wait for lanes, and queues that got the
         permits they waited for.
-    :param slots: where the slots are kept, for parts that are made before the dispatcher.
+    :param slots: the slots by queue; given for parts that are made before the dispatcher.
     """
 
     def __init__(
@@ -166,8 +165,6 @@ class Dispatcher:
         self._loop = loop
         self._ready: deque[Slot] = deque()
         turns.report_to(self.lane_turns_changed, self.resume)
-
-    # --- called by the coordination member ---------------------------------------------
 
     def claimed(self, member: ClaimSink, claim: Claim) -> None:
         """Begin a claim; if an older one still runs, after its message in flight."""
@@ -211,8 +208,6 @@ class Dispatcher:
         self.lost(old)
         self.claimed(member, new)
 
-    # --- called for news of the broker, and when time passes ---------------------------
-
     def wake(self, queues: Iterable[str]) -> None:
         """Check queues that may have new messages."""
         slots = self.slots
@@ -251,8 +246,6 @@ class Dispatcher:
     def due(self) -> float:
         """Return the clock time at which `tick` must be called, `inf` for never."""
         return self.timers.due()
-
-    # --- turns -------------------------------------------------------------------------
 
     def _begin(self, slot: Slot, member: ClaimSink, claim: Claim) -> None:
         slot.member = member
@@ -384,8 +377,6 @@ class Dispatcher:
         self._turns.end(slot)
         if self.slots.get(slot.queue) is slot:
             del self.slots[slot.queue]
-
-    # --- for other parts of the worker --------------------------------------------------
 
     def running(self) -> Iterator[Slot]:
         """Yield the slots with a running turn, including those of claims that ended."""

@@ -22,10 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """Reads for the slots of a worker.
-
-    :ivar most: maximum rows of one fetch.
-    """
+    """Reads for the slots of a worker, at most `most` rows at once."""
 
     def __init__(self, broker: Broker, fetch: int, clock: Callable[[], float]) -> None:
         self._broker = broker
@@ -37,10 +34,7 @@ class Fetcher:
         self.most = fetch
 
     def fetch(self, slot: Slot, claim: Claim) -> Rows:
-        """Return the remaining rows, else the prefetched batch, else new rows from the broker.
-
-        Raises any error of the broker.
-        """
+        """Return the remaining rows, the prefetched batch, or new rows; raise any broker error."""
         rows = slot.rows
         if rows is not None and length_hint(rows):
             return rows

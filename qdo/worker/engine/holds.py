@@ -1,7 +1,7 @@
-"""Keeps queues still while they are held: see `qdo.fleet.hold_machine`.
+"""Keep queues still while they are held: see `qdo.fleet.hold_machine`.
 
-A held queue keeps its owner and its position. Its claim is closed for the time of the hold, which
-is what turns check after every message anyway: holds cost a message nothing.
+A held queue keeps its owner and its position. Its claim is closed during the hold. Turns check the
+claim after every message anyway, so holds cost nothing per message.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class HoldGate:
             self._dispatcher.resume(slot)
 
     def in_flight(self) -> bool:
-        """Return whether a message of a held queue is in flight.
-
-        Also one of a claim that is lost: its job may still run.
-        """
+        """Return whether a message of a held queue is in flight, even if its claim is lost."""
         running = [slot for slot in self._in_flight if slot.state is SlotState.RUNNING]
         self._in_flight.intersection_update(running)
         return bool(running)

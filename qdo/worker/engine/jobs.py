@@ -2,7 +2,8 @@
 
 The broker must be able to process queues in the way that their jobs require. A worker that finds an
 incompatible queue at its start does not run. A queue that appears later must not stop a running
-fleet, nor a process that replaces a dead one: it is not processed, and the log names it.
+fleet, nor a process that replaces a dead one: it is not processed, and the log names it. The checks
+of a queue raise UnreachableError if the broker cannot report its order.
 """
 
 from __future__ import annotations
@@ -77,15 +78,11 @@ def _check_time(jobs: Iterable[Job], broker: Broker) -> None:
 
 
 def orders_differ(broker: Broker) -> bool:
-    """Return whether the broker's queues may differ in their order."""
     return broker.capabilities.mixed_order
 
 
 def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
-    """Return whether the broker's order of a queue is weaker than its job requires.
-
-    :raises: as `QueueCatalog.order`.
-    """
+    """Return whether the broker's order of a queue is weaker than its job requires."""
     return _STRICTNESS[broker.catalog.order(queue)] < _STRICTNESS[job.order]
 
 
@@ -108,10 +105,7 @@ class Compatibility:
         self._named: set[str] = set()
 
     def fits(self, queue: str, job: Job) -> bool:
-        """Return whether a job may process a queue; log each queue once that it may not.
-
-        :raises UnreachableError: the broker cannot report the queue's order.
-        """
+        """Return whether a job may process a queue; log each queue once that it may not."""
         if not self._differ or job.order == "none" or not self._is_weaker(queue, job):
             return True
         if queue not in self._named:
@@ -180,10 +174,7 @@ class JobTable:
         self._jobless: set[str] = set()
 
     def find(self, queue: str) -> BoundJob:
-        """Return the job of a queue; `NO_JOB` if its messages must wait.
-
-        :raises UnreachableError: the broker cannot report whether the queue suits its job.
-        """
+        """Return the job of a queue; `NO_JOB` if its messages must wait."""
         job = self._app.job_for(queue)
         if job is None:
             if queue not in self._jobless:

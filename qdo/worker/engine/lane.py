@@ -44,9 +44,7 @@ class LaneOwner(Protocol):
 
 
 class LanePermits:
-    """Limits the lanes of all queues of a worker process.
-
-    At most `count` of them run at once.
+    """Limits the lanes of all queues of a worker process: at most `count` of them run at once.
 
     :ivar held_bytes: approximate size of the messages that the lanes have read.
     """
@@ -122,7 +120,6 @@ class LaneSlot(Slot):
 
     @property
     def member(self) -> ClaimSink | None:
-        """The registration that made the queue's claim."""
         return self._whole.member
 
     @member.setter
@@ -256,11 +253,9 @@ class WatermarkTracker:
         return self._head.newest
 
     def __len__(self) -> int:
-        """Return the number of pending messages."""
         return len(self._pending)
 
     def __contains__(self, position: int) -> bool:
-        """Return whether a message is pending."""
         return position in self._pending
 
     def add(self, position: int) -> bool:
@@ -324,7 +319,6 @@ class LaneProgress:
 
     :param lanes: the lanes as they are now, for instance the view of a dict.
     :param subscription: notified of every message that is done.
-    :param hold_seconds: maximum time for which the broker hides a message; None if it never does.
     """
 
     def __init__(

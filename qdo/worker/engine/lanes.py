@@ -105,8 +105,6 @@ class Lanes:
         self._news = Event()
         claim.refresh = self.publish
 
-    # --- the turn ---------------------------------------------------------------------
-
     def turn(self) -> TurnResult:
         """Run lanes until all are idle, or the claim or the lease ends."""
         self._tip = False
@@ -218,7 +216,6 @@ class Lanes:
         self._news.set()
 
     def in_flight(self) -> list[Slot]:
-        """Return the slots of lanes with a message in flight."""
         return [lane.slot for lane in self._running if lane.slot.message is not None]
 
     def is_finished(self) -> bool:
@@ -232,8 +229,6 @@ class Lanes:
     def discard(self) -> None:
         """Stop counting the memory of messages that are not needed anymore."""
         self._count_bytes(-self._bytes)
-
-    # --- reading ----------------------------------------------------------------------
 
     def _read(self) -> None:
         """Read the next batch of the queue into lanes."""
@@ -268,8 +263,6 @@ class Lanes:
     def _count_bytes(self, change: int) -> None:
         self._bytes += change
         self._permits.held_bytes += change
-
-    # --- a lane -----------------------------------------------------------------------
 
     def _run(self, lane: Lane) -> None:
         """Run a lane until it is idle or other lanes wait: the body of its greenlet."""
@@ -363,8 +356,6 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
 
 
 class LaneTurns:
-    """Runs turns of queues with lanes."""
-
     def __init__(self, engine: Engine, outcomes: Outcomes, rows: RowRunner) -> None:
         self._turns_changed: Callable[[int], None] = lambda change: None
         self._engine = engine

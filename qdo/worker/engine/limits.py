@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MOST_SINGLES = 63
-"""Messages that are asked for one by one after streaks that were interrupted, at most."""
+"""Most messages that ask for permits one by one after streaks were interrupted."""
 
 
 class PermitShare(Protocol):
@@ -151,8 +151,6 @@ class StreakRows(GatedRows):
 
 
 class Streaks:
-    """The streaks of a process."""
-
     def __init__(self) -> None:
         self._running: list[StreakRows] = []
         self._pause = self._singles = 0
@@ -169,11 +167,9 @@ class Streaks:
         return True
 
     def begin(self, rows: StreakRows) -> None:
-        """Begin a streak."""
         self._running.append(rows)
 
     def end(self, rows: StreakRows) -> None:
-        """End a streak at its end, if it is one."""
         if rows in self._running:
             self._running.remove(rows)
             rows.settle()
@@ -200,8 +196,6 @@ class PermitWaiter(Protocol):
 
 
 class GatedLanes(PermitWaiter, Protocol):
-    """The lanes of a queue."""
-
     admitted_at: float
 
 
@@ -263,7 +257,7 @@ class Gate:
 
     :ivar limits: all limits of the process.
     :ivar names: the job's limits, in the order in which their permits are taken.
-    :ivar waiting: who waits, with the number of its arrival.
+    :ivar waiting: the waiters, with the number of their arrival.
     :ivar allows_streak: one queue may start messages as fast as it can.
     :param queue_seconds: least time between two starts of one queue; 0 for none.
     """
@@ -289,12 +283,10 @@ class Gate:
         return at + self._queue_seconds
 
     def note_start(self, queue: str, fence: int) -> None:
-        """Record the start of a message."""
         if self._queue_seconds:
             self._last[queue] = fence, self.limits.clock()
 
     def forget(self, queue: str) -> None:
-        """Forget a queue that is not owned any more."""
         self._last.pop(queue, None)
 
     def admits(self, waiter: PermitWaiter) -> bool:
@@ -345,7 +337,6 @@ class Limits:
 
     :ivar waiting: how many queues wait for permits.
     :ivar clock: seconds of rates.
-    :ivar streaks: messages that are started without asking for each.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -409,14 +400,14 @@ class Limits:
         return Grant(gate, found)
 
     def enqueue(self, gate: Gate, waiter: PermitWaiter) -> None:
-        """Let a queue wait at the end of the line; one that waits already keeps its place."""
+        """Add a queue to the end of the line; a queue that already waits keeps its place."""
         if waiter not in gate.waiting:
             gate.waiting[waiter] = next(self._arrivals)
             waiter.awaits_permit = True
             self._count()
 
     def leave(self, waiter: PermitWaiter) -> None:
-        """Let a queue wait no more, and return the permits that it has."""
+        """Remove a queue from the line, and return the permits that it has."""
         if waiter.awaits_permit:
             waiter.awaits_permit = False
             for gate in self._gates:
@@ -427,7 +418,6 @@ class Limits:
             grant.release()
 
     def forget(self, queue: str) -> None:
-        """Forget a queue that is not owned any more."""
         for gate in self._gates:
             gate.forget(queue)
 
@@ -446,7 +436,7 @@ class Limits:
         self.serve()
 
     def serve(self) -> None:
-        """Give permits to those who have waited longest."""
+        """Give permits to the queues that have waited longest."""
         if not self.waiting:
             return
         taken: set[str] = set()
@@ -473,7 +463,7 @@ class Limits:
             self.wake()
 
     def _coming(self, gate: Gate) -> set[str]:
-        """Return the limits that those behind a waiting queue must not take before it.
+        """Return the limits that later queues must not take before a waiting queue.
 
         Empty if this process has no share of a limit: that wait may be long.
         """

@@ -1,6 +1,6 @@
 """Reports how attempts end: to an app's observers, the history and the metrics.
 
-Without them it costs nothing.
+Without observers, history and metrics it costs nothing.
 """
 
 from __future__ import annotations

@@ -77,8 +77,6 @@ _stop_log = logging.getLogger(f"{__name__}.stop")
 
 
 class Outcomes:
-    """Ends attempts, and waits for brokers that failed."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._broker = engine.broker
@@ -156,10 +154,7 @@ class Outcomes:
             case StopWorker():
                 return self._stop(turn.slot, message, decision)
 
-    # --- one function per outcome -------------------------------------------------------
-
     def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:
-        """Leave the message to the queue's next owner."""
         self._observers.report(message, "lost", describe(error))
         _log.warning(
             "%s: message %s failed while its queue was released, lost or changed by an operator;"
@@ -173,7 +168,6 @@ class Outcomes:
     def _retry(
         self, turn: Turn, message: Message, error: BaseException, decision: RetryMessage
     ) -> TurnResult:
-        """Wait, and run the same message again, which keeps the queue's order."""
         slot, reason = turn.slot, describe(error)
         delay = round(decision.after_seconds, 3)
         # A recorded time without a delay would be waited for in full, whatever the clock does.
@@ -215,7 +209,6 @@ class Outcomes:
     def _skip(
         self, turn: Turn, message: Message, error: BaseException, decision: SkipMessage
     ) -> TurnResult:
-        """Mark a message as done, as the job, the policy or an operator decided."""
         self._counters.skipped += 1
         turn.claim.done = message.position
         self._observers.report(message, "skip", decision.reason)
@@ -232,7 +225,6 @@ class Outcomes:
     def _block(
         self, turn: Turn, message: Message, error: BaseException, decision: BlockQueue
     ) -> TurnResult:
-        """Keep the message and its queue as they are until an operator decides."""
         slot = turn.slot
         self._counters.blocked += 1
         shown, now = self._engine.recorded(decision.reason), round(time.time(), 3)
@@ -280,7 +272,6 @@ class Outcomes:
         return self.wait(slot, KEY_SECONDS)
 
     def _stop(self, slot: Slot, message: Message, decision: StopWorker) -> TurnResult:
-        """Stop the worker cleanly; the message is not done, and its attempt does not count."""
         self._counters.stopped += 1
         self._counters.attempts -= 1
         self._fetcher.clear(slot)
@@ -302,7 +293,6 @@ class Outcomes:
         error: BaseException,
         decision: DeadLetterMessage,
     ) -> TurnResult:
-        """Make a message a dead letter, with its error."""
         slot = turn.slot
         slot.pending_dead_letter = DeadLetterRecord(
             queue=slot.queue,

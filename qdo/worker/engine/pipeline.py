@@ -40,13 +40,7 @@ from qdo.worker.shared_memory import encode_label
 
 
 class Pipeline:
-    """Runs turns; see the module's docstring for their steps.
-
-    :ivar counters: totals since the start of the process.
-    :ivar limits: the permits and rates of jobs.
-    :ivar history: counts for the history, None without one.
-    :ivar meters: counts for the metrics, None without them.
-    """
+    """Runs turns; see the module's docstring for their steps."""
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
@@ -73,7 +67,7 @@ class Pipeline:
         self.limits.report_to(resume)
 
     def cancellations(self, slots: Mapping[str, Slot]) -> Cancellations:
-        """Return what cancels messages of these queues."""
+        """Return an object that cancels messages of these queues."""
         return Cancellations(self._engine, slots)
 
     def clear(self, slot: Slot) -> None:
@@ -95,8 +89,6 @@ class Pipeline:
         if slot.awaits_permit or slot.grant is not None:
             self.limits.leave(slot)
         self.limits.forget(slot.queue)
-
-    # --- a turn ------------------------------------------------------------------------
 
     def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         """Process messages of a queue until its turn is over; return how it ended."""
@@ -150,8 +142,6 @@ class Pipeline:
         if (claim.done != done or claim.failure is not failure) and turn.in_force:
             turn.member.progress(claim)
 
-    # --- messages that may finish out of order -----------------------------------------
-
     def _runs_out_of_order(self, claim: Claim) -> bool:
         """Return whether messages behind ``claim.done`` are done, failing or cancelled."""
         return claim.out_of_order is not None and claim.positions.stable
@@ -172,8 +162,6 @@ class Pipeline:
             return TurnResult.HELD  # without reading anything
         self._label(turn, in_line=False)
         return self._lanes.run(turn)
-
-    # --- messages one after the other ---------------------------------------------------
 
     def _run_serial(self, turn: Turn) -> TurnResult:
         result = self._rows.finish_pending(turn)

@@ -34,10 +34,7 @@ from qdo.worker.executors.base import MessageExpired
 
 
 class Subscriptions:
-    """The subscriptions of one worker process.
-
-    :ivar needed: the broker is polled.
-    """
+    """The subscriptions of one worker process; `needed` tells whether the broker is polled."""
 
     def __init__(self, broker: Broker, clock: Callable[[], float]) -> None:
         self.needed = broker.capabilities.subscriptions
@@ -45,10 +42,7 @@ class Subscriptions:
         self._clock = clock
 
     def begin(self, turn: Turn) -> None:
-        """Subscribe to the messages of a claim.
-
-        Raises any error of the broker.
-        """
+        """Subscribe to the messages of a claim; raise any error of the broker."""
         slot, claim, batch = turn.slot, turn.claim, turn.job.batch
         subscription = self._broker.subscribe(
             slot.queue,
@@ -116,7 +110,6 @@ def _all_in_flight(slot: Slot, batch: int) -> list[int]:
 
 
 def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
-    """Return the positions of a slot's messages in flight."""
     if slot.message is None:
         return ()
     if slot.pending_dead_letter is not None:  # its job has ended: it is being stored

@@ -62,7 +62,6 @@ class AsyncioExecutor(Executor):
         return call
 
     def under_way(self) -> int:
-        """Return how many jobs are running."""
         return self._running
 
     def close(self) -> None:
@@ -95,8 +94,6 @@ class AsyncioExecutor(Executor):
 
 
 class _Run:
-    """One run of a coroutine."""
-
     def __init__(
         self,
         loop: JobLoop,

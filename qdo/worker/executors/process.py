@@ -192,8 +192,6 @@ class JobProcess:
         limit = memory_mib * _MIB
         return memory_bytes(descendants(self._process.pid), limit) > limit
 
-    # --- its end ------------------------------------------------------------------------
-
     def reap(self) -> str:
         """Wait for a dying process, or kill it; describe how it ended."""
         try:
@@ -248,12 +246,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProcessExecutor(Executor):
-    """The processes of every job.
-
-    :param target: the app as MODULE:APP, "" for the job named in the settings.
-    :param may_start: checked before a message is sent to a process: the queue's claim or the
-        lease may have ended during the wait for one.
-    """
+    """The processes of every job; `ExecutorRouter` has the same parameters."""
 
     def __init__(
         self, settings: Settings, target: str, may_start: Callable[[Message], bool]
@@ -280,7 +273,6 @@ class ProcessExecutor(Executor):
         return call
 
     def under_way(self) -> int:
-        """Return how many messages are in flight in processes."""
         return sum(pool.under_way for pool in self._pools)
 
     def close(self) -> None:
@@ -324,8 +316,6 @@ class _Pool:
         while self._idle:
             self._end(self._idle.pop())
         gevent.joinall(list(self._leaving))
-
-    # --- one message ---------------------------------------------------------------------
 
     def _attempt(self, message: Message) -> BaseException | None:
         seconds = self._job.timeout_seconds
@@ -385,8 +375,6 @@ class _Pool:
         error = JobCrashedError(job=self._job.name, id=message.id, reason=reason)
         error.__cause__ = cause
         return error
-
-    # --- processes -------------------------------------------------------------------------
 
     def _take(self, message: Message) -> JobProcess:
         """Return an idle process or a new one.

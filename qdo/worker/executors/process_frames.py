@@ -63,7 +63,6 @@ class WireError(Exception):
 
 
 def pack(head: dict[str, Any], blob: bytes = b"") -> bytes:
-    """Return a frame."""
     text = json.dumps(head).encode()
     return b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob))
 
@@ -107,7 +106,6 @@ def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
 
 
 def pack_message(message: Message, serial: int) -> bytes:
-    """Return the frame of a message."""
     raw, large = isinstance(message.body, bytes), type(message.body) is JsonText
     head = {
         "serial": serial,

@@ -111,7 +111,6 @@ class ExecutorRouter(Executor):
                 )
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return the call of the job's executor."""
         kind = kind_of(job, self._settings.executor)
         executor = self._made.get(kind)
         if executor is None:
@@ -119,15 +118,12 @@ class ExecutorRouter(Executor):
         return executor.bind(job, on_start)
 
     def decodes(self, job: Job) -> bool:
-        """Return whether the job's process decodes large bodies."""
         return kind_of(job, self._settings.executor) == "process"
 
     def under_way(self) -> int:
-        """Return how many jobs are running outside the event loop's thread."""
         return sum(executor.under_way() for executor in self._made.values())
 
     def close(self) -> None:
-        """Close every executor."""
         for executor in self._made.values():
             executor.close()
 
@@ -193,15 +189,12 @@ class LimitedExecutor(Executor):
             self._on_reached()
 
     def decodes(self, job: Job) -> bool:
-        """Return whether the job's process decodes large bodies."""
         return self._inner.decodes(job)
 
     def under_way(self) -> int:
-        """Return how many jobs are running outside the event loop's thread."""
         return self._inner.under_way()
 
     def close(self) -> None:
-        """Close the inner executor."""
         self._inner.close()
 
 

@@ -67,7 +67,6 @@ class ThreadExecutor(Executor):
         return _JobThread(self._mailbox, self._may_start)
 
     def under_way(self) -> int:
-        """Return how many jobs are running."""
         return self._running
 
     def close(self) -> None:

@@ -236,7 +236,6 @@ def check_library() -> None:
 
 
 def exposition(values: Mapping[Metric, Series]) -> bytes:
-    """Return metrics as text."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()

@@ -64,10 +64,7 @@ class QueueSurvey:
         self._unknown: list[Slot] = []
 
     def take(self, slots: Sequence[Slot], now: float, breathe: Callable[[], None]) -> None:
-        """Look at queues.
-
-        :param breathe: lets other greenlets run.
-        """
+        """Look at queues; `breathe` lets other greenlets run in between."""
         for number, slot in enumerate(slots, start=1):
             state = state_of(slot)
             self.states[state] += 1
@@ -163,10 +160,7 @@ Rows = list[tuple[tuple[str, ...], list[float]]]
 
 
 class MetricsDuty(Duty):
-    """Publishes the metrics of this process for its parent, until its last message has ended.
-
-    :param page: where they are published.
-    """
+    """Publishes the metrics of this process for its parent, until its last message has ended."""
 
     name = "metrics"
     ends_at_drain = False

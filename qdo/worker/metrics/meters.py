@@ -102,10 +102,7 @@ class JobMeter:
 
 
 class JobMeters:
-    """The meters of one worker process.
-
-    :ivar by_glob: by the glob of queues of the job.
-    """
+    """The meters of one worker process."""
 
     def __init__(
         self,

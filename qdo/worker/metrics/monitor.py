@@ -74,10 +74,7 @@ class MetricsPage:
 
 
 class ChildMetrics:
-    """The metrics of one child; any thread of the parent may read them.
-
-    :ivar fd: descriptor of the memory, for the child.
-    """
+    """The metrics of one child; any thread of the parent may read them."""
 
     def __init__(self) -> None:
         self.fd = make_memory("qdo-metrics")
@@ -180,8 +177,6 @@ class Monitor:
         self._totals = MetricTotals()
         self._rendered: tuple[float, bytes] = (0.0, b"")
 
-    # --- for the main loop ------------------------------------------------------------
-
     def look(self, slots: Sequence[SlotView]) -> None:
         """Record the processes; called in each step of the main loop."""
         self._stepped_at = time.monotonic()
@@ -195,8 +190,6 @@ class Monitor:
                 name for name, child in living.items() if self._living.get(name) is not child
             )
             self._living = living
-
-    # --- for any thread ---------------------------------------------------------------
 
     def __call__(
         self, environ: Mapping[str, Any], start_response: Callable[..., object]
@@ -231,7 +224,6 @@ class Monitor:
         return _answer([*self._faults(), *self._obstacles()])
 
     def metrics(self) -> HttpAnswer:
-        """Answer with all metrics."""
         now = time.monotonic()
         rendered_at, text = self._rendered
         if not text or now - rendered_at >= RENDER_SECONDS:

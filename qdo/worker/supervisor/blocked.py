@@ -44,9 +44,9 @@ from qdo.worker.supervisor.child import ChildProcess
 from qdo.worker.supervisor.sessions import SessionKeeper
 
 LOOK_SECONDS = 0.05
-"""How often it looks whether the loop is still blocked."""
+"""How often the thread checks whether the loop is still blocked."""
 RETRY_SECONDS = 0.5
-"""Until it connects again, after the coordinator did not answer."""
+"""Pause before it connects again, after the coordinator did not answer."""
 LONGEST_SECONDS = names.MAX_PROFILE_SECONDS + 10.0
 """How long actions that were begun may take after that."""
 
@@ -115,8 +115,6 @@ class BlockedActions(threading.Thread):
 
     def _is_blocked(self) -> bool:
         return _is_blocked(self._child, self._report)
-
-    # --- what it does ---------------------------------------------------------------------
 
     def _table(self) -> Mapping[str, Perform]:
         return {

@@ -372,7 +372,6 @@ class Reaper:
 
 
 def _exit_level(code: int, *, stopping: bool) -> int:
-    """Return the log level for the exit of a child."""
     expected = code == 0 or (stopping and code == -signal.SIGTERM)
     return logging.INFO if expected else logging.WARNING
 

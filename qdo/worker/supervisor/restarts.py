@@ -118,7 +118,7 @@ Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
 
 @dataclass(slots=True)
 class ProcessSlot:
-    """What runs one process after the other."""
+    """A place that runs one process after the other."""
 
     phase: Phase = Phase.ENDED
     started_at: float = 0.0
@@ -178,7 +178,6 @@ class RestartPolicy:
         entry.ever_registered = entry.ever_registered or open_session
 
     def has_registered(self, slot: int) -> bool:
-        """Return whether any process of a slot ever had a coordinator session."""
         return self.slots[slot].ever_registered
 
     def exited(self, slot: int, code: int, now: float) -> list[Action]:

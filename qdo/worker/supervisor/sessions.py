@@ -207,8 +207,6 @@ class SessionKeeper(threading.Thread):
     """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
 
     :ivar kept_at: clock time at which it last attached to the session.
-    :param process: name of the process, for the log.
-    :param note: keys for the component node of the worker.
     :param is_blocked: returns whether the loop still has not run; called on this thread.
     """
 

@@ -124,13 +124,11 @@ class HttpService:
             )
 
     def close(self) -> None:
-        """Close the server."""
         if self._server is not None:
             self._server.close()
 
 
 def slot_name(slot: int) -> str:
-    """Return the name of the process of a slot, for logs and answers."""
     return f"process {slot + 1}"
 
 
@@ -142,8 +140,6 @@ _Mark = tuple[int, int, int]
 
 
 class SourceWatcher:
-    """Polls source files; see `look`."""
-
     def __init__(self) -> None:
         self._marks: dict[str, _Mark | None] = {}
         self._changed: set[str] = set()
@@ -228,7 +224,6 @@ class _Parent:
         self._watcher = SourceWatcher() if settings.reload else None
         self._look_at = 0.0
         self._children: dict[int, ChildProcess] = {}
-        """By slot."""
         self._stop_signals, self._hung_up = 0, False
         self._leave_at: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -236,8 +231,6 @@ class _Parent:
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-
-    # --- signals: set a flag, wake up the loop ----------------------------------------
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -279,8 +272,6 @@ class _Parent:
         # Full: the loop is about to wake up anyway. Closed: it has ended.
         with contextlib.suppress(OSError):
             self._wakeup_end.send(b"\0")
-
-    # --- the loop ---------------------------------------------------------------------
 
     def run(self) -> int:
         """Run until every slot has ended and the sessions of all dead children are closed."""
@@ -347,8 +338,6 @@ class _Parent:
             _log.info("reloading the workers: %s changed", ", ".join(map(os.path.relpath, changed)))
             self._do(self._policy.reload(now))
 
-    # --- children ---------------------------------------------------------------------
-
     def _receive(self, slot: int) -> None:
         child = self._children[slot]
         if not child.receive():
@@ -408,8 +397,6 @@ class _Parent:
         self._update(slot, child)
         self._act_for([(slot, child)])
         self._do(self._policy.exited(slot, code, time.monotonic()))
-
-    # --- the actions of the restart policy ---------------------------------------------
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
