@@ -64,7 +64,6 @@ class NodeRights:
     )
 
     def of(self, path: str) -> list[ACL]:
-        """Return the list for the node at a path."""
         if self.accounts is None:
             return OPEN_ACL_UNSAFE
         rights = self._rights(path)
@@ -170,10 +169,7 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account of a client.
-
-    :ivar scheme: DIGEST or SASL.
-    """
+    """The account of a client; `scheme` is DIGEST or SASL."""
 
     scheme: str
     name: str
@@ -181,7 +177,6 @@ class Account:
 
     @property
     def identity(self) -> Identity:
-        """The account in access control lists."""
         if self.scheme == SASL:
             return Identity(SASL, self.name)
         # The format of ZooKeeper, which requires SHA-1.
@@ -193,7 +188,6 @@ class Account:
         return f"{self.scheme}:{self.name}"
 
     def options(self) -> dict[str, Any]:
-        """Return the options of kazoo's client."""
         if self.scheme == DIGEST:
             return {"auth_data": [(DIGEST, Secret(f"{self.name}:{self.password}"))]}
         login = {"username": self.name, "password": self.password}
@@ -215,10 +209,7 @@ class Tls:
     check_host: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Read the files.
-
-        :raises OSError: a file cannot be used; ssl.SSLError is a subclass.
-        """
+        """Read the files; raise OSError, or its subclass ssl.SSLError, if one cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.check_host
         context.load_verify_locations(self.ca)
@@ -233,7 +224,6 @@ class Access:
     """How a client connects.
 
     :ivar tls: None for plain connections.
-    :ivar account: None for no account.
     :ivar rights: None: nodes are open to all.
     """
 
@@ -242,7 +232,6 @@ class Access:
     rights: NodeRights | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return the options of kazoo's client."""
         return self.account.options() if self.account is not None else {}
 
     def acl_of(self, path: str) -> list[ACL]:
@@ -250,7 +239,6 @@ class Access:
         return OPEN_ACL_UNSAFE if self.rights is None else self.rights.of(path)
 
     def account_name(self) -> str:
-        """Return the account for errors."""
         return "no account" if self.account is None else f"account {self.account}"
 
 
@@ -267,5 +255,4 @@ def acl_rejected() -> SettingsError:
 
 
 def has_sasl() -> bool:
-    """Return whether the library for SASL is installed."""
     return bool(PURESASL_AVAILABLE)

@@ -1,6 +1,7 @@
 """Read many nodes in few requests, without waiting for one answer after the other.
 
-The functions raise CoordinatorUnreachableError if the connection is lost.
+The functions raise CoordinatorUnreachableError if the connection is lost. `read_children` and
+`names_below` raise NodeRefusedError if the children of a node cannot be listed.
 """
 
 from __future__ import annotations
@@ -101,10 +102,7 @@ def _value(path: str, data: bytes | None, stat: ZnodeStat) -> NodeValue:
 
 
 def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
-    """Return the sorted names below each node that exists.
-
-    :raises NodeRefusedError: the children of a node cannot be listed.
-    """
+    """Return the sorted names below each node that exists."""
     found = read_permitted_children(client, paths)
     for path, names in found.items():
         if names is None:
@@ -113,7 +111,7 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def names_below(client: Client, path: str) -> list[str]:
-    """Return the sorted names below one node, none if it does not exist; see `read_children`."""
+    """Return the sorted names below one node, none if it does not exist."""
     return read_children(client, [path]).get(path, [])
 
 
@@ -169,7 +167,6 @@ def _answer(client: Client, pending: Any) -> Any:
 
 
 def connection_lost(client: Client, error: BaseException) -> CoordinatorUnreachableError:
-    """Return the error to raise for an error of kazoo or of its handler."""
     return CoordinatorUnreachableError(
         url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
     )

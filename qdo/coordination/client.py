@@ -303,7 +303,6 @@ class Client(KazooClient):
 
     @property
     def server(self) -> str:
-        """The server that the client is connected to, or was last."""
         return self.connected_to or self._connection.server or self.address.url
 
     def lost_server(self) -> str:

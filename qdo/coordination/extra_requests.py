@@ -38,7 +38,6 @@ class MultiRead:
         self.reads = [GetData(path, None) for path in paths]
 
     def serialize(self) -> bytearray:
-        """Return the request's body as jute records."""
         body = bytearray()
         for read in self.reads:
             body += MultiHeader(read.type, False, -1).serialize()
@@ -50,7 +49,6 @@ class MultiRead:
     def deserialize(
         cls, buffer: bytes, offset: int
     ) -> list[tuple[bytes | None, ZnodeStat] | Exception]:
-        """Read the answer's body."""
         results: list[tuple[bytes | None, ZnodeStat] | Exception] = []
         header, offset = MultiHeader.deserialize(buffer, offset)
         while not header.done:
@@ -75,7 +73,6 @@ class AddWatch:
         self.path = path
 
     def serialize(self) -> bytearray:
-        """Return the request's body."""
         body = bytearray(write_string(self.path))
         body += _INT.pack(_PERSISTENT_RECURSIVE)
         return body
@@ -108,7 +105,6 @@ class TreeWatchers:
         self._watchers.clear()
 
     def fire(self, kind: int, path: str, client: Any) -> None:
-        """Call the watchers of the trees that contain a path."""
         if not self._watchers or client._stopped.is_set():
             return
         event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))

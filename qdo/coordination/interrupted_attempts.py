@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that a process had in flight when the process or its session ended.
-
-    :ivar in_line: whether its queue has one message in flight at a time.
-    """
+    """A message that was in flight; `in_line`: its queue has one message in flight at a time."""
 
     queue: str
     worker: str

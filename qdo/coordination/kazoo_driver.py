@@ -94,7 +94,6 @@ class KazooDriver:
         then: Callback,
         watcher: Watcher,
     ) -> None:
-        """Perform a request that is not a transaction."""
         path = self._client.chroot + request.path
         if isinstance(request, Create):
             self._send(
@@ -147,7 +146,6 @@ class KazooDriver:
         self._client._call(request, _Reply(self, convert, then))
 
     def deliver(self, then: Callback, convert: Callable[[Any], Response], value: Any) -> None:
-        """Deliver an answer or an error, on the loop."""
         if not isinstance(value, Exception):
             then(convert(value))
         elif isinstance(value, NoNodeError):
@@ -160,7 +158,6 @@ class KazooDriver:
             self._refused(value)
 
     def last_zxid(self) -> int:
-        """Return the zxid of the latest answer."""
         return int(self._client.last_zxid)
 
     def _get_watched(self, path: str, then: Callback, watcher: Watcher) -> None:
@@ -196,7 +193,6 @@ class _Reply:
         self._then = then
 
     def set(self, value: Any) -> None:
-        """Deliver the coordinator's answer, or its error."""
         self._driver.put(partial(self._driver.deliver, self._then, self._convert, value))
 
     set_exception = set
@@ -215,7 +211,6 @@ class _SyncReply:
         self._driver.put(partial(self._then, answer))
 
     def set_exception(self, error: Exception) -> None:
-        """Deliver the error."""
         self._driver.put(partial(self._driver.deliver, self._then, node_read, error))
 
 
@@ -227,11 +222,9 @@ class _ManyReplies:
         self._thens = thens
 
     def set(self, values: list[Any]) -> None:
-        """Deliver the result of each read."""
         self._driver.put(partial(self._deliver, values))
 
     def set_exception(self, error: Exception) -> None:
-        """Deliver the error to all."""
         self._driver.put(partial(self._deliver, [error] * len(self._thens)))
 
     def _deliver(self, values: list[Any]) -> None:
@@ -252,7 +245,6 @@ def operation(client: Client, op: Op) -> SetData | CheckVersion | kazoo_requests
 
 
 def node_read(value: tuple[bytes | None, ZnodeStat]) -> NodeRead:
-    """Return a node from the answer to a read."""
     data, stat = value
     return NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 

@@ -47,14 +47,10 @@ class LeaderQueues:
         self._put = put
 
     def is_leader(self) -> bool:
-        """Return whether this worker is the rebalancer, as far as it knows."""
         return self.election.leading
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
-        """Create nodes for the queues that lack one; ignored unless this worker leads.
-
-        :param last: the position after which these queues start.
-        """
+        """Create missing queue nodes, which start after `last`; ignored unless it leads."""
         self._put(partial(self._rebalancer.create_queues, list(names), last))
 
     def queue_names(self) -> tuple[str, ...] | None:
@@ -72,17 +68,13 @@ class LeaderQueues:
         self._put(partial(self._rebalancer.exclude_deleted, names))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
-        """Return the nodes of queues, without missing ones; waits for the coordinator.
-
-        One that the coordinator refuses has a fault.
-        """
+        """Return the existing nodes of queues; one that the coordinator refuses has a fault."""
         reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
         return {
             read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
         }
 
     def change_queue(self, change: Change, name: str) -> QueueNode:
-        """Change the node of a queue; waits for the coordinator."""
         try:
             return change(self._client, self._layout, name)
         except KazooException as error:
@@ -101,7 +93,6 @@ class LeaderQueues:
 
 
 def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:
-    """Return the error to raise for an error of kazoo."""
     reason = f"{type(error).__name__} {error}".strip()
     if is_refusal(error):
         reason += f"; give qdo all rights on the nodes below {layout.root}"

@@ -64,7 +64,6 @@ class MachineLoop:
         self._events.put(event)
 
     def run(self) -> None:
-        """Run until `end` is called."""
         while self.running:
             self.step(self.wait_seconds())
 
@@ -75,7 +74,6 @@ class MachineLoop:
         self.machines.clear()
 
     def remove(self, machine: Machine) -> None:
-        """Stop running a machine."""
         if machine in self.machines:
             self.machines.remove(machine)
         self._watchers.pop(id(machine), None)  # kazoo keeps the watcher while a watch is armed
@@ -190,7 +188,6 @@ class MachineLoop:
     # --- the connection ---------------------------------------------------------------
 
     def connected(self) -> None:
-        """Tell the machines that the session is connected."""
         self._leave_unanswered()
         self.up = True
         if self.lease is not None:

@@ -139,7 +139,6 @@ class Member:
 
     @property
     def lease(self) -> Lease:
-        """The lease of this registration."""
         if self._loop.lease is None:
             raise RuntimeError("a member has a lease only after start()")
         return self._loop.lease
@@ -165,11 +164,7 @@ class Member:
             self._loop.put(None)
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        """Checkpoint at once, and wait until ``claim.done`` is recorded.
-
-        :returns: False on timeout. True also if the claim has ended, since waiting longer would
-            not help.
-        """
+        """Checkpoint at once; return whether ``claim.done`` was recorded, or the claim ended."""
         done = self._handler.event_object()
 
         def begin() -> None:
@@ -208,7 +203,6 @@ class Member:
         return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
-        """Return the names of the queues that are still owned."""
         return self._ownership.unreleased() if self._ownership is not None else []
 
     def refresh_component(self, component: Mapping[str, Any]) -> None:
@@ -219,16 +213,13 @@ class Member:
     def obey(self, zxid: int) -> None:
         """Confirm that this worker obeys the holds of this version.
 
-        As an event of the loop: in the current step, the worker's node may have been written.
+        It is an event of the loop: in the current step, the worker's node may have been written.
         """
         if self._ownership is not None:
             self._loop.put(partial(self._ownership.obey, zxid))
 
     def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
-        """Report the next notification of each of these queues.
-
-        :param gone: queues to watch no longer.
-        """
+        """Report the next notification of each of `queues`; stop to watch those of `gone`."""
         if self._watches is not None and gone:
             self._loop.put(partial(self._watches.unwatch, gone))
         if self._watches is not None and queues:

@@ -192,9 +192,7 @@ def retire(
 ) -> QueueNode:
     """Mark a queue as deleted that its broker no longer has; return the node before the change.
 
-    Its owner releases it with all its progress.
-
-    :raises CorruptNodeError: see `mark_deleted`.
+    Its owner releases it with all its progress. Raise CorruptNodeError as `mark_deleted` does.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -204,10 +202,7 @@ def retire(
 
 
 def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
-    """Mark a completely processed queue as deleted; return the node before the change.
-
-    :param finished: its final position; a node with another position is not changed.
-    """
+    """Mark a processed queue as deleted if it is still at `finished`; return the node before."""
 
     def change(node: QueueNode) -> QueueNode:
         over = node.position == finished and not node.deleted
@@ -258,12 +253,10 @@ def remove(
 
 
 def is_deleted(node: QueueNode) -> bool:
-    """Return whether a queue was marked as deleted by `retire`."""
     return node.deleted and any(name == RETIRED for name, _ in node.extra)
 
 
 def without_marks(node: QueueNode) -> QueueNode:
-    """Return a node that is not marked as deleted."""
     extra = tuple(each for each in node.extra if each[0] != RETIRED)
     return replace(node, deleted=False, extra=extra)
 
@@ -356,7 +349,6 @@ KEY = "imported"
 
 
 def is_imported(node: QueueNode, id: str) -> bool:
-    """Return whether the file with this id has moved a queue."""
     return (KEY, id) in node.extra
 
 
@@ -369,10 +361,7 @@ def place(
     finished: str | None,
     record: Record,
 ) -> None:
-    """Continue a queue after the position in `wanted`, once for each file; create a missing node.
-
-    :param finished: see `queue_admin.seek`.
-    """
+    """Continue a queue after `wanted`, once for each file; create a missing node."""
     make_folder(client, layout.queues)
     if _created(client, layout, queue, _with_mark(wanted, id), record):
         return

@@ -177,7 +177,6 @@ _log = logging.getLogger(__name__)
 
 
 def is_safe(version: tuple[int, int, int]) -> bool:
-    """Return whether an ensemble of this version keeps acknowledged writes."""
     if version[:2] == (3, 9):
         return version >= (3, 9, 2) and version != (3, 9, 3)
     return version >= (3, 8, 4)
@@ -224,10 +223,7 @@ class ServerReport:
 
 
 def read_server(host: str, timeout_seconds: float) -> ServerReport:
-    """Ask one server for its version and mode, on a connection of its own without TLS.
-
-    :param host: HOST, HOST:PORT or [ADDRESS]:PORT.
-    """
+    """Ask a server for its version and mode, without TLS; `host` may have a port or brackets."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name, port = host, "2181"

@@ -25,7 +25,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import KazooState
 
-from qdo.coordination.bulk_reads import connection_lost, read_children, read_nodes
+from qdo.coordination.bulk_reads import connection_lost, names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.lease import Lease, Renewal
@@ -64,11 +64,9 @@ class SideConnection:
         atexit.register(self.close)
 
     def add(self, machine: Machine) -> None:
-        """Run a further machine."""
         self._loop.put(partial(self._add, machine))
 
     def remove(self, machine: Machine) -> None:
-        """Stop running a machine."""
         self._loop.put(partial(self._loop.remove, machine))
 
     def call(self, event: Callable[[], object]) -> None:
@@ -76,10 +74,7 @@ class SideConnection:
         self._loop.put(event)
 
     def wait(self, begin: Callable[[Callable[[], None]], object], timeout_seconds: float) -> bool:
-        """Call `begin` on the loop with a function, and wait until that function is called.
-
-        :returns: False if it was not called in time.
-        """
+        """Call `begin` on the loop with a function; return whether that one was called in time."""
         done = self.client.handler.event_object()
         self._loop.put(partial(begin, done.set))
         return bool(done.wait(timeout_seconds))
@@ -161,11 +156,10 @@ class LeasedConnection(SideConnection):
 
     @staticmethod
     def session(client: Client) -> int:
-        """Return the id of a client's session."""
         return int(client.client_id[0]) if client.client_id is not None else 0
 
     def wait_registered(self, timeout_seconds: float) -> str:
-        """Return the path of this process's node, once it has one.
+        """Wait until this process has a node; return its path.
 
         :raises CoordinatorUnreachableError: it has none in time.
         """
@@ -179,11 +173,9 @@ class LeasedConnection(SideConnection):
 
     @property
     def valid(self) -> bool:
-        """Whether the session certainly lives."""
         return clock() < self.lease.until
 
     def close(self) -> None:
-        """End the session, and with it its nodes."""
         self.over = True
         self.lease.end()
         for waiter in list(self.waiters):
@@ -216,12 +208,11 @@ class LeasedConnection(SideConnection):
 def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -> None:
     """Add keys to the component node of the client's session, if it has one.
 
-    The worker overwrites them when it writes its node again.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
+    The worker overwrites them when it writes its node again. Raise CoordinatorUnreachableError if
+    the connection is lost.
     """
     folder = f"{layout.components}/worker"
-    names = read_children(client, [folder]).get(folder, [])
+    names = names_below(client, folder)
     session = client.client_id[0] if client.client_id is not None else 0
     for read in read_nodes(client, [f"{folder}/{name}" for name in names]):
         if read.session != session:

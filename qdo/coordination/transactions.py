@@ -41,7 +41,6 @@ Decide = Callable[[Node], Sequence[Op] | None]
 
 
 def read(client: Client, path: str) -> Node:
-    """Read a node."""
     deadline = clock() + ANSWER_SECONDS
     while True:
         answer = client.handler.async_result()
@@ -100,9 +99,7 @@ def make_folder(client: Client, path: str) -> None:
 def settle(client: Client, root: str) -> None:
     """Wait until no earlier transaction of this client can take effect any more.
 
-    A committed transaction of the same session is a barrier. It changes nothing.
-
-    :param root: the path of a node that exists.
+    A committed check of `root`, a node that exists, is a barrier. It changes nothing.
     """
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [CheckOp(root)]), NoResponse):

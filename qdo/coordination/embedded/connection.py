@@ -92,7 +92,6 @@ class EmbeddedConnection(ConnectionHandler):
     """A connection to the coordinator in the file `path`.
 
     :ivar last_fault: why the last attempt to connect failed.
-    :ivar tls_fault: None: a file has no TLS.
     """
 
     tls_fault: str | None = None
@@ -187,7 +186,6 @@ class EmbeddedConnection(ConnectionHandler):
     # --- serving ----------------------------------------------------------------------
 
     def _serve(self, link: EmbeddedSession) -> None:
-        """Serve the client until it closes its session."""
         while not self._step(link):
             pass
 

@@ -113,10 +113,7 @@ _LOCK_BACKOFF = Backoff(0.0002, 0.01)
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a batch of requests.
-
-    :ivar foreign: earlier changes of other clients that were not reported to the client yet.
-    """
+    """The result of requests; `foreign` are the changes of other clients since the last report."""
 
     foreign: list[Event]
     outcomes: list[TreeResult]
@@ -226,7 +223,6 @@ class EmbeddedSession:
         )
 
     def end(self) -> None:
-        """End the session, and delete its ephemeral nodes."""
         self._begin(write=True)
         try:
             self._end_sessions([self.row.id])
@@ -251,9 +247,7 @@ class EmbeddedSession:
     def perform(
         self, requests: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        """Perform requests in order, each atomic on its own, all in one transaction.
-
-        Their changes are durable on return.
+        """Perform requests in order, each atomic on its own, all in one durable transaction.
 
         :param watching: whether the client has watches, so changes must be reported.
         """

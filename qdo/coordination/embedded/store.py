@@ -242,7 +242,6 @@ class Store:
             self._db.execute("UPDATE state SET trimmed = ?", row)
 
     def events(self, since: int) -> list[Event]:
-        """Return the events after the zxid `since`, in order."""
         with self._guarded():
             rows = self._db.execute(
                 "SELECT events FROM change WHERE zxid > ? ORDER BY zxid", (since,)
@@ -257,7 +256,6 @@ class Store:
         return [SessionRow(*row) for row in rows]
 
     def session(self, session: int) -> SessionRow | None:
-        """Return one session, None if it has ended."""
         with self._guarded():
             row = self._db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
         return None if row is None else SessionRow(*row)

@@ -74,7 +74,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
 
 
 def normalize_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
-    """Return the stored form of a list: checked, without duplicates; None if open to all.
+    """Return the stored form of a list without duplicates, None if it is open to all.
 
     Raise InvalidACLError if it is empty or has an invalid entry.
     """
@@ -114,7 +114,6 @@ def _parse(stored: str) -> tuple[Entry, ...]:
 
 
 def allows(stored: str | None, permission: int, identities: tuple[Identity, ...]) -> bool:
-    """Return whether one of `identities` has any right of `permission`."""
     if stored is None:
         return True
     return any(
@@ -160,7 +159,6 @@ class TreeNode:
     children: int
 
     def row(self) -> tuple[Any, ...]:
-        """Return the fields in the order of the constructor."""
         return _FIELDS(self)
 
     def copy(self) -> TreeNode:
@@ -193,8 +191,7 @@ class NodeSource(Protocol):
 
     def node(self, path: str) -> TreeNode | None: ...
 
-    def names(self, path: str) -> Iterable[str]:
-        """Return the names of a node's children."""
+    def names(self, path: str) -> Iterable[str]: ...
 
 
 def parent_of(path: str) -> str:
@@ -225,10 +222,7 @@ class TreeResult:
 
 
 class Tree:
-    """One transaction's view of all znodes.
-
-    :ivar zxid: of the newest change.
-    """
+    """One transaction's view of all znodes; `zxid` is that of the newest change."""
 
     def __init__(self, source: NodeSource, zxid: int, now_milliseconds: int) -> None:
         self.zxid = zxid
@@ -241,11 +235,9 @@ class Tree:
         self._identities: tuple[Identity, ...] = ()
 
     def changes(self) -> dict[str, TreeNode | None]:
-        """Return the present value of every changed node; None for a deleted one."""
         return {path: self._nodes[path] for path, _ in self._journal}
 
     def perform(self, request: Any, session: int, identities: tuple[Identity, ...]) -> TreeResult:
-        """Perform a request of `session`, with the rights of `identities`."""
         self._session, self._identities = session, identities
         mark = len(self._journal)
         self._events = []

@@ -125,7 +125,6 @@ class Acquisition:
     # --- the queue node ---------------------------------------------------------------
 
     def read(self, slot: OwnedQueue) -> None:
-        """Read the node of a queue that is assigned and not owned."""
         slot.state = QueueState.READING
         self.free.pop(slot.queue, None)
         self._read_at.pop(slot.queue, None)
@@ -158,7 +157,6 @@ class Acquisition:
             self._to_check.setdefault(node.owner, []).append(slot)
 
     def offer(self, slot: OwnedQueue) -> None:
-        """Make a slot available to be claimed."""
         slot.state = QueueState.FREE
         self.free[slot.queue] = slot
 

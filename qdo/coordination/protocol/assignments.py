@@ -124,11 +124,9 @@ class Assignments:
         self._observe(Stat(self._layout.assignment(worker), watch=True), answered)
 
     def queues(self) -> set[str]:
-        """Return the names of all assigned queues."""
         return {queue for share, _ in self._assigned.values() for queue in share}
 
     def share(self, worker: str) -> frozenset[str]:
-        """Return the queues assigned to a worker, none if it has no assignment."""
         return self._assigned.get(worker, (frozenset[str](), 0))[0]
 
     def shares_of_others(self, workers: Collection[str]) -> dict[str, frozenset[str]]:
@@ -304,7 +302,6 @@ class AssignmentReader:
         self.read()
 
     def read(self) -> None:
-        """Read and watch it."""
         self._retry_at = float("inf")
         self._machine.ask(Get(self.path, watch=True), self._answered)
 
@@ -313,7 +310,6 @@ class AssignmentReader:
         return self._retry_at
 
     def flush(self) -> None:
-        """Read it again, if it is time."""
         if self._clock() >= self._retry_at:
             self.read()
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
 from qdo.coordination.protocol.machine import (
-    Callback,
     CheckOp,
     Commit,
     CommitError,
     Committed,
     NoResponse,
     Rejected,
-    Request,
     Response,
     SetOp,
 )
@@ -31,6 +29,9 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 from qdo.system.clock import Histogram
+
+if TYPE_CHECKING:
+    from qdo.coordination.protocol.ownership import Ownership
 
 BATCH = 250
 """Queues in a transaction: measured best between 100 and 250."""
@@ -60,27 +61,13 @@ class CheckpointTotals:
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
-class Owner(Protocol):
-    """The part of `Ownership` that checkpoints use."""
-
-    path: str
-
-    def ask(self, request: Request, then: Callback) -> None: ...
-
-    def gone(self) -> None:
-        """Called when the worker's own node does not exist."""
-
-
 class Checkpoints:
-    """Records the progress of queues in transactions.
-
-    :param recovery: reads nodes again whose state is unknown.
-    """
+    """Records the progress of queues; `recovery` reads nodes again whose state is unknown."""
 
     def __init__(
         self,
         layout: Layout,
-        owner: Owner,
+        owner: Ownership,
         recovery: Recovery,
         *,
         clock: Callable[[], float],
@@ -99,7 +86,6 @@ class Checkpoints:
         self.in_flight = 0
 
     def mark(self, slot: OwnedQueue) -> None:
-        """Record that a queue progressed."""
         self._dirty[slot.queue] = slot
 
     def due(self) -> float:

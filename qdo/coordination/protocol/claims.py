@@ -123,10 +123,7 @@ class Claim:
     def of(
         cls, queue: str, fence: int, node: QueueNode, lease: Lease, positions: Positions
     ) -> Claim:
-        """Return a claim that continues from a queue node.
-
-        :raises ValueError: the node's `position` is not valid for this broker.
-        """
+        """Continue from a queue node; raise ValueError if its `position` is invalid."""
         done = positions.resume_after(node.last, node.position)
         return cls(
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
@@ -138,7 +135,6 @@ class Claim:
         return not self.open and not self.held
 
     def close(self) -> None:
-        """End it for good."""
         self.open = self.held = False
 
     def hold(self) -> None:
@@ -147,7 +143,6 @@ class Claim:
             self.open, self.held = False, True
 
     def lift(self) -> None:
-        """End `hold`."""
         if self.held:
             self.open, self.held = True, False
 

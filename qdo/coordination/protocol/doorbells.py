@@ -50,7 +50,6 @@ class DoorbellWatches(Machine):
                 self._read(queue)
 
     def unwatch(self, queues: Iterable[str]) -> None:
-        """Forget these queues."""
         for queue in queues:
             self._watched.discard(queue)
             self._seen.pop(queue, None)

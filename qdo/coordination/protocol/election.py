@@ -179,7 +179,6 @@ class Election(Machine):
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on the requests of the registration, and the answers to them."""
         registration = self._registration
         while registration is not None and registration.outbox:
             request, then = registration.outbox.popleft()

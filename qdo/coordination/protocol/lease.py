@@ -77,7 +77,6 @@ class Lease:
             unproven.append((sent_at, acknowledged_at))
 
     def end(self) -> None:
-        """End the lease for good: the session is gone."""
         self.until = float("-inf")
 
 

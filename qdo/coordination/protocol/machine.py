@@ -193,10 +193,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Nothing took effect: operation `index` failed.
-
-    :ivar reason: why the coordinator rejected it, if `fault` is `OTHER`.
-    """
+    """Nothing took effect: operation `index` failed; `reason` says why, if `fault` is `OTHER`."""
 
     index: int
     fault: CommitError
@@ -259,7 +256,6 @@ class Machine:
         self.outbox: deque[tuple[Request, Callback]] = deque()
 
     def ask(self, request: Request, then: Callback) -> None:
-        """Put a request into the outbox."""
         self.outbox.append((request, then))
 
     def connected(self) -> None:
@@ -271,8 +267,7 @@ class Machine:
     def changed(self, path: str) -> None:
         """Called when a watch on `path` fired; it is no longer armed."""
 
-    def tick(self) -> None:
-        """Do the work that is due."""
+    def tick(self) -> None: ...
 
     def flush(self) -> None:
         """Send the requests that follow from the events so far."""

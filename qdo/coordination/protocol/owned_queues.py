@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.claims import (
@@ -37,20 +37,10 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.positions import Positions
 
+if TYPE_CHECKING:
+    from qdo.coordination.protocol.ownership import Ownership
+
 log = logging.getLogger(__name__)
-
-
-class Registered(Protocol):
-    """The registration that owns the queues.
-
-    :ivar accepting: whether requests may be sent and queues may be taken.
-    """
-
-    name: str
-    draining: bool
-
-    @property
-    def accepting(self) -> bool: ...
 
 
 class OwnedQueues:
@@ -63,7 +53,7 @@ class OwnedQueues:
 
     def __init__(
         self,
-        worker: Registered,
+        worker: Ownership,
         own_node: WorkerNodeWriter,
         acquisition: Acquisition,
         slots: dict[str, OwnedQueue],
@@ -85,12 +75,10 @@ class OwnedQueues:
     # --- the assignment ---------------------------------------------------------------
 
     def assign(self, assigned: Iterable[str]) -> None:
-        """Replace the names of the assigned queues."""
         self.assigned = frozenset(assigned)
         self.compare()
 
     def _wanted(self, queue: str) -> bool:
-        """Return whether this worker should own a queue."""
         return not self._worker.draining and queue in self.assigned
 
     def compare(self) -> None:
@@ -183,7 +171,6 @@ class OwnedQueues:
             self._listener.releasing(slot.claim)
 
     def finish(self, slot: OwnedQueue) -> None:
-        """Mark a queue as ready to be released."""
         slot.state = QueueState.FINISHED
         self.finished[slot.queue] = slot
 
@@ -246,7 +233,6 @@ class OwnedQueues:
             self._take(slot.queue)
 
     def delist(self, slot: OwnedQueue) -> None:
-        """Remove a queue from the own node, if it is listed there."""
         if slot.queue in self._own_node.listed:
             del self._own_node.listed[slot.queue]
             self._own_node.rewrite = True
@@ -309,7 +295,6 @@ class Recovery:
             self.read(slot)
 
     def read(self, slot: OwnedQueue) -> None:
-        """Read the node of an owned queue now."""
         slot.busy = True
         slot.again = False
         path = self._layout.queue(slot.queue)

@@ -125,7 +125,6 @@ class Ownership(Machine):
             self.checkpoints.mark(slot)
 
     def finished(self, claim: Claim) -> None:
-        """Called when no message of a claim that is to be released runs any more."""
         slot = self.slots.get(claim.queue)
         if slot is not None and slot.claim is claim and slot.state is QueueState.RELEASING:
             self._queues.finish(slot)
@@ -155,7 +154,6 @@ class Ownership(Machine):
         return self.ended or not (listed or self.unreleased())
 
     def unreleased(self) -> list[str]:
-        """Return the names of the queues that are still owned."""
         return sorted(slot.queue for slot in self.slots.values() if slot.claim is not None)
 
     # --- the session ------------------------------------------------------------------

@@ -332,7 +332,6 @@ def _largest(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _handed_out(flow: _Flow, groups: list[list[str]], homes: Homes) -> dict[str, list[str]]:
-    """Return the queues of each worker."""
     free = [list(each.queues) for each in flow.classes]
     for group, names in enumerate(groups):
         for number, pool in enumerate(free):

@@ -72,13 +72,11 @@ class QueueNodes:
         self.listed = None
 
     def end_term(self) -> None:
-        """Forget everything."""
         self._missing = {}
         self._creating = {}
         self.listed = None
 
     def record_listing(self, names: tuple[str, ...]) -> None:
-        """Record a listing, and create the nodes that wait for it."""
         self.listed = names
         self._created(names)
         self.create_missing()
@@ -96,11 +94,9 @@ class QueueNodes:
         return [queue for queue in listed if queue not in deleted] if deleted else listed
 
     def want(self, names: Iterable[str], last: int) -> None:
-        """Record queues that must have nodes."""
         self._missing.update(dict.fromkeys(names, last))
 
     def create_missing(self) -> None:
-        """Create the recorded queues that have no node yet."""
         if self.listed is None:
             return  # the next listing calls this again
         missing, self._missing = self._missing, {}
@@ -254,7 +250,6 @@ class Rebalancer(Machine):
         self._reconcile()
 
     def leadership_lost(self) -> None:
-        """Stop, and forget all observations."""
         self._fence = None
         self._term += 1
         self._roll.end_term()
@@ -401,7 +396,6 @@ class Rebalancer(Machine):
         self._unread -= 1
 
     def _read_moves(self) -> None:
-        """Read the queues that operators moved, and watch them."""
         self._unread += 1
         self._observe(Get(self._layout.assignments, watch=True), self._moves_read)
 
@@ -478,7 +472,6 @@ class Rebalancer(Machine):
 
     @property
     def queues(self) -> tuple[str, ...] | None:
-        """The names of all queue nodes as last listed, None while they are unknown."""
         return self._queue_nodes.listed if self.leading else None
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
@@ -488,10 +481,7 @@ class Rebalancer(Machine):
             self._plan_soon(0.0)
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
-        """Create the nodes of new queues; ignored unless leading.
-
-        :param last: the position after which these queues start.
-        """
+        """Create the nodes of new queues, which start after `last`; ignored unless leading."""
         if self.leading:
             self._queue_nodes.want(names, last)
             if self._up:

@@ -114,10 +114,7 @@ class Registration(Machine):
 
 
 class Component(Registration):
-    """The node in which a process describes itself, rewritten from time to time.
-
-    :ivar faults: returns the queues that the process cannot process, and why.
-    """
+    """A process's description of itself; `faults` returns the queues it cannot process, and why."""
 
     def __init__(
         self,
@@ -150,5 +147,4 @@ class Component(Registration):
             self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
 
 
-def _ignore(answer: Response) -> None:
-    """Take an answer that decides nothing."""
+def _ignore(answer: Response) -> None: ...

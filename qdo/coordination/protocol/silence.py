@@ -29,7 +29,6 @@ class SilenceDetector:
             self._waiting_since = now
 
     def answered(self, now: float, unanswered: int) -> None:
-        """Record an answer: the server lives."""
         self._waiting_since = now if unanswered else None
         self._suspected_at = None
 

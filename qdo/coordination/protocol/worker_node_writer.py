@@ -69,7 +69,6 @@ class WorkerNodeWriter:
 
     @property
     def free(self) -> bool:
-        """Whether no write is in flight."""
         return not self._closed
 
     @property
@@ -78,7 +77,6 @@ class WorkerNodeWriter:
         return self._in_doubt
 
     def connected(self) -> None:
-        """Forget requests in flight: after a reconnection there are none."""
         self._closed = self._in_flight = False
 
     # --- writing ----------------------------------------------------------------------
@@ -92,7 +90,6 @@ class WorkerNodeWriter:
         return self._own(WorkerNode(tuple(listed))).encode()
 
     def obey(self, zxid: int) -> None:
-        """Record that the holds of this mzxid are obeyed."""
         self.holds, self.rewrite = zxid, True
 
     def _own(self, node: WorkerNode) -> WorkerNode:

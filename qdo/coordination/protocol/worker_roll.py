@@ -59,7 +59,6 @@ class WorkerRoll:
         self._names = frozenset()
 
     def end_term(self) -> None:
-        """Forget everything."""
         self.clear()
         self._unable = {}
         self._idle_since = {}
@@ -129,10 +128,7 @@ class WorkerRoll:
             log.warning("rebalancer: %s gets no queues: %s", name, reason)
 
     def able(self, writable: Callable[[str], bool]) -> dict[str, QueueFilter]:
-        """Return the filters of the workers that may get queues.
-
-        :param writable: returns whether a worker's assignment can be written.
-        """
+        """Return the filters of the workers that may get queues, with `writable` assignments."""
         able = {
             name: node.filter
             for name, node in self.workers.items()
@@ -185,10 +181,7 @@ Observe: TypeAlias = Callable[[Get, Callable[[Response], None]], None]
 
 
 class LostWorkers:
-    """Finds out which of the workers that are gone had released their queues.
-
-    :ivar found: the last of those that had not, oldest first.
-    """
+    """Finds out which workers left without releasing their queues: `found`, the oldest first."""
 
     def __init__(self, layout: Layout, clock: Callable[[], float], observe: Observe) -> None:
         self.found: deque[LostWorker] = deque(maxlen=REMEMBERED)
@@ -198,7 +191,6 @@ class LostWorkers:
         self._left: dict[str, WorkerNode] = {}
 
     def end_term(self) -> None:
-        """Forget everything."""
         self.found.clear()
         self._left.clear()
 

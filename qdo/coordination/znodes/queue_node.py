@@ -93,7 +93,6 @@ class FailureRecord:
 
     @property
     def blocked(self) -> bool:
-        """Whether the queue waits for an operator, or for a key."""
         return self.blocked_since > 0
 
     @property
@@ -122,7 +121,6 @@ class FailureRecord:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return the value for the queue node."""
         value: dict[str, Any] = {
             "position": str(self.position),
             "attempts": self.attempts,
@@ -190,19 +188,15 @@ class OutOfOrderProgress:
         return found or None
 
     def __bool__(self) -> bool:
-        """Return whether there is any."""
         return bool(self.done_ranges or self.other_failures or self.cancelled)
 
     def is_done(self, position: int) -> bool:
-        """Return whether the message at a position is done."""
         return any(first <= position <= newest for first, newest in self.done_ranges)
 
     def with_cancelled(self, positions: Iterable[int]) -> OutOfOrderProgress:
-        """Return the progress with further cancelled messages."""
         return replace(self, cancelled=tuple(sorted({*self.cancelled, *positions})))
 
     def dump(self, last: int) -> dict[str, Any]:
-        """Return the values for the queue node."""
         pairs = []
         before = last
         for first, newest in self.done_ranges:

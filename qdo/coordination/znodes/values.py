@@ -181,7 +181,6 @@ def inflated(data: bytes) -> bytes:
 
 
 def string_tuple(value: Any) -> tuple[str, ...]:
-    """Return the strings of a JSON list; other items are left out."""
     if not isinstance(value, list):
         return ()
     # One object for each name: it occurs in several nodes, and a worker keeps all of them.

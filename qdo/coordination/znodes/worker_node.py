@@ -104,7 +104,6 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
 
 
 def encode_queues(queues: Iterable[str]) -> bytes:
-    """Return the value of an assignment node."""
     return encode_list({"queues": sorted(queues)})
 
 
