@@ -176,11 +176,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an action.
-
-    :ivar text: one line for the action log.
-    :ivar output: a longer text, kept for a while.
-    """
+    """The result of an action: `text` is one line for the log; `output` is kept for a while."""
 
     text: str
     output: str = ""
@@ -275,7 +271,6 @@ class ActionsWatch(Machine):
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed and all claimed actions have ended."""
         return self._closing and not self._claimed
 
     def connected(self) -> None:

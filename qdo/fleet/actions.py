@@ -120,7 +120,6 @@ def ask_workers(
 
 
 def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> list[Op]:
-    """Return the transaction that asks a worker, if it is registered."""
     folder = layout.fleet.actions_of(asked.worker)
     made: list[Op] = [] if asked.worker in folders else [CreateOp(folder, b"")]
     node = CreateOp(f"{folder}/{asked.id}", action.encode())
@@ -213,7 +212,6 @@ def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
 
 
 def seconds_of(action: str, args: Mapping[str, Any]) -> float:
-    """Return the argument `seconds` of an action, which has a limit for it."""
     found, most = args.get("seconds"), _LIMITS[action]
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
         raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {found!r}")
@@ -221,7 +219,6 @@ def seconds_of(action: str, args: Mapping[str, Any]) -> float:
 
 
 def level_of(args: Mapping[str, Any]) -> str:
-    """Return the argument `level` of the action "log-level"."""
     found = args.get("level")
     if found not in LEVELS:
         raise UnfitError(f"level must be one of {', '.join(LEVELS)}, got {found!r}")

@@ -84,7 +84,7 @@ class AuditTrail:
             raise AuditRefusedError(path=fleet.actionlog, account=account) from error
 
     def note(self, target: str, before: Values, after: Values) -> str | None:
-        """Write the entry of a change that was made elsewhere, such as in the broker.
+        """Write the entry of a change made elsewhere, such as in the broker.
 
         :returns: why it could not write the entry, None if it did.
         """
@@ -121,12 +121,10 @@ def read_entries(
 
 
 def entry_names(client: Client, layout: Layout) -> list[str]:
-    """Return the names of all entries, sorted."""
     return names_below(client, layout.fleet.actionlog)
 
 
 def read_named(client: Client, layout: Layout, names: Sequence[str]) -> list[AuditEntry]:
-    """Return the entries with these names that still exist."""
     return [
         AuditEntry.parse(node.path.rpartition("/")[2], node.data, node.written, node.refused)
         for node in read_nodes(client, [layout.fleet.log_entry(name) for name in names])

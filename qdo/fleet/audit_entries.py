@@ -33,7 +33,6 @@ Values = Mapping[str, "str | int | float | bool | None"]
 
 
 def is_selected(command: str, target: str, glob: str) -> bool:
-    """Return whether the command of a change matches a glob, or its target does."""
     return fnmatchcase(command, glob) or is_target(target, glob)
 
 
@@ -73,7 +72,6 @@ class AuditEntry:
         return is_selected(self.command, self.target, glob)
 
     def encode(self) -> bytes:
-        """Return the value of its node, which has a limited size."""
         value: dict[str, Any] = {name: cut(getattr(self, name)) for name in _TEXTS}
         return encode({**value, "from": _bounded(self.before), "to": _bounded(self.after)})
 
@@ -103,15 +101,11 @@ class AuditEntry:
 
 
 def entry_name(at: float, random: str) -> str:
-    """Return the name of an entry at a Unix time.
-
-    :param random: eight hexadecimal digits.
-    """
+    """Return the name of an entry at a Unix time; `random` is eight hexadecimal digits."""
     return f"{int(at * 1000):013}-{random}"
 
 
 def entry_time(name: str, otherwise: float = 0.0) -> float:
-    """Return the Unix time in the name of an entry; `otherwise` for a name of another form."""
     found = _NAME.fullmatch(name)
     return otherwise if found is None else int(found[1]) / 1000
 
@@ -155,5 +149,4 @@ def _bounded(values: Any) -> dict[str, Any] | None:
 
 
 def cut(text: str) -> str:
-    """Return at most `MAX_TEXT` characters of a text."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

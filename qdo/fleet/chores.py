@@ -42,9 +42,9 @@ MOST_COPIED_AT_ONCE = 500
 
 
 class CopiedActionsChore:
-    """Passes on each entry of the action log once; a new leader passes on all of them again.
+    """Passes each entry of the action log once to `keep`, which returns whether it had room.
 
-    :param keep: called with an entry; returns whether there was room for it.
+    A new leader passes on all of them again.
     """
 
     def __init__(self, keep: Callable[[AuditEntry], bool]) -> None:
@@ -82,7 +82,6 @@ class EmptyLocksChore:
         self._empty: dict[str, tuple[int, float]] = {}
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Delete the folders of idle locks; return their number."""
         folders = [layout.fleet.lock(name) for name in names_below(client, layout.fleet.locks)]
         now = self._now()
         before, self._empty = self._empty, {}
@@ -117,7 +116,6 @@ class LostActionsChore:
         self._refused: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """End the actions and delete the folders; return the number of deleted nodes."""
         fleet = layout.fleet
         folders = names_below(client, fleet.actions)
         workers = names_below(client, layout.workers)
@@ -146,7 +144,6 @@ class LostActionsChore:
 def _end(
     client: Client, fleet: FleetLayout, fence: CheckOp, node: NodeValue
 ) -> Committed | Rejected | NoResponse:
-    """Delete an action, and write its entry."""
     folder, _, name = node.path.rpartition("/")
     action = Action(fault=node.refused) if node.refused else Action.parse(node.data)
     begun = "it had begun" if action.state == RUNNING else "it had not begun"
@@ -212,7 +209,6 @@ def write_records(
 
 
 def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str | None]:
-    """Return the records in the order of the chores, and why they cannot be read."""
     node = read(client, layout.fleet.chores)
     value, fault = load(node.data if isinstance(node, NodeRead) else b"")
     chores, leader = value.get("chores", {}), typed(value.get("leader"), str)
@@ -247,7 +243,6 @@ class SurplusChore:
         self._refused: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Delete the nodes that are too old or too many; return their number."""
         folder = self._folder(layout)
         names = names_below(client, folder)
         wanted = self._surplus(names, time.time())

@@ -101,10 +101,7 @@ def read_components(client: Client, layout: Layout) -> list[ProcessDescription]:
 
 
 def skew(processes: list[ProcessDescription]) -> str:
-    """Return the versions of qdo if the processes have several, "" if they have one.
-
-    A process without a version is not counted: its node cannot be read.
-    """
+    """Return the versions of qdo if there are several, else ""; unreadable nodes do not count."""
     counts = Counter(
         f"{each.version} (level {'unknown' if each.level is None else each.level})"
         for each in processes
@@ -167,10 +164,7 @@ def check_level(client: Client, layout: Layout) -> None:
 
 
 def require_level(client: Client, layout: Layout, level: int, what: str) -> None:
-    """Raise RejectedError unless every worker that is registered has this level.
-
-    :param what: the feature that needs it.
-    """
+    """Raise RejectedError, naming the feature `what`, unless every worker has this level."""
     for process in _workers(client, layout):
         if (process.level or 0) < level:
             version = process.version or "an older version"

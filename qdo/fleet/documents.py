@@ -59,10 +59,7 @@ OnChange = Callable[[FolderView, str], None]
 
 
 class DocumentStore(Protocol):
-    """The sets of documents of one app, as this process sees them.
-
-    :ivar writer: name of this process for others.
-    """
+    """The sets of documents of one app, seen by this process, which others know as `writer`."""
 
     writer: str
 
@@ -411,7 +408,6 @@ def _encoded(name: str, value: Any, id: str, writer: str) -> bytes:
 
 
 def _parsed(data: bytes) -> StoredDocument:
-    """Return the document in the data of its node."""
     if len(data) > 2 * MAX_DOCUMENT_BYTES:
         raise ValueError(f"it has {len(data)} bytes")
     value, fault = load(data)

@@ -68,7 +68,6 @@ class Hold:
     by: str = ""
 
     def is_over(self, now: float) -> bool:
-        """Return whether it has ended at a Unix time."""
         return self.until is not None and now >= self.until
 
     def dump(self) -> dict[str, Any]:
@@ -112,7 +111,6 @@ class HoldNode:
 
 
 def _parsed(value: Any) -> Hold:
-    """Return a hold; raise ValueError for any other value."""
     if not isinstance(value, dict):
         raise ValueError(f"a hold must be an object, got {shown(value)}")
     id, globs, by, until = (value.get(key) for key in ("id", "queues", "by", "until"))
@@ -163,8 +161,7 @@ class StandstillGate(Protocol):
     def apply(self, holds: Sequence[Hold]) -> None:
         """Start no message of queues that match these holds; let all others continue."""
 
-    def in_flight(self) -> bool:
-        """Return whether a message of a held queue is in flight."""
+    def in_flight(self) -> bool: ...
 
 
 class HoldsWatch(Machine):

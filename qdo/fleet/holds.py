@@ -4,7 +4,9 @@ A *pause* lasts until a time, or until an operator resumes the queues. A *sectio
 its process. `hold_machine` has the part of the workers.
 
 Calls raise NodeRefusedError if the account may not read or change holds, and
-CoordinatorUnreachableError without an answer in time; a change may have taken effect then.
+CoordinatorUnreachableError without an answer in time; a change may have taken effect then. `record`
+makes the entry of the change in the action log. `by` is the operator, if it is not the user of this
+process.
 """
 
 from __future__ import annotations
@@ -97,7 +99,6 @@ def read_holds(client: Client, layout: Layout) -> HoldsRead:
 def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | None = None) -> int:
     """Write a hold; return its place in the coordinator's total order. See `wait_in_force`.
 
-    :param record: makes the entry of this change in the action log.
     :raises HoldsUnreadableError: the present holds cannot be read.
     :raises RejectedError: there are too many.
     """
@@ -128,7 +129,6 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
 def end_holds(
     client: Client, layout: Layout, ids: Iterable[str], *, record: Record | None = None
 ) -> list[Hold]:
-    """End holds by their ids; return the ended ones."""
     ended = set(ids)
     return _edit(client, layout, lambda hold: None if hold.id in ended else hold, record)
 
@@ -203,7 +203,6 @@ def wait_in_force(
 
 
 def hold_text(hold: Hold) -> str:
-    """Return why a queue is paused, for people."""
     kind = "section" if hold.by else "paused"
     return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'an unknown user'}"
 
@@ -215,7 +214,6 @@ def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str,
 
 
 def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
-    """Return the earlier sections that hold one of the same queues."""
     holds = _holds(read(client, layout.fleet.holds))
     earlier: list[Hold] = []
     if all(each.id != hold.id for each in holds):
@@ -274,10 +272,7 @@ def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
 
 
 def pause(client: Client, layout: Layout, hold: Hold, by: str = "") -> int:
-    """Pause the queues of a hold; return its place, see `add_hold`.
-
-    :param by: the operator, if it is not the user of this process.
-    """
+    """Pause the queues of a hold; return its place, see `add_hold`."""
     with recorded(client, layout, "pause", hold.queues, hold.why, by) as record:
         return add_hold(client, layout, hold, record=record)
 
@@ -300,7 +295,6 @@ def recorded(
     reason: str,
     by: str = "",
 ) -> Iterator[Record]:
-    """Return a function that makes the entry of a change in the action log."""
     with AuditTrail(client, layout, command, reason, by).change(" ".join(globs)) as entry:
         yield lambda before, after: entry(_logged(before), _logged(after))
 

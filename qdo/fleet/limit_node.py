@@ -55,7 +55,6 @@ class LimitNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> LimitNode:
-        """Return the limit of a node, without senseless entries."""
         value, fault = load(data)
         most, rate, burst = value.pop("max", None), value.pop("rate", None), value.pop("burst", 1)
         if fault is None:
@@ -102,7 +101,6 @@ def is_count(value: Any, least: int) -> bool:
 
 
 def is_rate(value: Any) -> bool:
-    """Return whether a value can be a number of starts a second."""
     # Infinity and NaN are outside as well. An integer that no float can hold is only compared.
     return type(value) in (int, float) and bool(1 / 86_400 <= value <= MOST)
 
@@ -123,9 +121,9 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 
 def rate_of(text: Any) -> float:
-    """Return the starts a second of a rate such as "50/s"; raise ValueError for any other text.
+    """Return the starts a second, from one a day to a million, of a rate such as "50/s".
 
-    A rate is from one a day to a million a second.
+    :raises ValueError: the text is not such a rate.
     """
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     rate = float(match[1]) / SECONDS[match[2]] if match else 0.0
@@ -143,5 +141,4 @@ def rate_text(rate: float) -> str:
 
 
 def default_burst(rate: float) -> int:
-    """Return the default burst of a rate: the starts of one second, at least one."""
     return max(1, math.ceil(rate))

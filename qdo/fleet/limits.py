@@ -1,7 +1,8 @@
 """Set, delete and list the limits of an app.
 
 Calls raise NodeRefusedError if the account may not change a limit, and CoordinatorUnreachableError
-without an answer in time; a change may have taken effect then.
+without an answer in time; a change may have taken effect then. `find_limit` and `delete_limit`
+raise LimitNotFoundError. `client` is None if the coordinator is a file that does not exist yet.
 """
 
 from __future__ import annotations
@@ -40,11 +41,7 @@ class LimitWish:
     reason: str | None = None
 
     def applied(self, name: str, node: LimitNode) -> LimitNode:
-        """Return the changed limit.
-
-        :raises UsageError: a value is not possible.
-        :raises UsageError: values that belong together are missing.
-        """
+        """Return the changed limit; raise UsageError for values that are impossible or missing."""
         most, rate, burst = node.max, node.rate, node.burst
         if self.max is not None:
             most = None if self.max == "none" else _count(name, "max", self.max, 0)
@@ -94,7 +91,6 @@ def plan_limit(
 ) -> tuple[LimitNode | None, LimitNode]:
     """Return the present limit, None without one, and the limit that `set_limit` makes.
 
-    :param client: None if the coordinator is a file that does not exist yet.
     :raises SharedNameError: the name is not possible.
     :raises RejectedError: a worker is too old for limits.
     :raises: as `LimitWish.applied`.
@@ -110,10 +106,7 @@ def plan_limit(
 
 
 def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
-    """Create or change a limit, and return it. Shares in use are kept.
-
-    :raises: as `plan_limit`.
-    """
+    """Create or change a limit, and return it; raise as `plan_limit`. Shares in use are kept."""
     plan_limit(client, layout, name, wish)
     path = layout.fleet.limit(name)
     make_folder(client, layout.fleet.limits)
@@ -142,10 +135,6 @@ def limit_terms(node: LimitNode) -> dict[str, Any]:
 
 
 def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
-    """Return a limit, or raise LimitNotFoundError.
-
-    :param client: None if the coordinator is a file that does not exist yet.
-    """
     found = list_limits(client, layout) if client is not None else {}
     if checked_name("limit", name) not in found:
         raise LimitNotFoundError(name=name, hint=did_you_mean(name, found))
@@ -153,10 +142,7 @@ def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
 
 
 def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") -> None:
-    """Delete a limit: the queues of its jobs wait until there is one of this name again.
-
-    :raises LimitNotFoundError: there is none.
-    """
+    """Delete a limit: the queues of its jobs wait until there is one of this name again."""
     find_limit(client, layout, name)
     path = layout.fleet.limit(name)
     with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:
@@ -171,7 +157,6 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
 
 
 def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
-    """Return the limits of an app by name; an unreadable one has a fault."""
     names = names_below(client, layout.fleet.limits)
     nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
     return {node.path.rpartition("/")[2]: LimitNode.parse(node.data) for node in nodes}

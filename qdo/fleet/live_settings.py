@@ -78,10 +78,7 @@ def version_path(layout: Layout, number: int) -> str:
 
 
 def read_settings(client: Client, layout: Layout, *, damaged: bool = False) -> SettingsNode:
-    """Return the live settings.
-
-    :param damaged: return a damaged node too, with its `fault`.
-    """
+    """Return the live settings; with `damaged`, also a damaged node, with its `fault`."""
     return _parsed(read(client, layout.fleet.settings), damaged)
 
 
@@ -112,7 +109,6 @@ def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVer
 
 
 def read_answers(client: Client, layout: Layout) -> list[WorkerAnswer]:
-    """Return the answer of each registered worker, by name."""
     workers = list_workers(client, layout)
     folder = f"{layout.components}/worker"
     paths = [f"{folder}/{name}" for name in names_below(client, folder)]
@@ -309,7 +305,6 @@ def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
 
 
 def _check_proposed(node: SettingsNode, proposal: SettingsVersion) -> None:
-    """Raise LiveSettingsReplacedError if a proposal is no longer in the node."""
     if node.proposal is None or node.proposal.id != proposal.id:
         other = node.proposal or node.current
         raise LiveSettingsReplacedError(who="another operator" if other is None else other.who)

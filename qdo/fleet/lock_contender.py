@@ -49,7 +49,6 @@ class Contender:
 
     @classmethod
     def parse(cls, name: str) -> Contender | None:
-        """Return a contender from its name, None for a node of another program."""
         found = _CONTENDER.fullmatch(name)
         return cls(name, found[1] == "x", int(found[2])) if found else None
 
@@ -92,7 +91,6 @@ class LockContender(Registration):
         self._watched = ""
 
     def leave(self) -> None:
-        """Release the lock, or stop waiting for it."""
         self._leaving = True
         if self.path is not None:
             self._delete()

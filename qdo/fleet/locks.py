@@ -40,7 +40,6 @@ MAX_WHY = 200
 class HeldLock:
     """A lock that this process holds, or has lost.
 
-    :ivar name: name of the lock.
     :ivar fence: grows with every holder of the lock; pass it to systems that can compare it.
     """
 
@@ -122,7 +121,6 @@ def held_lock(
     why: str,
     timeout_seconds: float | None,
 ) -> Iterator[HeldLock]:
-    """Hold a lock during a block."""
     checked_name("lock", name)
     limit = None if timeout_seconds is None else checked_timeout(timeout_seconds)
     if len(why) > MAX_WHY:
@@ -140,7 +138,6 @@ def held_lock(
 def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
 ) -> Iterator[Section]:
-    """Pause queues during a block."""
     limit = checked_timeout(timeout_seconds)
     section, end = at_home(service().hold, globs, why, limit, undo=lambda begun: begun[1]())
     try:
@@ -166,11 +163,9 @@ class CoordinatorLocks:
 
     @property
     def over(self) -> bool:
-        """Whether the session has ended, and with it all locks of this connection."""
         return self.connection.over
 
     def close(self) -> None:
-        """End the session, and release all its locks."""
         self.connection.close()
 
     def register(self, over: Any, timeout_seconds: float) -> None:
@@ -180,10 +175,7 @@ class CoordinatorLocks:
     def acquire(
         self, name: str, shared: bool, why: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Do the same as `LockService.acquire`.
-
-        :raises LockLostError: the session ended while it waited.
-        """
+        """Do as `LockService.acquire`; raise LockLostError if the session ended while it waited."""
         folder = self.layout.fleet.lock(name)
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
@@ -203,7 +195,6 @@ class CoordinatorLocks:
         timeout_seconds: float | None,
         deadline: float | None,
     ) -> HeldLock | None:
-        """Return the lock once it is held, None without a folder for it."""
         contender = waiter.contender
         try:
             waiter.wait_held(deadline)
@@ -313,7 +304,6 @@ class _Waiter:
         return bool(contender.fence or contender.refusal or contender.left or self._connection.over)
 
     def release(self) -> None:
-        """Release the lock, and wait a moment for the answer."""
         self._changed.clear()
         self._connection.call(self.contender.leave)
         deadline = clock() + RELEASE_SECONDS

@@ -23,7 +23,6 @@ def checked_name(what: str, name: str) -> str:
 
 @functools.cache
 def writer() -> str:
-    """Return user and host of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -76,9 +75,6 @@ def exactly(name: str) -> str:
 
 
 def only_name(glob: str) -> str | None:
-    """Return the name that a glob without wildcards stands for; None if it has one.
-
-    "a[*]" stands for the name "a*", as `exactly` writes it.
-    """
+    """Return the name that a glob stands for, such as "a*" for "a[*]", None if it has wildcards."""
     name = re.sub(r"\[([*?[])\]", r"\1", glob)
     return name if exactly(name) == glob else None

@@ -52,7 +52,6 @@ class Pool:
         self.interrupt: Callable[[], None] = lambda: None
 
     def has_free(self, now: float) -> bool:
-        """Return whether one may be taken."""
         return self.unlimited or self.in_use < self.cap
 
     def take(self) -> None:
@@ -89,13 +88,11 @@ class Pool:
         self.peak, self.peak_since = self.demand(now), now
 
     def limit(self, cap: int, now: float) -> None:
-        """Set the most in use."""
         if cap < self.cap:
             self.interrupt()
         self.cap = cap
 
     def acknowledge(self, held: int, cap: int, now: float) -> None:
-        """Apply an acknowledged write."""
         if held and not self.held:
             self.got_at, self.used = now, False
         self.held = held
@@ -119,7 +116,6 @@ class StartPool(Pool):
         self._at = 0.0
 
     def set_rate(self, unit_rate: float, now: float) -> None:
-        """Change the tokens a second of each unit."""
         if unit_rate != self.unit_rate:
             self._refill(now)
             self.unit_rate = unit_rate
@@ -143,14 +139,12 @@ class StartPool(Pool):
             self._tokens = max(0.0, self._tokens - 1)
 
     def covers(self, count: int, now: float) -> bool:
-        """Return whether so many may be taken."""
         if self.unlimited:
             return True
         self._refill(now)
         return self._tokens >= count
 
     def take_more(self, count: int, now: float) -> None:
-        """Count covered starts afterwards."""
         if not self.unlimited:
             self._refill(now)
             self._tokens = max(0.0, self._tokens - count)

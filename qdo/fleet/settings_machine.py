@@ -112,12 +112,10 @@ class SettingsNode:
 
     @property
     def number(self) -> int:
-        """The number of the version in force, 0 without one."""
         return 0 if self.current is None else self.current.number
 
     @property
     def text(self) -> str:
-        """The settings in force as TOML."""
         return "" if self.current is None else self.current.text
 
     @classmethod
@@ -153,8 +151,7 @@ class SettingsUser(Protocol):
     """A process with live settings."""
 
     @property
-    def in_use(self) -> SettingsVersion | None:
-        """The version that this process uses, None for none."""
+    def in_use(self) -> SettingsVersion | None: ...
 
     def check(self, version: SettingsVersion) -> str | None:
         """Return why this process refuses a version, None if it accepts it."""
@@ -185,7 +182,6 @@ class SettingsReport:
 
     @classmethod
     def parse(cls, value: Any) -> SettingsReport | None:
-        """Return the report of a process; None if it has none."""
         if not isinstance(value, dict) or type(value.get("uses")) is not int:
             return None
         texts = (text_of(value.get(key)) for key in ("accepts", "refuses", "why"))

@@ -89,10 +89,7 @@ class Planner:
         self._patience = chance()
 
     def plan(self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str]) -> Plan:
-        """Return the planned holders of a pool, and lower the cap at once.
-
-        :param total: the most that all may hold together, None for any number.
-        """
+        """Plan the holders of a pool, at most `total` permits unless None; lower its cap now."""
         now = self._clock()
         if (total is None) != pool.unlimited:
             self.changed = True
@@ -132,7 +129,6 @@ class Planner:
         return Plan(rest, target, written)
 
     def _wants(self, pool: Pool, mine: ShareHolder | None, rest: ShareHolders, total: int) -> int:
-        """Return the damped number for `wants` in the node."""
         now = self._clock()
         peak = min(total, pool.wanted(now))
         before = 0 if mine is None else mine.wants
@@ -150,7 +146,6 @@ class Planner:
         return wants
 
     def _turn_is_over(self, pool: Pool, rest: ShareHolders, total: int) -> bool:
-        """Return whether this process should yield to others."""
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
@@ -220,7 +215,6 @@ class LimitShare(Machine):
     # --- used by the engine, in the greenlet of a turn -----------------------------------
 
     def has_free(self) -> bool:
-        """Return whether a message may be started now."""
         now = self._clock()
         if now >= self._lease.until or self.fault is not None:
             return False
