@@ -15,10 +15,7 @@ from qdo.text import describe
 
 @dataclass(frozen=True, slots=True)
 class AclDifference:
-    """A node whose access control list differs from that of the settings.
-
-    :ivar found: its list; None: this account may not read it.
-    """
+    """A node whose list differs from the settings; `found` is None if it may not be read."""
 
     path: str
     found: str | None

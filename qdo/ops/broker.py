@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import DeleteOp, NodeRead, Op
 from qdo.coordination.session_setup import BrokerNode
@@ -14,17 +14,13 @@ from qdo.text import join_some
 
 
 def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
-    """Return the broker file of an app, None before its first worker with a file."""
     found = [BrokerNode.parse(read.data) for read in read_nodes(client, [layout.broker])]
     return found[0] if found else None
 
 
 def check_reset(client: Client, layout: Layout) -> None:
-    """Check that no worker uses the broker file of an app.
-
-    :raises RejectedError: workers use the file; they would not notice the change.
-    """
-    workers = read_children(client, [layout.workers]).get(layout.workers)
+    """Raise RejectedError if workers use the broker file: they would not notice the change."""
+    workers = names_below(client, layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
         raise RejectedError(
@@ -35,10 +31,7 @@ def check_reset(client: Client, layout: Layout) -> None:
 
 
 def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
-    """Forget the broker file of an app: the next worker that registers decides.
-
-    :raises RejectedError: see `check_reset`.
-    """
+    """Forget the broker file if `check_reset` allows it: the next worker that registers decides."""
     check_reset(client, layout)
     with AuditTrail(client, layout, "admin broker file --reset", reason).change("broker") as entry:
 

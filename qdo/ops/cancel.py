@@ -71,10 +71,7 @@ class Cancellation:
 
 
 def check_cancelling(broker: Broker) -> None:
-    """Check that messages of a broker can be cancelled.
-
-    :raises UnsupportedError: only a worker that has received them knows their ids.
-    """
+    """Raise UnsupportedError unless a broker can cancel: else only a worker knows the ids."""
     if not broker.capabilities.peek:
         raise UnsupportedError(
             broker="SQS",
@@ -163,7 +160,6 @@ class _Work:
     reason: str
 
     def discard(self, delayed: Sequence[Found]) -> set[str]:
-        """Delete delayed messages; return the ids of those that are not delayed any more."""
         numbers = {each.delayed.number: each.id for each in delayed if each.delayed is not None}
         if not numbers:
             return set()
@@ -230,7 +226,6 @@ class _Work:
         return owner if owner and self._lives(owner) else None
 
     def _record(self, positions: Sequence[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages of a queue that no worker owns."""
         found: dict[int, CancelOutcome] = {}
 
         def change(node: QueueNode) -> QueueNode:
@@ -264,7 +259,6 @@ class _Work:
     def _ask(
         self, owner: str, positions: Sequence[int], deadline: float
     ) -> tuple[dict[int, CancelOutcome] | None, str]:
-        """Ask the owner; return its answers, or why there are none."""
         asked: list[Asked] = []
         seconds = max(0.1, deadline - clock())
         for args in cancelling(self.queue, positions):
@@ -298,10 +292,7 @@ class _Work:
 
 
 def _told(outcome: CancelOutcome | None, why: str) -> tuple[str, str]:
-    """Return outcome and reason of one message.
-
-    :param why: why an earlier owner did not answer: it may have cancelled what is done now.
-    """
+    """Return outcome and reason of one message; a silent earlier owner may have cancelled it."""
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why
     return outcome.value, ""

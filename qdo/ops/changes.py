@@ -43,10 +43,7 @@ class ChangeSum(Difference):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time.
-
-    :ivar entries: the newest entries of the action log, the newest first.
-    """
+    """What was seen at one time; `entries` are the newest of the action log, the newest first."""
 
     judged: Judged
     workers: Sequence[str]

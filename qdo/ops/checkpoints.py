@@ -19,7 +19,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.queue_admin import is_deleted
@@ -134,7 +134,6 @@ def read_file(
 
 
 def _values(lines: Iterable[bytes], source: str) -> Iterator[tuple[str, Any]]:
-    """Yield the value of each line that is not empty, with the name of the line."""
     for number, line in enumerate(lines, 1):
         where = f"line {number} of {source}"
         if len(line) > MAX_LINE_BYTES:
@@ -225,7 +224,6 @@ def plan_import(
 ) -> list[ImportStep]:
     """Return the effect of an import, without changing anything.
 
-    :param client: None if the coordinator is a file that does not exist yet.
     :raises UnreachableError: the broker does not answer.
     """
     listed = frozenset(broker.catalog.names())
@@ -265,7 +263,6 @@ def _step(
 
 
 def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | None, str | None]:
-    """Return the position that a queue gets, None for none, and a note about it."""
     queue, last, position = checkpoint.queue, checkpoint.last, checkpoint.position
     end = broker.capabilities.end_position_text
     if position is not None and position == end:
@@ -323,10 +320,7 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The recorded positions of queues.
-
-    :ivar faults: by queue, why its position cannot be read.
-    """
+    """The recorded positions of queues; `faults` says by queue why one cannot be read."""
 
     checkpoints: list[Checkpoint]
     faults: Mapping[str, str]
@@ -337,7 +331,7 @@ def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
 
     Queues that no longer exist at the broker are left out; finished shards are not.
     """
-    listed = read_children(client, [layout.queues]).get(layout.queues, [])
+    listed = names_below(client, layout.queues)
     names = [name for name in listed if fnmatchcase(name, glob)]
     found: list[Checkpoint] = []
     faults: dict[str, str] = {}

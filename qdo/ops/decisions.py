@@ -46,11 +46,9 @@ def decide(
     its error. About all of the messages it is decided in one transaction, or about none.
 
     :param which: positions of messages, "first" or "all".
-    :param reason: for the action log, as is `by`: who decides, if that is not the user of this
-        process.
     :raises NotFoundError: there is no such queue.
-    :raises NotFailingError: no message fails, or not all of these, or an operator has decided
-        about one of them.
+    :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
+        one of them.
     """
     with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
@@ -76,10 +74,7 @@ def check_store(broker: str) -> None:
 
 
 def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Return the node of a queue, with its failing messages.
-
-    :raises NotFoundError: there is no such queue.
-    """
+    """Return the node of a queue, with its failing messages; raise NotFoundError without one."""
     found = read(client, layout.queue(check_path_part(queue)))
     if not isinstance(found, NodeRead):
         raise NotFoundError(what="queue", name=queue)

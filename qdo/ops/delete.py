@@ -179,7 +179,6 @@ class _DeletionAudit:
         self._logged = False
 
     def marked(self) -> None:
-        """Mark the queue as deleted."""
         with self._audit.change(self._deletion.queue) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
@@ -189,7 +188,6 @@ class _DeletionAudit:
             queue_admin.retire(*self._nodes, record=record)
 
     def restored(self) -> None:
-        """Undo `marked`."""
         with self._audit.change(self._deletion.queue) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
@@ -223,7 +221,6 @@ class _DeletionAudit:
 
 
 def _released(client: Client, layout: Layout, queue: str, timeout_seconds: float) -> QueueNode:
-    """Return the node of a queue once no worker owns it."""
     node = NEW
     for _ in polls(timeout_seconds, client.handler.sleep_func):
         node = _node(client, layout, queue) or NEW
@@ -243,7 +240,6 @@ def _node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None
 
 
 def _last(broker: Broker, node: QueueNode) -> int:
-    """Return the recorded progress of a queue as a position of its broker."""
     return broker.positions.resume_after(node.last, node.position)
 
 

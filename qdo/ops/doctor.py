@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from qdo._version import FORMAT_LEVEL
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.session_setup import SAFE, ServerReport, is_safe, read_server
 from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.errors import QdoError, UnreachableError
@@ -164,7 +164,7 @@ def clock(case: Case) -> Diagnosis:
 def rights(case: Case) -> Diagnosis:
     """Compare the rights on some nodes with the settings."""
     client, layout = case.connected(), case.layout
-    names = read_children(client, [layout.queues]).get(layout.queues, [])[:ACL_QUEUES]
+    names = names_below(client, layout.queues)[:ACL_QUEUES]
     paths = [*map(layout.queue, names), *layout.persistent, layout.root]
     different = differences_of(client, paths)
     if different:
@@ -242,7 +242,6 @@ USUAL_FILES = 1024
 
 
 def listing(case: Case) -> Diagnosis:
-    """Time the list of queues."""
     began = time.monotonic()
     names = case.names()
     seconds = time.monotonic() - began
@@ -302,7 +301,6 @@ def retention(case: Case) -> Diagnosis:
 
 
 def dead_letters(case: Case) -> Diagnosis:
-    """Count dead letters."""
     counts = case.opened().dead_letters.counts()
     total = sum(counts.values())
     if total:

@@ -26,10 +26,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of a check.
-
-    :ivar remedy: what to do, None if there is nothing to do.
-    """
+    """The result of a check; `remedy` is None if there is nothing to do."""
 
     status: Status
     text: str
@@ -74,37 +71,30 @@ class Case:
     _reading: Any = field(default_factory=threading.Lock)
 
     def statuses(self) -> Statuses:
-        """Return the status of every queue."""
         return self.once(
             "statuses",
             lambda: queue_statuses(self.client, self.layout, self.broker, "*", BACKLOGS),
         )
 
     def names(self) -> list[str]:
-        """Return the queues that the broker lists."""
         return self.once("names", lambda: self.opened().catalog.names_to_show())
 
     def judged(self) -> list[tuple[QueueStatus, Verdict]]:
-        """Return the queues with the verdicts on them."""
         statuses = self.statuses()
         return self.once("judged", lambda: judge_all([statuses]))
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the registered workers."""
         return self.once("workers", lambda: worker_statuses(self.connected(), self.layout))
 
     def processes(self) -> list[ProcessDescription]:
-        """Return the processes of the app, as they describe themselves."""
         return self.once("processes", lambda: read_components(self.connected(), self.layout))
 
     def connected(self) -> Client:
-        """Return the client, for checks that need the coordinator."""
         if self.client is None:
             raise LookupError("coordinator")
         return self.client
 
     def opened(self) -> Broker:
-        """Return the broker, for checks that need it."""
         if self.broker is None:
             raise LookupError("broker")
         return self.broker

@@ -36,7 +36,6 @@ QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
 
 
 def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
-    """Return an item of qdo.queues/1."""
     judged = {
         "state": verdict.state.value,
         "reason": verdict.reason or None,
@@ -60,7 +59,6 @@ def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
 
 
 def worker_item(each: WorkerStatus) -> dict[str, Any]:
-    """Return an item of qdo.workers/1."""
     known: dict[str, Any] = {
         "worker": each.worker,
         "queues": each.queues,
@@ -73,7 +71,6 @@ def worker_item(each: WorkerStatus) -> dict[str, Any]:
 
 
 def component_item(process: ProcessDescription) -> dict[str, Any]:
-    """Return an item of qdo.components/1."""
     return {
         **asdict(process),
         "started": iso_time(process.started),
@@ -82,7 +79,6 @@ def component_item(process: ProcessDescription) -> dict[str, Any]:
 
 
 def hold_item(hold: Hold) -> dict[str, Any]:
-    """Return an item of qdo.holds/1."""
     return {
         "id": hold.id,
         "kind": "section" if hold.by else "pause",
@@ -96,7 +92,6 @@ def hold_item(hold: Hold) -> dict[str, Any]:
 
 
 def limit_item(name: str, node: LimitNode) -> dict[str, Any]:
-    """Return an item of qdo.limits/1."""
     return {
         "limit": name,
         "max": node.max,
@@ -112,7 +107,6 @@ def limit_item(name: str, node: LimitNode) -> dict[str, Any]:
 
 
 def audit_item(entry: AuditEntry) -> dict[str, Any]:
-    """Return an item of qdo.audit/1."""
     return {
         "id": entry.id,
         "time": iso_time(entry.at),
@@ -228,6 +222,5 @@ def _long_runs(judged: Judged) -> list[dict[str, Any]]:
 
 
 def silent(workers: Sequence[WorkerStatus]) -> list[str]:
-    """Return the workers that have not reported for `SILENT_SECONDS`."""
     oldest = time.time() - SILENT_SECONDS
     return [each.worker for each in workers if each.reported < oldest]

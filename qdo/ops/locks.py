@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import load, unix_time
@@ -29,7 +29,7 @@ class LockRow:
 
 def locks(client: Client, layout: Layout) -> list[LockRow]:
     """Return the contenders of every lock, in their order."""
-    names = read_children(client, [layout.fleet.locks]).get(layout.fleet.locks, [])
+    names = names_below(client, layout.fleet.locks)
     below = read_children(client, [layout.fleet.lock(name) for name in names])
     return [row for path in below for row in _of_lock(client, path, below[path])]
 

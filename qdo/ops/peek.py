@@ -49,10 +49,7 @@ class Found:
 
 
 def read_queue_node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:
-    """Return the node of a queue, None without one.
-
-    :raises CorruptNodeError: it cannot be read.
-    """
+    """Return the node of a queue, None without one; raise CorruptNodeError if it is unreadable."""
     if client is None:
         return None
     found = read_nodes(client, [layout.queue(check_path_part(queue))])
@@ -70,10 +67,7 @@ def done_of(broker: Broker, node: QueueNode | None) -> int:
 
 
 def check_names(names: Sequence[str]) -> list[str]:
-    """Return the distinct names of messages as ids are spelled.
-
-    :raises UsageError: one is neither an id nor a position.
-    """
+    """Return distinct names, spelled as ids; raise UsageError if one is neither id nor position."""
     for name in names:
         if not _NAME.fullmatch(name):
             reason = f"a message must be named by its id or its position, got {name[:100]!r}"
@@ -113,7 +107,6 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
 
 
 def waiting_rows(broker: Broker, queue: str, after: int, most: int) -> Iterator[Row]:
-    """Yield the messages of a queue after a position, in order."""
     reader = broker.reader(queue, after)
     while most > 0 and (rows := reader.fetch(min(most, _BATCH))):
         most -= len(rows)
@@ -121,7 +114,6 @@ def waiting_rows(broker: Broker, queue: str, after: int, most: int) -> Iterator[
 
 
 def row_at(broker: Broker, queue: str, position: int) -> Row | None:
-    """Return the message at a position of a broker whose positions are times."""
     if not 0 < position <= MAX_LAST:
         return None
     found = next(waiting_rows(broker, queue, position - 1, 1), None)
@@ -129,7 +121,6 @@ def row_at(broker: Broker, queue: str, position: int) -> Row | None:
 
 
 def id_of_row(broker: Broker, row: Row) -> str:
-    """Return the id of a message."""
     known = (parsed(row.headers) or {}).get(ID)
     return known if isinstance(known, str) and known else id_by_position(broker, row)
 
@@ -192,10 +183,7 @@ class PeekedMessage:
 
 
 def check_kinds(broker: Broker, kinds: Collection[Kind]) -> None:
-    """Check that a broker can show messages of these kinds.
-
-    :raises UnsupportedError: only a worker can see them.
-    """
+    """Raise UnsupportedError for kinds of messages that only a worker can see."""
     if not broker.capabilities.peek and not RECORDED.issuperset(kinds):
         raise UnsupportedError(
             broker="SQS",
@@ -242,10 +230,7 @@ def peek(
 def peek_named(
     client: Client | None, layout: Layout, broker: Broker, queue: str, name: str
 ) -> PeekedMessage:
-    """Return one message that is not recorded as done, by its id or position.
-
-    :raises NotFoundError: there is none.
-    """
+    """Return one message that is not recorded as done, or raise NotFoundError."""
     check_kinds(broker, KINDS)
     (wanted,) = check_names([name])
     node = _node(client, layout, broker, queue)
@@ -274,7 +259,6 @@ def _is_over(broker: Broker, node: QueueNode, position: int) -> bool:
 def _in_queue(
     broker: Broker, queue: str, node: QueueNode, kinds: Collection[Kind]
 ) -> Iterator[PeekedMessage]:
-    """Yield messages that have a position, of some kinds."""
     failures = {each.position: each for each in node.failures}
     if "waiting" not in kinds:
         for position, failure in sorted(failures.items()):

@@ -172,7 +172,6 @@ class PlanInput:
 
 
 def read_plan_input(client: Client, layout: Layout) -> PlanInput:
-    """Read the nodes that the leader plans with."""
     folders = [layout.workers, layout.assignments, layout.queues]
     names = read_children(client, folders)
     workers: dict[str, WorkerNode] = {}
@@ -211,7 +210,6 @@ def read_plan_input(client: Client, layout: Layout) -> PlanInput:
 
 
 def _live(client: Client, layout: Layout, names: Sequence[str]) -> list[str]:
-    """Return the queues that are not marked as deleted."""
     reads = read_nodes(client, [layout.queue(name) for name in names])
     deleted = {
         node.path.rpartition("/")[2]

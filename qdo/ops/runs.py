@@ -35,11 +35,7 @@ class RunsRead:
 def ask_owner(
     client: Client, layout: Layout, owner: str, queue: str, most: int, seconds: float, by: str = ""
 ) -> Asked:
-    """Ask the owner of a queue for its messages in flight, and wait for the answer.
-
-    :param most: of how many messages, the longest first.
-    :param by: who asks, for the action log; "" for the user of this process.
-    """
+    """Ask the owner of a queue for its `most` longest runs, and wait for the answer."""
     args: Values = {"queues": exactly(queue), "most": most}
     asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
     wait_for_results(client, layout, asked, seconds)
@@ -47,7 +43,6 @@ def ask_owner(
 
 
 def read_runs(asked: Sequence[Asked]) -> RunsRead:
-    """Return the messages in the answers to the action "runs"."""
     found = RunsRead()
     for each in asked:
         if each.outcome != DONE:
@@ -67,7 +62,6 @@ def read_runs(asked: Sequence[Asked]) -> RunsRead:
 
 
 def blocked_texts(found: RunsRead) -> list[str]:
-    """Return the workers whose messages are unknown, with the reasons."""
     return [
         f"{worker}: {one_line(why)}; its other messages are unknown; see `qdo action {worker}"
         " stacks`"
@@ -76,7 +70,6 @@ def blocked_texts(found: RunsRead) -> list[str]:
 
 
 def stack_text(item: Mapping[str, Any]) -> str:
-    """Return the stack of a message in flight."""
     return printable_lines("\n".join(item["stack"]) or "its executor reports no stack")
 
 
@@ -111,5 +104,4 @@ def _item(worker: str, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(frame: str) -> str:
-    """Return a frame without the folder of its file."""
     return frame.rpartition("/")[2]

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin as operator
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
@@ -271,7 +271,6 @@ class PurgePlan:
 
     @property
     def queue(self) -> str:
-        """The name of the queue."""
         return self.seek.queue
 
     @property
@@ -291,8 +290,7 @@ def check_purging(broker: Broker) -> None:
 
 
 def queues_to_purge(client: Client, layout: Layout, glob: str) -> list[str]:
-    """Return the queue of this name, or else the queues that match a glob."""
-    names = read_children(client, [layout.queues]).get(layout.queues, [])
+    names = names_below(client, layout.queues)
     return [glob] if glob in names else sorted(name for name in names if fnmatchcase(name, glob))
 
 

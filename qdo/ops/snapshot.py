@@ -70,8 +70,6 @@ def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backl
     """Return the backlog of a queue without its cancelled messages, which never run.
 
     Kinesis cannot count messages, so there they are part of it until the queue has passed them.
-
-    :raises: as `QueueCatalog.backlog`.
     """
     return _without_cancelled(broker, queue, node, after, broker.catalog.backlog(queue, after))
 
@@ -120,7 +118,6 @@ class FleetNodes:
     unread: Mapping[str, str]
 
     def filters(self) -> set[QueueFilter]:
-        """Return the different filters of the workers that stay."""
         parsed = [WorkerNode.parse(node.data) for node in (self.workers or {}).values()]
         return {node.filter for node in parsed if not node.draining}
 
@@ -242,30 +239,22 @@ MESSAGES = "the messages"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that was read about the queues of an app.
+    """All data that was read about the queues of an app; `QueueStatus` explains the facts by queue.
 
     :ivar names: the queues to report.
     :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
     :ivar workers: registered workers; None if they are unknown.
     :ivar filters: the different filters of the workers that stay.
-    :ivar unclaimed: by queue, which worker it is assigned to that has not claimed it.
     :ivar listed: queues that the broker lists.
-    :ivar missing: queues that the broker does not have.
-    :ivar dead_letters: number of dead letters by queue; None if it is unknown.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
-    :ivar lags: seconds by queue, as reported by workers.
-    :ivar faults: by queue, why it is not processed, as reported by workers.
-    :ivar limits: by queue, the limits for whose permits it waits, as reported by workers.
-    :ivar parents: by queue, the queues that must be finished first.
+    :ivar lags: seconds by queue; workers report these, `faults`, `limits` and `long_runs`.
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
     :ivar countable: the broker can count messages.
-    :ivar holds: the paused queues.
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
     :ivar reads: the queue nodes as they were read.
-    :ivar reported: when the process of each worker last reported, by the same clock.
-    :ivar long_runs: by queue, the message that has run for longest, as reported by workers.
+    :ivar reported: when the process of each worker last reported, by the coordinator's clock.
     :ivar end: text of the position of a finished queue, None if queues never finish.
     """
 
@@ -346,7 +335,6 @@ def read_snapshot(
 
 
 def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
-    """Return the nodes of the app's workers."""
     if client is None:
         return NO_NODES
     fleet = read_fleet_nodes(client, layout)
@@ -363,7 +351,6 @@ def _named(fleet: FleetNodes, listed: Collection[str], dead: Collection[str]) ->
 def _to_report(
     nodes: Mapping[str, QueueNode], stored: Set[str], dead: Set[str], end: str | None
 ) -> list[str]:
-    """Return the queues that have more than a node."""
     over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
     return sorted((stored | dead | nodes.keys()) - (over - dead))
 
@@ -374,7 +361,6 @@ def _with_parents(
     nodes: Mapping[str, QueueNode],
     parents: Mapping[str, Collection[str]],
 ) -> dict[str, QueueNode]:
-    """Return the nodes, with those of the queues that others wait for."""
     others = {each for found in parents.values() for each in found} - nodes.keys()
     return {**nodes, **_parsed(_read_queue_nodes(client, layout, others))}
 
@@ -407,7 +393,6 @@ def _unclaimed(
 def _parents(
     client: Client | None, broker: Broker | None, names: Iterable[str], listed: Collection[str]
 ) -> dict[str, Sequence[str]]:
-    """Return the queues that must be finished before others, by the names of the others."""
     if client is None or broker is None or broker.capabilities.end_position_text is None:
         return {}
     return {name: broker.catalog.parents(name) for name in names if name in listed}
@@ -459,13 +444,11 @@ def is_finished(node: QueueNode | None, end: str | None) -> bool:
 
 
 def _reported(reports: Iterable[WorkerReport], components: Iterable[NodeValue]) -> dict[str, float]:
-    """Return when the process of each worker last wrote its node."""
     pairs = zip(reports, components, strict=True)
     return {str(report.worker): read.written for report, read in pairs}
 
 
 def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
-    """Return the lag of queues in seconds, as workers report it for queues that have one."""
     return {
         queue: seconds
         for report in reports
@@ -475,12 +458,10 @@ def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
 
 
 def _faults(reports: Iterable[WorkerReport]) -> dict[str, str]:
-    """Return why queues are not processed, as workers report it."""
     return {queue: why for report in reports for queue, why in report.faults.items()}
 
 
 def _waits(reports: Iterable[WorkerReport]) -> dict[str, Sequence[str]]:
-    """Return the limits for whose permits queues wait, as workers report it."""
     return {queue: names for report in reports for queue, names in report.waits.items()}
 
 

@@ -156,7 +156,6 @@ def queue_statuses(
 
 
 def assemble(snapshot: Snapshot) -> Statuses:
-    """Return the statuses of a snapshot; reads nothing."""
     queues = [_queue_status(name, snapshot) for name in snapshot.names]
     workers = None if snapshot.workers is None else len(snapshot.workers)
     return Statuses(queues, snapshot.unasked, snapshot.unread, snapshot.at, workers)
@@ -217,7 +216,6 @@ def _pending_parents(queue: str, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _age(queue: str, backlog: Backlog | None, snapshot: Snapshot) -> float | None:
-    """Return the age of the next message in seconds, None if it is unknown."""
     lag = snapshot.lags.get(queue)
     if backlog is None or lag is not None:
         return lag

@@ -71,7 +71,6 @@ class QueueCase:
 
     @property
     def waiting(self) -> bool | None:
-        """Whether messages wait; None if it is unknown."""
         if self.status.missing:
             return False
         backlog, age = self.status.backlog, self.status.behind_seconds
@@ -81,7 +80,6 @@ class QueueCase:
 
     @property
     def age(self) -> float | None:
-        """Age of the next message in seconds."""
         return self.status.behind_seconds
 
     @property
@@ -122,7 +120,6 @@ class QueueHealth(enum.Enum):
 
     @property
     def rank(self) -> int:
-        """0 for the worst."""
         return _RANKS[self]
 
     @property
@@ -137,7 +134,6 @@ class QueueHealth(enum.Enum):
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it is critical or a warning."""
         return self.is_critical or self.is_warning
 
 
@@ -175,7 +171,6 @@ def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdic
 def judge_all(
     readings: Sequence[Statuses], rules: VerdictRules = RULES
 ) -> list[tuple[QueueStatus, Verdict]]:
-    """Return the queues of the last reading with the verdicts on them."""
     samples: dict[str, list[QueueSample]] = {each.queue: [] for each in readings[-1].queues}
     for reading in readings:
         for each in reading.queues:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
+from qdo.coordination.bulk_reads import NodeValue, names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -41,8 +41,6 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
     """Return every registered worker, in the order of registration.
 
     A worker and its component node are matched by their session.
-
-    :param client: None if the coordinator is a file that does not exist yet.
     """
     if client is None:
         return []
@@ -74,11 +72,9 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
 
 
 def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWorker]:
-    """Return the workers that went without releasing their queues, as the leader tells.
+    """Return the workers that left queues unreleased `since` a Unix time, as the leader tells.
 
     Those whose process has started another worker are left out.
-
-    :param since: Unix time of the oldest to return.
     """
     present = {each.process for each in workers}
     return [
@@ -91,9 +87,8 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
 
 
 def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:
-    """Return the nodes in which the worker processes describe themselves."""
     return read_nodes(client, _below(client, f"{layout.components}/worker"))
 
 
 def _below(client: Client, path: str) -> list[str]:
-    return [f"{path}/{name}" for name in read_children(client, [path]).get(path, ())]
+    return [f"{path}/{name}" for name in names_below(client, path)]
