@@ -64,7 +64,6 @@ def note_in_action_log(
 def open_coordinator(
     settings: Settings, create: bool = False
 ) -> Iterator[tuple[Client | None, Layout]]:
-    """Open the coordinator of an app; see `open_connections`."""
     require_app(settings)
     with open_connections(settings, broker=False, create=create) as connections:
         yield connections.client, connections.layout

@@ -114,10 +114,7 @@ Table: TypeAlias = Mapping[str, tuple[str, str, str]]
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command only when it is used.
-
-    :param sections: headings of the help -> the commands below them.
-    """
+    """A group that imports a command at its first use; `sections` has commands by heading."""
 
     def __init__(self, *, sections: Mapping[str, Table], **options: Any) -> None:
         super().__init__(**options)
@@ -153,5 +150,4 @@ class LazyGroup(click.Group):
 
 
 def version_option(function: _Function) -> _Function:
-    """Add --version."""
     return click.version_option(__version__, "--version", message="%(prog)s %(version)s")(function)

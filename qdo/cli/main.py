@@ -91,6 +91,5 @@ def qdo() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process."""
     gc.set_threshold(100_000, 50, 100)  # 100,000 queues are listed in 3.6 s instead of 4.4 s
     sys.exit(run(qdo, "qdo"))

@@ -27,10 +27,7 @@ COORDINATOR = ("app", "coordinator", "namespace", "connect_seconds")
 
 
 def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | None, Settings]:
-    """Return the app that `settings` name, and its settings; report overridden ones.
-
-    :raises AppImportError: the app cannot be imported.
-    """
+    """Return the app that `settings` name, and its settings; report overridden ones."""
     app, settings = import_app(settings)
     if app is not None:
         # The user typed the options of this command line.
@@ -112,7 +109,6 @@ def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function],
 
 
 def _given(value: Any) -> Any:
-    """Return the value of an option, None for a repeatable option that was not given."""
     return None if value == () else value
 
 

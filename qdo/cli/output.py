@@ -78,7 +78,6 @@ def _cut(text: str, width: int) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return the width of a text on a terminal, in columns."""
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
@@ -225,7 +224,6 @@ def _csv_value(value: Any) -> Any:
 
 
 def approximate(count: int | None, estimated: bool) -> str | int | None:
-    """Return a count for a table, with a mark if it is an estimate."""
     return f"~{count}" if estimated and count is not None else count
 
 

@@ -91,7 +91,6 @@ def reading_options(function: Any) -> Any:
 
 
 def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
-    """Read the queues that match, from opened services."""
     from qdo.ops.status import queue_statuses  # with all brokers' code: --help needs none of it
 
     client, layout, broker = connections.client, connections.layout, connections.broker
@@ -120,7 +119,6 @@ def report_unasked(statuses: Statuses) -> None:
 
 
 def owner_text(item: Mapping[str, Any]) -> str | None:
-    """Return the owner of a queue, or the reason why it has none."""
     owner: str | None = item["owner"]
     if owner is not None:
         return f"{owner} (gone)" if item["owner_gone"] else owner
@@ -185,10 +183,7 @@ def watched(show: Callable[[], Any], seconds: float | None) -> Any:
 
 
 def watch_screen(show: Callable[[], None], seconds: float) -> None:
-    """Show what a function writes, until the user types q.
-
-    :param show: writes to stdout and stderr.
-    """
+    """Show what a function writes to stdout and stderr, until the user types q."""
     with _screen():
         while True:
             lines = _written(show)
@@ -243,7 +238,6 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _quits(seconds: float) -> bool:
-    """Wait; return whether the user typed q."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if not sys.stdin.isatty():

@@ -80,7 +80,6 @@ def worker(target: str | None, settings: Settings) -> int:
 
 
 def main() -> None:
-    """Run the command line of this process."""
     sys.exit(run(worker, "qdo-worker"))
 
 

@@ -149,7 +149,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _written(target: str) -> Iterator[TextIO]:
-    """Yield a stream for a file that appears under its name when it is complete."""
     if target == "-":
         yield sys.stdout
         sys.stdout.flush()
@@ -192,7 +191,6 @@ def _item(step: ImportStep) -> dict[str, Any]:
 
 
 def _exact(place: QueuePosition | None) -> str | None:
-    """Return a position as `qdo seek` takes it."""
     if place is None:
         return None
     return place.position or (str(place.last) if place.last > 2 else EARLIEST)

@@ -106,7 +106,6 @@ def dashboard(
 
 
 def _serve(app: WsgiApp, address: tuple[str, int], tls: dict[str, str]) -> None:
-    """Serve until a signal."""
     from qdo.system.web_server import WebServer
 
     stopped: SimpleQueue[int] = SimpleQueue()

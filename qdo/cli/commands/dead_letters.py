@@ -317,7 +317,6 @@ class _Work:
     """The dead letters that a command retries or discards, and how it shows them.
 
     :ivar done: the verb's participle.
-    :ivar missing: the given ids that do not exist.
     """
 
     verb: str
@@ -329,11 +328,9 @@ class _Work:
 
     @property
     def what(self) -> str:
-        """What the command does, for messages."""
         return f"{self.verb} {pluralize(len(self.letters), 'dead letter')}"
 
     def show(self, form: str, out: TextIO) -> None:
-        """Show what the command would do."""
         self._emit([self._item(LetterResult(each, done=False)) for each in self.letters], form, out)
 
     def report(
@@ -356,7 +353,6 @@ class _Work:
         self.check(len(items), [*self.missing, *gone])
 
     def check(self, done: int, rest: Sequence[str]) -> None:
-        """Raise an error if dead letters are missing."""
         if rest:
             raise PartialFailureError(
                 done=done,

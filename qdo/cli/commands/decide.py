@@ -110,7 +110,6 @@ def _are_positions(names: Sequence[str]) -> bool:
 def _position(
     queue: str, name: str, failures: Sequence[FailureRecord], ids: Mapping[int, str | None]
 ) -> int:
-    """Return the position of a failing message that is named by its id or position."""
     for failure in failures:
         if name.lower() in (ids[failure.position], str(failure.position)):
             if failure.decision:
@@ -278,7 +277,6 @@ def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
 
 
 def _raise_for(queue: str, results: Sequence[Cancellation]) -> None:
-    """Raise an error if a message is not cancelled, or would not be."""
     failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
     if failed and all(each.outcome == NOT_FOUND for each in results):
         names = join_some([each.name for each in failed])
@@ -449,7 +447,6 @@ def _peek_item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) 
 
 
 def _next_attempt(failure: FailureRecord | None) -> str | None:
-    """Return the time of the next attempt, None if there is none."""
     if failure is None or not failure.retry_at or failure.decision:
         return None
     return iso_time(failure.retry_at)

@@ -228,7 +228,6 @@ def _documents(
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a JSON text, `-` for that on stdin."""
     try:
         text = _standard_input() if text == "-" else text
         return decode_strictly(text)

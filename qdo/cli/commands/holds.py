@@ -95,7 +95,6 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _become(parent: int, argv: list[str]) -> int:
-    """Replace this process by a command."""
     if not die_with_parent(parent, signal.SIGTERM):
         return 128 + signal.SIGTERM
     try:
@@ -120,7 +119,6 @@ class CommandAfterDashes(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`."""
         at = args.index("--") if "--" in args else len(args)
         ctx.params["run"] = tuple(args[at + 1 :]) if at < len(args) else None
         return super().parse_args(ctx, args[:at])
@@ -319,7 +317,6 @@ def _show_resumed(
 def _run_paused(
     wish: _Wish, run: Sequence[str], consent: Consent, form: str, settings: Settings
 ) -> int:
-    """Run a command while the queues are paused; return its exit code."""
     globs, reason = wish.hold.queues, consent.reason
     if shutil.which(run[0]) is None:
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
@@ -365,7 +362,6 @@ def _list(form: str, settings: Settings) -> None:
 
 
 def _are_several(globs: Sequence[str]) -> bool:
-    """Return whether these may be several queues."""
     return len(globs) > 1 or any(map(is_glob, globs))
 
 
@@ -389,5 +385,4 @@ def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: 
 
 
 def _report_waiting(names: Sequence[str]) -> None:
-    """Tell which workers a hold waits for."""
     print_message(f"waiting for messages in flight: {join_some(names, fleet.NAMES_SHOWN)}")

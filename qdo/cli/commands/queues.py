@@ -139,7 +139,6 @@ def queues(
 def _judged(
     names: Sequence[str], states: Sequence[str], reading: ReadOptions, settings: Settings
 ) -> tuple[list[tuple[QueueStatus, Verdict]], Statuses]:
-    """Return the queues that match and have one of the states, and the whole last reading."""
     glob = names[0] if names else "*"
     with open_connections(settings) as connections:
         readings = read_queues(connections, glob, reading)

@@ -139,7 +139,6 @@ def delete_queues(
 def _show_deletions(
     plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None
 ) -> None:
-    """Show deletions; the first `done` of them are executed."""
     columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
     items = [
         {name: getattr(plan, name) for name in (*columns[:-1], "stored")}

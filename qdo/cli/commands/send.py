@@ -66,10 +66,7 @@ class LineFormat:
     larger: str = REFERENCE
 
     def message(self, line: bytes) -> NewMessage:
-        """Return the message of a line; its body is the unchanged line.
-
-        :raises LineProblem: the line is not JSON, too large, or lacks a field.
-        """
+        """Return the message of a line, its unchanged body; raise LineProblem if it is invalid."""
         if len(line) > self.max_bytes + CHUNK_BYTES:  # perhaps only a part, see `chunks_of_lines`
             raise self._too_large(f"more than {self.max_bytes + CHUNK_BYTES}")
         value = checked_json(line)
@@ -87,10 +84,7 @@ class LineFormat:
         )
 
     def outgoing(self, line: bytes) -> Outgoing:
-        """Return the checked message of a line in the form that brokers take.
-
-        :raises LineProblem: as `message`, or the message is invalid.
-        """
+        """Return the checked message of a line for brokers; raise LineProblem if it is invalid."""
         try:
             return build_outgoing(self.message(line))
         except UsageError as error:
@@ -98,10 +92,7 @@ class LineFormat:
 
 
 def checked_json(text: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    :raises LineProblem: it is not valid JSON.
-    """
+    """Return the value of a JSON text, or raise LineProblem."""
     try:
         return decode_strictly(text.decode())
     except (ValueError, RecursionError) as error:
@@ -347,7 +338,6 @@ def _contents(path: str, queue: str, settings: Settings) -> bytes:
 
 
 def _json(data: bytes) -> JsonText:
-    """Return a body unchanged if it is valid JSON."""
     text = data.strip()
     try:
         checked_json(text)

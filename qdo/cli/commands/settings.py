@@ -51,10 +51,7 @@ def show_change(
     *,
     seconds: float | None = None,
 ) -> None:
-    """Show a change of live settings.
-
-    :param seconds: how long it took until they used it; None if it is not made.
-    """
+    """Show a change of live settings; `seconds` until workers used it, None if it is not made."""
     if form == "table" and seconds is None:
         rows = [
             {"setting": name, "before": _value(old), "after": _value(new)}
@@ -102,12 +99,10 @@ def pins_text(origins: Mapping[str, str], count: int) -> str:
 
 
 def _changes_of(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
-    """Return changes as JSON."""
     return {name: {"before": old, "after": new} for name, (old, new) in changed.items()}
 
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return changes in one line."""
     texts = (f"{name}: {_value(old)} -> {_value(new)}" for name, (old, new) in changed.items())
     return ", ".join(texts)
 
@@ -144,10 +139,7 @@ def _changes_since(before: str | None, text: str) -> str | None:
 
 @contextmanager
 def kept_on_failure(text: str, command: str) -> Iterator[None]:
-    """If the block fails or is interrupted, write a text to a new file and name it.
-
-    :param command: takes the file as its argument, after a correction.
-    """
+    """If the block fails, write a text to a new file, for a repetition of `command` with it."""
     try:
         yield
     except BaseException:

@@ -126,10 +126,7 @@ def _show_applied(
     form: str,
     out: TextIO | None = None,
 ) -> None:
-    """Show corrections.
-
-    :param refused: the nodes that were not corrected; None: all of them, so far.
-    """
+    """Show corrections; `refused` are nodes that were not corrected, None before any was."""
     items = [
         {
             **dataclasses.asdict(each),
@@ -365,7 +362,6 @@ def config(target: str | None, live: bool, form: str, settings: Settings) -> Non
 
 
 def _of_app(settings: Settings, target: str) -> Settings:
-    """Return the settings with the app that the argument names."""
     if ":" not in target:
         raise UsageError(reason=f"the argument must be MODULE:APP, got {target!r}; use --app NAME")
     origins = {**settings.origins, "app": "the argument MODULE:APP"}

@@ -152,7 +152,6 @@ def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) 
 
 
 def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
-    """Return the options of the queue's job; None if it has none."""
     job = app.job_for(queue)
     if job is None:
         return None

@@ -88,7 +88,6 @@ def _show(glob: str, reading: ReadOptions, form: str, settings: Settings) -> Non
 def _around(
     connections: Connections, settings: Settings, workers: list[WorkerStatus]
 ) -> list[dict[str, str | None]]:
-    """Return the faults around the queues."""
     client, broker, layout = connections.client, connections.broker, connections.layout
     case = Case(client, broker, layout, {}, settings.coordinator, settings.broker)
     case.once("workers", lambda: workers)  # they are not read again
@@ -96,7 +95,6 @@ def _around(
 
 
 def _print(item: dict[str, Any]) -> None:
-    """Print the screen for people."""
     versions = f" of qdo {cell(', '.join(item['versions']))}" if item["versions"] else ""
     dead = item["dead_letters"]
     print(

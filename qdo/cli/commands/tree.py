@@ -41,8 +41,6 @@ def subtree(client: Client, root: str) -> list[Znode]:
     """Return the node at `root` and all nodes below it, parents before children, by name.
 
     Empty if the node does not exist. Nodes that come or go during the read may be missing.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
     """
     paths = [root]
     level = paths

@@ -304,7 +304,6 @@ def action(
 
 
 def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
-    """Return the arguments of an action from those of the command."""
     if lasting is not None and name != names.LOG_LEVEL:
         raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
     wanted = {names.LOG_LEVEL: "a LEVEL such as debug", names.PROFILE: "SECONDS such as 10"}
