@@ -194,7 +194,6 @@ def _confirmed(count: int) -> bool:
 
 
 def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[str]) -> str:
-    """Show the targets of an action, and ask for the reason."""
     repeated: Mapping[str, Sequence[str]] = {
         name: [value] if isinstance(value, str) else value for name, value in fields.items()
     }
@@ -210,7 +209,6 @@ def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[
 
 
 def _do(what: str, change: Callable[[Connections], Any]) -> None:
-    """Carry out an action that succeeds or fails as a whole, and report it."""
     _changed(change)
     _tell(f"Done: {what}")
 
@@ -222,7 +220,6 @@ def _changed(change: Callable[[Connections], _Result]) -> _Result:
 
 
 def _tell(text: str) -> None:
-    """Report a change to the operator and the log."""
     _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), text)
     flash(f"{text}.")
 
@@ -256,7 +253,6 @@ def _items(found: RunsRead) -> list[dict[str, Any]]:
 
 
 def _ask_owner(client: Client, layout: Layout, queue: str, by: str) -> tuple[str, RunsRead]:
-    """Return the owner of a queue, "" without one, and its answer."""
     node = read(client, layout.queue(queue))
     owner = QueueNode.parse(node.data).owner if isinstance(node, NodeRead) else ""
     if not owner:

@@ -57,8 +57,6 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
 
 
 def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
-    """Return the items of qdo.holds/1, and the holds with the workers that obey them."""
-
     def read(connections: Connections) -> HoldsRead | None:
         client = connections.client
         return read_holds(client, connections.layout) if client else None
@@ -82,8 +80,6 @@ def limits(board: Board) -> list[Item]:
 
 
 def audit(board: Board, glob: str = "*") -> list[Item]:
-    """Return the items of qdo.audit/1, newest first."""
-
     def read(connections: Connections) -> list[Item]:
         client = connections.client
         if client is None:
@@ -114,8 +110,6 @@ class ShownSettings:
 
 
 def live_settings(board: Board) -> ShownSettings:
-    """Return the live settings, with items of qdo.settings/1."""
-
     def read(connections: Connections) -> ShownSettings:
         client, layout = connections.client, connections.layout
         node = read_settings(client, layout) if client else SettingsNode()
@@ -129,10 +123,7 @@ def live_settings(board: Board) -> ShownSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShownHistory:
-    """The records of the history database about a queue.
-
-    :ivar fault: why it could not be read, None if it could.
-    """
+    """The records of the history database about a queue."""
 
     minutes: Sequence[MinuteReport] = ()
     failures: Sequence[RecordedRun] = ()
@@ -141,7 +132,6 @@ class ShownHistory:
 
 
 def history(board: Board, queue: str) -> ShownHistory | None:
-    """Return the history of a queue; None without the setting `history`."""
     url = board.settings.history
     if not url:
         return None
@@ -169,7 +159,6 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def late_workers(found: HoldsRead | None) -> list[str]:
-    """Return the workers that may still have a message of a held queue in flight."""
     obeyed: Mapping[str, int] = {} if found is None else found.obeyed
     return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]
 

@@ -55,7 +55,6 @@ def status() -> Response:
 
 @api.get("/queues")
 def queues() -> Response:
-    """Return the items of `qdo queues`, in pages."""
     sort = request.args.get("sort", "name")
     states = request.args.getlist("state")
     _check([sort], QUEUE_SORTS)

@@ -71,7 +71,6 @@ class DashboardOptions:
 
     @property
     def has_login(self) -> bool:
-        """Whether visitors need a token."""
         return bool(self.viewer_token or self.operator_token)
 
     def serves(self, host: str) -> bool:
@@ -98,7 +97,6 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches an address."""
     if address == "localhost":
         return True
     try:
@@ -134,7 +132,6 @@ class Board:
         return self.settings.app
 
     def reading(self, wait_seconds: float = PAGE_WAIT_SECONDS) -> Reading | None:
-        """Return the last reading of the app, None if there is none yet."""
         return self.reader.look(wait_seconds)
 
     @property

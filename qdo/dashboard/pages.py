@@ -107,7 +107,6 @@ def workers(reading: Reading) -> str:
 @pages.get("/events")
 @with_reading
 def events(reading: Reading) -> str:
-    """List the changes between the readings."""
     log, text = board().reader.events, request.args.get("glob", "").strip()
     kinds = [each for each in EVENT_KINDS if each in request.args.getlist("kind")]
     matching = log.newest(glob_of(text))
@@ -144,7 +143,6 @@ def holds() -> str:
 
 @pages.get("/audit")
 def audit() -> str:
-    """List the changes of operators."""
     glob = request.args.get("glob", "").strip()
     found, fault = answers.attempt(lambda: answers.audit(board(), glob_of(glob)))
     return page(
@@ -236,7 +234,6 @@ def queue(reading: Reading) -> _Answer:
 
 
 def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
-    """Return the newest dead letter of a queue, with its traceback."""
     found = answers.letters(board(), name) if count else []
     own = [each for each in found if each.entry.queue == name]
     items = answers.exported(board(), own[:1])
@@ -248,7 +245,6 @@ def _holding(name: str, holds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _drawings(reading: Reading, name: str) -> dict[str, Any]:
-    """Return age, backlog and rate over time."""
     samples = board().reader.samples.of(name)
     history = answers.history(board(), name)
     end = math.floor(time.time() / 60) * 60 + 60

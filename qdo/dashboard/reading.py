@@ -142,7 +142,6 @@ class QueueSamples:
             self._readings.popleft()
 
     def of(self, queue: str) -> list[QueuePoint]:
-        """Return the samples of a queue, oldest first."""
         points = []
         for at, index, ages, backlogs in tuple(self._readings):
             place = index.get(queue)
@@ -170,17 +169,13 @@ _TEXT_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class SeenChange:
-    """A change.
-
-    :ivar at: Unix time of the reading that found it.
-    """
+    """A change, and the Unix time of the reading that found it."""
 
     at: float
     change: Difference
 
     @property
     def kind(self) -> str:
-        """One of `EVENT_KINDS`."""
         return self.change.kind if self.change.kind in KINDS else COMMAND
 
     @property
@@ -297,7 +292,6 @@ class Reading:
 
     @property
     def at(self) -> float:
-        """Unix time of this machine's clock."""
         return self.statuses.at
 
     @cached_property
@@ -305,7 +299,6 @@ class Reading:
         return {each[0].queue: each for each in self.judged}
 
     def in_order(self, sort: str) -> Judged:
-        """Return the queues in an order of `QUEUE_SORTS`."""
         return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
 
     def once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
@@ -366,7 +359,6 @@ class FleetReader:
             self._due = 0.0
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.close()
 
     def _read(self, connections: Connections) -> None:
@@ -425,10 +417,7 @@ class DirectReads:
         self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
 
     def get(self, key: Hashable, read: Callable[[Connections], _Result]) -> _Result:
-        """Return the result of `read`, or its last one if it is new enough.
-
-        :raises SlowReadError: it takes too long.
-        """
+        """Return the result of `read`, or its last one if new; raise SlowReadError if slow."""
         with self._lock:
             began, future = self._kept.get(key, (0.0, None))
             if future is None or clock() - began > KEPT_SECONDS or _has_failed(future):
@@ -439,7 +428,6 @@ class DirectReads:
         return self._result(kept, self._patience_seconds)
 
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
-        """Change something, and forget all earlier results."""
         future = self._thread.submit(change)
         try:
             return self._result(future, 10 * PATIENCE_SECONDS)
@@ -448,7 +436,6 @@ class DirectReads:
                 self._kept.clear()
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.close()
 
     def _result(self, future: Future[_Result], patience_seconds: float) -> _Result:

@@ -30,7 +30,6 @@ LONG_CHARACTERS = 40_000
 
 
 def level(state: str) -> str:
-    """Return the level of a state: critical, warning, held, fine or quiet."""
     health = QueueHealth(state)
     if health.is_critical:
         return "critical"
@@ -47,7 +46,6 @@ def shown(value: Any) -> Any:
 
 
 def count(value: int | None) -> str:
-    """Return a number with separators; "-" if it is unknown."""
     return "-" if value is None else f"{value:,}"
 
 
@@ -58,12 +56,10 @@ def backlog(item: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration; "-" if it is unknown."""
     return "-" if seconds is None else short_duration(seconds)
 
 
 def precise(seconds: float | None) -> str:
-    """Return a short duration with three digits."""
     if seconds is None:
         return "-"
     if seconds >= 60:
@@ -72,7 +68,6 @@ def precise(seconds: float | None) -> str:
 
 
 def since(at: float | None) -> str:
-    """Return the age of a Unix time."""
     return "-" if not at else f"{short_duration(time.time() - at)} ago"
 
 
@@ -83,12 +78,10 @@ def moment(at: float | str | None) -> str:
 
 
 def short(text: str | None) -> str | None:
-    """Return text for a table, of limited length."""
     return None if not text else shorten(text, SHORT_CHARACTERS)
 
 
 def lines(text: str | None) -> Markup:
-    """Return text that keeps its lines, of limited length."""
     return escape(printable_lines(shorten(text or "-", LONG_CHARACTERS)))
 
 
@@ -98,12 +91,10 @@ def exact(text: str) -> Markup:
 
 
 def pretty(value: Any) -> str:
-    """Return JSON of one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def values(found: Mapping[str, Any] | None) -> str:
-    """Return the known values of an entry of the action log."""
     return ", ".join(
         f"{name} {value if isinstance(value, str) else json.dumps(value)}"
         for name, value in (found or {}).items()
@@ -112,7 +103,6 @@ def values(found: Mapping[str, Any] | None) -> str:
 
 
 def prepare(flask: Flask) -> None:
-    """Register the filters and functions of the templates."""
     flask.jinja_env.finalize = shown
     flask.jinja_env.trim_blocks = flask.jinja_env.lstrip_blocks = True
     for function in (
@@ -126,7 +116,6 @@ def prepare(flask: Flask) -> None:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number of things, with separators."""
     return pluralize(number, noun).replace(str(number), f"{number:,}", 1)
 
 
@@ -137,7 +126,6 @@ def params(**changes: Any) -> dict[str, Any]:
 
 
 def toggled(word: str, chosen: Sequence[str]) -> list[str]:
-    """Return the chosen words with another one, or without it."""
     if word in chosen:
         return [each for each in chosen if each != word]
     return [*chosen, word]
@@ -223,7 +211,6 @@ def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | N
 
 
 def bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> list[Bar]:
-    """Return the bars of minutes: at, done, failed."""
     most = max((done + failed for _, done, failed in counts), default=0)
     if not most or end <= begin:
         return []
