@@ -99,10 +99,7 @@ def _key(words: Sequence[str]) -> Key | None:
 
 
 def read_keys(path: str) -> tuple[Key, ...]:
-    """Return the keys of a file.
-
-    :raises SettingsError: it cannot be read, others than its owner may read it, or it is invalid.
-    """
+    """Return the keys of a valid file that only its owner may read, or raise SettingsError."""
     return _read(path)[0]
 
 
@@ -231,7 +228,6 @@ class KeyRing:
         self._fault = ""
 
     def in_use(self, purpose: Purpose) -> Key:
-        """Return the key that encrypts, or signs."""
         self._follow()
         for key in self._keys:
             if key.purpose == purpose:
@@ -259,7 +255,6 @@ class KeyRing:
             self._check()
 
     def _take(self) -> None:
-        """Take up the keys of the file."""
         keys, stamp = _read(self.path)
         if not keys:  # such as a copy under way: the messages that wait need the known keys
             raise _fault(self.path, "it must have a key; make one with `qdo admin keys new`")
@@ -267,7 +262,6 @@ class KeyRing:
         self._by_id = {(key.purpose, key.id): key for key in self._keys}
 
     def _check(self) -> None:
-        """Read the file again if it has changed."""
         self._checked_at = self._clock()
         try:
             if _stamp(os.stat(self.path)) == self._stamp:

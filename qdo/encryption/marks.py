@@ -33,7 +33,6 @@ class IdMarks:
         self._place = place
 
     def marked(self, queue: str, headers: str | None, body: bytes) -> str | None:
-        """Return headers with the mark of their id; unchanged without an id."""
         id = (parsed(headers) or {}).get(ID)
         if not isinstance(id, str):
             return headers
@@ -71,17 +70,13 @@ Row = tuple[int, bytes, "str | None", "str | None"]
 
 
 class RowOpener:
-    """Opens rows.
-
-    :param marks: None: ids need no proof.
-    """
+    """Opens rows; without `marks`, ids need no proof."""
 
     def __init__(self, vault: BodyVault, marks: IdMarks | None) -> None:
         self._vault = vault
         self._marks = marks
 
     def open(self, queue: str, row: Row) -> Row:
-        """Return a row with its body decrypted; see `BodyVault.open`."""
         position, body, key, headers = row
         if self._marks is not None:
             headers = self._marks.proven(queue, headers, body)

@@ -80,7 +80,6 @@ BUCKETS = len(BOUNDS) + 1
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the index of the class of a duration."""
     return bisect_right(BOUNDS, seconds)
 
 
@@ -178,7 +177,6 @@ class Recorder:
         self._batches: dict[str, float] = {}
 
     def bind(self, call: _Call) -> _Call:
-        """Return a call that counts the attempts that return."""
         clock, all_counts, new, longer = self._clock, self.counts, self._new, self._longer
         failed = self._failed
 

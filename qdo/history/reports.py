@@ -1,6 +1,7 @@
 """Read a history: totals and owners of queues, and single attempts.
 
-Every function raises the errors of `queue_reports`.
+Every function raises the errors of `queue_reports`. `since` is a Unix time: the whole minute that
+contains it counts, and claims that ended before are left out. `limit` is the most rows returned.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class QueueReport:
 def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[QueueReport]:
     """Return the totals of queues, by name.
 
-    :param since: Unix time; the whole minute that contains it counts.
     :raises SettingsError: the address is invalid, or a library is missing.
     :raises HistoryUnreadableError: the database does not answer.
     :raises DatabaseError: the file cannot be used; see its subclasses.
@@ -77,7 +77,6 @@ def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[Que
 
 
 def _report(queue: str, counts: list[Any]) -> QueueReport:
-    """Return a report; `counts` are the sums in the order of `queue_reports`."""
     # Sums of integers are decimals in PostgreSQL.
     done, failed, retried, dead_lettered = map(int, counts[:4])
     busy = float(counts[4])
@@ -110,11 +109,7 @@ class MinuteReport:
 def minute_reports(
     url: str, app: str, queue: str, since: float, *, limit: int
 ) -> list[MinuteReport]:
-    """Return the minutes in which attempts of a queue ended, newest first.
-
-    :param since: Unix time; the whole minute that contains it counts.
-    :param limit: the most that are returned.
-    """
+    """Return the minutes in which attempts of a queue ended, newest first."""
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return []
@@ -127,7 +122,6 @@ def minute_reports(
 
 
 def _minute(minute: int, counts: list[Any]) -> MinuteReport:
-    """Return a report; `counts` are the sums in the order of `minute_reports`."""
     done, failed, busy = int(counts[0]), int(counts[1]), float(counts[2])
     classes = [int(each) for each in counts[3:]]
     p50, p95, most = (percentile(classes, share) for share in (0.5, 0.95, 1.0))
@@ -177,8 +171,6 @@ def failures(
 ) -> list[RecordedRun]:
     """Return attempts that failed, newest first.
 
-    :param since: Unix time.
-    :param limit: the most that are returned.
     :param slow: return those that returned after a long time instead.
     """
     with _opened(url, "qdo_runs") as connection:
@@ -218,9 +210,7 @@ def actions(
 ) -> list[RecordedAction]:
     """Return changes that operators made, newest first.
 
-    :param since: Unix time.
     :param glob: matches the command, or what was changed.
-    :param limit: the most that are returned.
     """
     with _opened(url, "qdo_actions") as connection:
         if connection is None:
@@ -263,9 +253,6 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 
     A claim without an end is open if it is the newest. Otherwise its process was killed, or could
     not write the end: then it ended before the next claim.
-
-    :param since: Unix time; those that ended before are left out.
-    :param limit: the most that are returned.
     """
     result: list[RecordedOwner] = []
     with _opened(url, "qdo_owners") as connection:
@@ -296,11 +283,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 def claims(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[tuple[str, RecordedOwner]]:
-    """Return queues and claims that began or ended, newest first.
-
-    :param since: Unix time; claims that both began and ended before are left out.
-    :param limit: the most that are returned.
-    """
+    """Return queues and claims that began or ended, newest first."""
     with _opened(url, "qdo_owners") as connection:
         if connection is None:
             return []

@@ -105,7 +105,6 @@ IF NOT EXISTS. SQLite's write lock covers statements that create tables, too."""
 
 
 def create(connection: Connection) -> None:
-    """Create the tables and indexes that are missing, in the transaction of the connection."""
     if is_created(connection):
         return
     if connection.dialect.name == "postgresql":
@@ -114,7 +113,6 @@ def create(connection: Connection) -> None:
 
 
 def is_created(connection: Connection, *tables: Table) -> bool:
-    """Return whether these tables exist, or all."""
     found = inspect(connection)
     return all(found.has_table(each.name) for each in tables or METADATA.tables.values())
 

@@ -61,17 +61,13 @@ IDLE_SECONDS = 600.0
 
 
 def attempts_in(counts: Iterable[float]) -> int:
-    """Return the number of attempts in the counts of a queue or a minute."""
     row = tuple(counts)
     return int(row[FAILED] + sum(row[FIRST_BUCKET:]))
 
 
 @dataclass(slots=True)
 class MinuteTotals:
-    """The totals of one queue in one minute.
-
-    :ivar stored: those that the database has confirmed.
-    """
+    """The totals of one queue in one minute; the database has confirmed those in `stored`."""
 
     counts: Counts = field(default_factory=lambda: [0.0] * SIZE)
     stored: tuple[float, ...] = _NOTHING
@@ -106,10 +102,7 @@ class Minutes:
         return len(self._unstored)
 
     def collect(self, counts: dict[str, Counts], now: float) -> None:
-        """Add what was counted since the last call; remove idle queues from `counts`.
-
-        :param now: Unix time.
-        """
+        """Add the counts since the last call, at Unix time `now`, and remove idle queues."""
         minute = int(now) // 60 * 60
         # Removed a second ago: the event loop may have held the list at that moment.
         removed, self._removed = self._removed, []
@@ -189,8 +182,6 @@ class HistoryWriter:
     """Writes what a recorder counts.
 
     :ivar failing: whether the last write failed.
-    :param url: address of the database.
-    :param app: name of the app.
     :param now: Unix time.
     :param host: name of this machine, as others may know it.
     """

@@ -26,7 +26,6 @@ def host_shown(settings: Settings) -> str:
 
 
 def writer_shown(settings: Settings) -> str:
-    """Return who this process is: user and host."""
     return HIDDEN_HOST if "hosts" in settings.hide else writer()
 
 

@@ -45,7 +45,6 @@ def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
 
 
 def live_items(node: SettingsNode, answers: Sequence[WorkerAnswer]) -> list[dict[str, Any]]:
-    """Return the items of qdo.settings/1."""
     pins = pins_of(answers)
     return [
         {"setting": name, "value": value, "version": node.number, "pinned": pins.get(name, {})}

@@ -31,8 +31,7 @@ def read_live(text: str) -> dict[str, Any]:
     """Return the live settings in a TOML text, converted and checked.
 
     :raises UnknownSettingError: a name is not a setting.
-    :raises SettingsError: the text is not TOML, a value is invalid, or a setting cannot be changed
-        while processes run.
+    :raises SettingsError: the text is not TOML, a value is invalid, or a setting cannot be live.
     """
     table = parse_toml(text, ORIGIN)
     check_names(table, ORIGIN)
@@ -48,10 +47,7 @@ def read_live(text: str) -> dict[str, Any]:
 
 
 def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
-    """Return the origin of each live setting that this process sets itself.
-
-    :param code_origin: the origin of settings that the app gives in code: they pin nothing.
-    """
+    """Return the origin of each live setting that this process sets itself, not in its code."""
     return {
         name: origin
         for name in live_names()
@@ -65,7 +61,6 @@ def overlaid(
     """Return settings in which live settings apply, unless this process pins them.
 
     :param settings: without any live setting.
-    :param pins: names that `pinned` returned.
     :param origin: their origin, such as "live 13".
     :raises SettingsError: they contradict other settings.
     """
@@ -108,11 +103,9 @@ class SettingsInForce:
         self._listeners: list[Callable[[Settings], object]] = []
 
     def on_change(self, function: Callable[[Settings], object]) -> None:
-        """Call a function with the new settings after each change."""
         self._listeners.append(function)
 
     def replace(self, settings: Settings) -> None:
-        """Put other settings into force."""
         self.now = settings
         for each in self._listeners:
             each(settings)
@@ -125,8 +118,6 @@ class LiveSettings:
     """A process as `SettingsWatch` sees it.
 
     :ivar in_force: the settings of this process, with the live ones.
-    :ivar in_use: the version that this process uses, None for none.
-    :ivar report: the report of this process about live settings.
     :param settings: those of this process, without live ones.
     :param code_origin: the origin of those that the app gives in code.
     :param check: raises a `QdoError` for settings that this process cannot use.
@@ -150,7 +141,6 @@ class LiveSettings:
         self._publish = publish
 
     def check(self, version: SettingsVersion) -> str | None:
-        """Return why this process refuses a version, None if it accepts it."""
         try:
             self._check(self._settings_of(version))
         except QdoError as error:
@@ -171,12 +161,10 @@ class LiveSettings:
         self.in_force.replace(settings)
 
     def answer(self, report: SettingsReport) -> None:
-        """Tell other processes what this one uses, accepts and refuses."""
         self.report = report
         self._publish()
 
     def dump(self) -> dict[str, Any]:
-        """Return the part of the component node."""
         return self.report.dump() | ({"pins": self._pins} if self._pins else {})
 
     def _settings_of(self, version: SettingsVersion) -> Settings:
@@ -184,7 +172,6 @@ class LiveSettings:
         return overlaid(self._own, live, self._pins, f"live {version.number}")
 
     def _differences(self, settings: Settings) -> list[str]:
-        """Return the settings that change, as NAME = VALUE."""
         before, after = self.in_force.now.values(), settings.values()
         return [
             name if name == "policies" else f"{name} = {value}"

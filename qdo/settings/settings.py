@@ -407,7 +407,6 @@ class Settings(AppSettings):
 
     @property
     def logging(self) -> LogOptions:
-        """How processes log."""
         return LogOptions(self.log_level, self.log_config, self.log_format)
 
     @property
@@ -416,7 +415,6 @@ class Settings(AppSettings):
         return Policy(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
 
     def policy_of(self, queue: str, job: Job | None) -> Policy:
-        """Return the failure policy of a queue with this job."""
         own = None if job is None else job.policy
         return policy_for(queue, own, self.policies, self.default_policy)
 
@@ -460,12 +458,10 @@ _declared: dict[str, Declaration] = {}
 
 
 def code_origin(app: str) -> str:
-    """Return the origin of settings that an app of this name gives in code."""
     return f"App({app!r})"
 
 
 def declarations() -> Iterable[Declaration]:
-    """Return every setting, in the order of declaration."""
     if not _declared:
         for each in dataclasses.fields(Settings):
             if each.metadata:

@@ -107,10 +107,7 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
-    """Return the table in a TOML text.
-
-    :param origin: where it is from, for the error.
-    """
+    """Return the table in a TOML text; errors name its origin."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -28,8 +28,6 @@ def between(low: float, high: float) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """Return a check for one of several texts."""
-
     def check(value: Any) -> str | None:
         return None if value in choices else f"it must be {_either(choices)}, got {value!r}"
 
@@ -37,8 +35,6 @@ def one_of(*choices: str) -> Check:
 
 
 def some_of(*choices: str) -> Check:
-    """Return a check for a list of some of several texts."""
-
     def check(value: Any) -> str | None:
         wrong = [each for each in value if each not in choices]
         return f"each must be {_either(choices)}, got {wrong[0]!r}" if wrong else None
@@ -72,7 +68,6 @@ def app(value: str) -> str | None:
 
 
 def import_reference(value: str) -> str | None:
-    """Check a text that is empty or MODULE:NAME."""
     if not value or _is_reference(value):
         return None
     return f"it must have the form MODULE:NAME, got {value!r}"
@@ -88,7 +83,6 @@ def broker_url(value: str) -> str | None:
 
 
 def coordinator_url(value: str) -> str | None:
-    """Check the address of a coordinator."""
     if value.startswith("zookeeper://"):
         if "@" in value:
             return "a ZooKeeper address must not contain a user name or a password"
@@ -136,7 +130,6 @@ def account(value: str) -> str | None:
 
 
 def accounts(value: tuple[str, ...]) -> str | None:
-    """Check accounts in access control lists."""
     for each in value:
         if not re.fullmatch(r"digest:[^:\s]+:[A-Za-z0-9+/]{27}=|sasl:[^:\s]+|x509:\S.*", each):
             scheme = each.partition(":")[0]
@@ -199,12 +192,10 @@ class Declaration:
 
     @property
     def variable(self) -> str:
-        """Name of its environment variable."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def flag(self) -> str:
-        """Its option on the command line."""
         return "--" + self.name.replace("_", "-")
 
 
