@@ -179,7 +179,6 @@ def _fault(
 
 
 def _pauses(history: Sequence[Record], killed: frozenset[int]) -> Iterator[tuple[str, float]]:
-    """Return each pause of a queue with its kind."""
     furthest: Record | None = None
     for before, after in pairwise(history):
         if furthest is None or before.number > furthest.number:
@@ -203,7 +202,6 @@ app = qdo.App("demo")
 
 @app.context
 def ledger() -> Iterator[Ledger]:
-    """Open the ledger file of this process."""
     messages = Path(app.settings.broker.removeprefix("sqlite:"))
     with closing(Ledger(messages.parent / LEDGER_FOLDER)) as opened:
         yield opened

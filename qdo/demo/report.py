@@ -183,7 +183,6 @@ def print_report(display: Display, report: DemoReport) -> bool:
 
 
 def _checks(report: DemoReport, found: Audit) -> Iterator[tuple[str, bool]]:
-    """Yield each guarantee, and whether it held."""
     total = sum(report.sent.values())
     yield f"{found.processed:,} of {total:,} messages processed", found.processed == total
     words = "in order, no gaps, one worker at a time, increasing fences"

@@ -34,10 +34,7 @@ class DemoError(QdoError):
 
 
 class Sandbox(ExitStack):
-    """A broker, a coordinator, and worker processes. All of them end with the block.
-
-    :ivar parents: the running `qdo-worker` commands, in the order in which they started.
-    """
+    """A broker, a coordinator, and `parents`, worker commands; all of them end with the block."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -65,10 +62,7 @@ class Sandbox(ExitStack):
         return self.folder / ledger.LEDGER_FOLDER
 
     def start_workers(self, processes: int, concurrency: int) -> None:
-        """Start one `qdo-worker` command.
-
-        :param concurrency: how many jobs each of them runs at the same time.
-        """
+        """Start one `qdo-worker` command; each process runs `concurrency` jobs at the same time."""
         flags = {
             "--broker": self.broker_url,
             "--coordinator": self.coordinator_url,
@@ -106,7 +100,6 @@ class Sandbox(ExitStack):
             self.parents = [parent for parent in self.parents if parent.poll() is None]
 
     def last_log(self) -> str:
-        """Return the last lines of the workers' log."""
         if not self.log.exists():
             return ""
         lines = self.log.read_text(errors="replace").splitlines()
@@ -131,10 +124,7 @@ def _own_settings_only(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class WatchedFleet:
-    """The contents of the worker nodes, kept up to date by watches.
-
-    :ivar moves: how often a queue moved from one worker to another.
-    """
+    """The worker nodes, kept up to date by watches; `moves` counts queues that changed worker."""
 
     def __init__(self, client: Client, layout: Layout) -> None:
         self.moves = 0
@@ -174,17 +164,14 @@ class WatchedFleet:
         return True
 
     def queues_of(self, worker: str) -> frozenset[str]:
-        """Return the queues that a worker owns; empty if the worker is gone."""
         with self._news:
             return self._queues.get(worker, frozenset())
 
     def counts(self) -> dict[str, int]:
-        """Return how many queues each registered worker owns, in order of registration."""
         with self._news:
             return {name: len(self._queues[name]) for name in sorted(self._queues)}
 
     def pids(self) -> dict[str, int]:
-        """Return the process ids of all workers seen so far."""
         with self._news:
             unknown = self._queues.keys() - self._pids.keys()
         if unknown:
@@ -197,10 +184,7 @@ class WatchedFleet:
     def wait_owned(
         self, queues: Iterable[str], timeout_seconds: float, but: str = ""
     ) -> float | None:
-        """Wait until registered workers other than `but` own all the queues.
-
-        :returns: the time (CLOCK_MONOTONIC) of that; None on a timeout.
-        """
+        """Wait until workers other than `but` own all queues; return when, None on a timeout."""
         wanted = frozenset(queues)
 
         def owned() -> bool:

@@ -21,10 +21,7 @@ _RATE_SECONDS = 2.0
 
 
 class DemoProgress:
-    """Follows the fleet and the ledger.
-
-    :ivar messages: number of messages by process id.
-    """
+    """Follows the fleet and the ledger; `messages` counts messages by process id."""
 
     def __init__(self, fleet: WatchedFleet, ledger: LedgerReader, total: int) -> None:
         self.messages: Counter[int] = Counter()
@@ -86,10 +83,7 @@ class Size:
 
 
 class Scenario:
-    """One run of the demo.
-
-    :ivar stopped: set it to end the demo early, for instance in a signal handler.
-    """
+    """One run of the demo; set `stopped` to end it early, for instance in a signal handler."""
 
     def __init__(self, sandbox: Sandbox, display: Display, size: Size) -> None:
         self.stopped = False
@@ -247,10 +241,7 @@ class Scenario:
     # --- waiting ---
 
     def _wait_until(self, condition: Callable[[], bool], failure: str) -> None:
-        """Update the display until `condition` holds.
-
-        :raises DemoError: a parent process exited, the demo was stopped, or time ran out.
-        """
+        """Update the display until `condition` holds; raise DemoError if the demo must end."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = threading.Event()
         while True:

@@ -96,10 +96,7 @@ def _check_headers(queue: str, headers: str) -> None:
 def with_defaults(
     messages: list[Outgoing], defaults: Callable[[], Mapping[str, str]] | None
 ) -> list[Outgoing]:
-    """Return messages with the headers that they do not have themselves.
-
-    :param defaults: returns them; None for none.
-    """
+    """Return messages with the headers of `defaults`, if any, that they do not have themselves."""
     headers = defaults() if defaults is not None else None
     if not headers:
         return messages
@@ -107,10 +104,7 @@ def with_defaults(
 
 
 def encrypted(messages: list[Outgoing], settings: Settings, app: str) -> list[Outgoing]:
-    """Return messages with their bodies encrypted, if the setting `encrypt` says so.
-
-    :raises SettingsError: the key file cannot be used, or has no key to encrypt.
-    """
+    """Encrypt bodies if the setting `encrypt` is set; raise SettingsError without a usable key."""
     vault = vault_of(settings, app) if settings.encrypt else None
     return messages if vault is None else [_sealed(each, vault) for each in messages]
 
@@ -130,7 +124,6 @@ def check_size(message: Outgoing, max_body_bytes: int) -> None:
 
 
 def time_text(seconds: float) -> str:
-    """Return a Unix time as it is stored in a header."""
     return f"{seconds:.6f}"
 
 
@@ -204,7 +197,6 @@ def _unix_time(at: Moment) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that is finite as a float."""
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
     )
