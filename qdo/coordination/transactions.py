@@ -50,11 +50,15 @@ def read(client: Client, path: str) -> Node:
         except NoNodeError:
             return NodeMissing()
         except (KazooException, client.handler.timeout_exception) as error:
-            if is_refusal(error):
-                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-            if not isinstance(error, ConnectionLoss) or clock() > deadline:
-                raise connection_lost(client, error) from error
-        client.handler.sleep_func(AGAIN_SECONDS)
+            _wait_again(client, path, error, deadline)
+
+
+def _wait_again(client: Client, path: str, error: Exception, deadline: float) -> None:
+    if is_refusal(error):
+        raise NodeRefusedError(path=path, account=client.access.account_name()) from error
+    if not isinstance(error, ConnectionLoss) or clock() > deadline:
+        raise connection_lost(client, error) from error
+    client.handler.sleep_func(AGAIN_SECONDS)
 
 
 def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoResponse:
@@ -89,11 +93,7 @@ def make_folder(client: Client, path: str) -> None:
             client.ensure_path(path)
             return
         except KazooException as error:
-            if is_refusal(error):
-                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-            if not isinstance(error, ConnectionLoss) or clock() > deadline:
-                raise connection_lost(client, error) from error
-        client.handler.sleep_func(AGAIN_SECONDS)
+            _wait_again(client, path, error, deadline)
 
 
 def settle(client: Client, root: str) -> None:

@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
 from qdo.coordination.protocol.machine import (
+    Callback,
     CheckOp,
     Commit,
     CommitError,
     Committed,
     NoResponse,
     Rejected,
+    Request,
     Response,
     SetOp,
 )
@@ -29,9 +31,6 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 from qdo.system.clock import Histogram
-
-if TYPE_CHECKING:
-    from qdo.coordination.protocol.ownership import Ownership
 
 BATCH = 250
 """Queues in a transaction: measured best between 100 and 250."""
@@ -61,13 +60,22 @@ class CheckpointTotals:
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
+class Owner(Protocol):
+    """The part of `Ownership` that checkpoints use."""
+
+    path: str
+
+    def ask(self, request: Request, then: Callback) -> None: ...
+    def gone(self) -> None: ...
+
+
 class Checkpoints:
     """Records the progress of queues; `recovery` reads nodes again whose state is unknown."""
 
     def __init__(
         self,
         layout: Layout,
-        owner: Ownership,
+        owner: Owner,
         recovery: Recovery,
         *,
         clock: Callable[[], float],
@@ -105,7 +113,7 @@ class Checkpoints:
         chosen = self._choose(room)
         for batch in self._batches(chosen):
             self._send(batch, now)
-        # Stretch the interval if the coordinator is slow: in flight at most half of the time.
+        # If the coordinator is slow, stretch the interval: be in flight at most half of the time.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
         self._next = now if len(chosen) == room else now + pause
 

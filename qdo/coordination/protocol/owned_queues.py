@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.claims import (
@@ -37,10 +37,17 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.positions import Positions
 
-if TYPE_CHECKING:
-    from qdo.coordination.protocol.ownership import Ownership
-
 log = logging.getLogger(__name__)
+
+
+class Registered(Protocol):
+    """The registration that owns the queues; `accepting`: it may send requests and take queues."""
+
+    name: str
+    draining: bool
+
+    @property
+    def accepting(self) -> bool: ...
 
 
 class OwnedQueues:
@@ -53,7 +60,7 @@ class OwnedQueues:
 
     def __init__(
         self,
-        worker: Ownership,
+        worker: Registered,
         own_node: WorkerNodeWriter,
         acquisition: Acquisition,
         slots: dict[str, OwnedQueue],
@@ -349,10 +356,10 @@ class Recovery:
         elif sought:
             self._queues.repositioned(slot, node, before)
         else:
-            # An own late write, or a foreign one that left `last` alone: keep the position.
+            # It is an own late write, or a foreign one that kept `last`: keep the position.
             claim = slot.claim
             if claim.failure is None and claim.refresh is None:
-                # An interrupted attempt of a former owner, which was counted after the claim. A
+                # It is an interrupted attempt of a former owner, counted after the claim. A
                 # claim that is refreshed may know better: its messages end out of order.
                 claim.failure = node.failure
             if slot.progressed() is not node:
