@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
-from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, QueueNode
-from qdo.errors import CorruptNodeError, NotFoundError, QueueNotEmptyError, QueueOwnedError
+from qdo.errors import NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
+from qdo.ops.peek import read_queue_node
 from qdo.ops.snapshot import backlog_of
-from qdo.queues import check_path_part
 from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class QueueContents:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What the deletion of one queue removes.
+    """The parts of one queue that a deletion removes.
 
     :ivar owner: the worker that must release it first, None if there is none.
     :ivar waiting: number of messages that wait, as `delayed` and `dead_letters` are numbers.
@@ -81,14 +80,14 @@ def plan_deletion(
     :raises NotFoundError: neither broker nor coordinator has the queue.
     :raises CorruptNodeError: its progress cannot be read.
     """
-    node = _node(client, layout, queue)
+    node = read_queue_node(client, layout, queue)
     stored = queue in broker.catalog.names()
     if node is None and not stored:
         raise NotFoundError(what="queue", name=queue)
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)
-    # Read before they are counted: the numbers that an operator confirms are not too small.
+    # Read this before counting: the numbers that an operator confirms are not too small.
     contents = _contents(broker, queue) if with_messages else None
     node = node or NEW
     backlog = backlog_of(broker, queue, node, _last(broker, node))
@@ -135,7 +134,7 @@ def delete(
         return
     audit = _DeletionAudit(client, layout, deletion, reason)
     node = NEW
-    if _node(client, layout, queue) is not None:
+    if read_queue_node(client, layout, queue) is not None:
         audit.marked()
         node = _released(client, layout, queue, timeout_seconds)
     try:
@@ -149,7 +148,7 @@ def delete(
 
 
 def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
-    """Delete a queue at the broker with what the plan has found in it, and nothing else."""
+    """Delete a queue at the broker with the contents that the plan found, and nothing else."""
     queue, contents = deletion.queue, deletion.contents
     if not deletion.stored:
         return
@@ -223,20 +222,10 @@ class _DeletionAudit:
 def _released(client: Client, layout: Layout, queue: str, timeout_seconds: float) -> QueueNode:
     node = NEW
     for _ in polls(timeout_seconds, client.handler.sleep_func):
-        node = _node(client, layout, queue) or NEW
+        node = read_queue_node(client, layout, queue) or NEW
         if not node.owner or client.exists(layout.worker(node.owner)) is None:
             return node
     raise QueueOwnedError(queue=queue, owner=node.owner)
-
-
-def _node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:
-    found = [] if client is None else read_nodes(client, [layout.queue(check_path_part(queue))])
-    if not found:
-        return None
-    node = QueueNode.parse(found[0].data, found[0].refused)
-    if node.fault is not None:
-        raise CorruptNodeError(queue=queue, reason=node.fault)
-    return node
 
 
 def _last(broker: Broker, node: QueueNode) -> int:

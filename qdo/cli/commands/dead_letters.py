@@ -223,50 +223,45 @@ def export(glob: str, wanted: Filter, settings: Settings) -> None:
 dead_letters.add_command(add_dead_letters)
 
 
+def _changing_letters(function: Any) -> Any:
+    """Add the arguments and options of a command that changes dead letters."""
+    shared = _filters(with_settings(*SHARED)(output_option(function)))
+    every = click.option(
+        "--all", "every", is_flag=True, help="All dead letters of the matching queues."
+    )
+    ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+    return click.argument("queue", metavar="QUEUE|GLOB")(ids(every(changing(shared))))
+
+
 @dead_letters.command()
-@click.argument("queue", metavar="QUEUE|GLOB")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
-@changing
-@_filters
-@with_settings(*SHARED)
-@output_option
-def retry(
-    queue: str,
-    ids: tuple[str, ...],
-    every: bool,
-    consent: Consent,
-    wanted: Filter,
-    form: str,
-    settings: Settings,
-) -> None:
+@_changing_letters
+def retry(**chosen: Any) -> None:
     """Send dead letters again: each becomes the newest message of its queue.
 
     Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
     --newer. The message keeps its id; its header qdo-retried counts how often it was sent again.
     """
-    with _broker(settings) as broker:
-        letters, missing = _chosen(broker, queue, ids, every, wanted)
-        # A glob may match more than expected, even if it matches only one at the moment.
-        asks = not ids and bool(letters)
-        positions = kind_of(settings.broker).positions
-        work = _Work("retry", "retried", queue, letters, missing, positions)
-        if consent.given(work.what, work.show, form, asks=asks):
-            done = ops.retry(broker, letters) if broker else iter(())
-            work.report(done, form, settings, consent.reason)
-        else:
-            work.check(len(letters), missing)
+    # A glob may match more than expected, even if it matches only one at the moment.
+    _change("retry", "retried", ops.retry, asks=not chosen["ids"], **chosen)
 
 
 @dead_letters.command()
-@click.argument("queue", metavar="QUEUE|GLOB")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
-@changing
-@_filters
-@with_settings(*SHARED)
-@output_option
-def discard(
+@_changing_letters
+def discard(**chosen: Any) -> None:
+    """Delete dead letters permanently; if in doubt, `export` them first.
+
+    Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
+    --newer.
+    """
+    _change("discard", "discarded", ops.discard, asks=True, **chosen)
+
+
+def _change(
+    verb: str,
+    participle: str,
+    operate: Callable[[Broker, Sequence[Letter]], Iterator[LetterResult]],
+    *,
+    asks: bool,
     queue: str,
     ids: tuple[str, ...],
     every: bool,
@@ -275,17 +270,12 @@ def discard(
     form: str,
     settings: Settings,
 ) -> None:
-    """Delete dead letters permanently; if in doubt, `export` them first.
-
-    Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
-    --newer.
-    """
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
         positions = kind_of(settings.broker).positions
-        work = _Work("discard", "discarded", queue, letters, missing, positions)
-        if consent.given(work.what, work.show, form, asks=bool(letters)):
-            done = ops.discard(broker, letters) if broker else iter(())
+        work = _Work(verb, participle, queue, letters, missing, positions)
+        if consent.given(work.what, work.show, form, asks=asks and bool(letters)):
+            done = operate(broker, letters) if broker else iter(())
             work.report(done, form, settings, consent.reason)
         else:
             work.check(len(letters), missing)
