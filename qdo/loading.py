@@ -163,8 +163,8 @@ def _hidden(found: Any) -> str:
 
 
 def _import(target: str, module_name: str) -> ModuleType:
-    # A console script does not search the current folder for modules by default. Last: nothing
-    # there can replace a module of Python or of an installed package.
+    # A console script does not search the current folder for modules by default. Add it last:
+    # nothing there can replace a module of Python or of an installed package.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -182,7 +182,7 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
     if isinstance(error, SyntaxError) and error.filename:
-        # Its module has not run, so no frame is of it; str() would repeat its place.
+        # Its module has not run, so no frame belongs to it; str() would repeat its place.
         text: object = error.msg
         place = _place(error.filename, error.lineno)
     else:

@@ -67,8 +67,7 @@ TIME_POSITIONS = Positions()
 
 
 MOST_DIGITS = 100
-"""Of a position that an operator types: no broker has longer ones, and `int` raises an error beyond
-4,300."""
+"""Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300."""
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
 LATEST_SECONDS = 253402300800.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from qdo.errors import QueueNameError
 
 MAX_GLOBS_CHARACTERS = 16_384
-"""Of a list of globs. A worker writes its filter with every claim; the rebalancer compiles it, at
-up to 10 us a character."""
+"""Length of a list of globs. A worker writes its filter with every claim; the rebalancer compiles
+it, at up to 10 us a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _pattern(globs: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
 
 
 MAX_NAME_LENGTH = 200
-"""Characters; short enough that transactions of many queues stay small."""
+"""Longest name in characters: transactions of many queues stay small."""
 
 
 _RESERVED = {

@@ -107,7 +107,7 @@ def _attributes(message: Message | Batch, template: str | None) -> dict[str, str
 
 
 def _record(span: Span, error: Exception) -> None:
-    """Record how an attempt failed. What a job decides itself is an event, and not an error."""
+    """Record how an attempt failed. A decision of the job is an event, not an error."""
     if isinstance(error, Outcome):
         span.add_event(f"qdo.{type(error).__name__.lower()}", {"qdo.reason": str(error)[:1000]})
         return

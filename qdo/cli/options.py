@@ -45,7 +45,7 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     """
     if not settings.target:
         return None, settings
-    # Imported late: a command that needs only the name of its app starts sooner.
+    # Import it late: a command that needs only the name of its app starts sooner.
     from qdo.loading import load_named_app
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -122,7 +122,7 @@ SHORT = 12
 """Other values of this width, such as durations, are not cut."""
 NEVER_DROPPED = {*NEVER_CUT, "state", "reason", "error", "why", "age"}
 DROPPED_FIRST = ("last", "dead_letters", "delayed", "version", "started", "assigned", "from")
-"""What a narrow terminal leaves out first; then the other columns from the right."""
+"""The columns that a narrow terminal leaves out first; then others follow from the right."""
 
 
 def emit(

@@ -107,7 +107,7 @@ def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> li
 
 
 def report_unasked(statuses: Statuses) -> None:
-    """Tell on stderr what the broker was not asked for."""
+    """Tell on stderr how many backlogs the broker was not asked for."""
     if statuses.unasked:
         print_message(
             f"{statuses.unasked} of {pluralize(len(statuses.queues), 'backlog')} were not"
@@ -200,7 +200,7 @@ def watch_screen(show: Callable[[], None], seconds: float) -> None:
 
 
 class _Captured(io.StringIO):
-    """What a command writes to the terminal."""
+    """The output of a command to the terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -179,7 +179,7 @@ class Account:
     def identity(self) -> Identity:
         if self.scheme == SASL:
             return Identity(SASL, self.name)
-        # The format of ZooKeeper, which requires SHA-1.
+        # ZooKeeper's format requires SHA-1.
         credential = f"{self.name}:{self.password}".encode()
         digest = base64.b64encode(hashlib.sha1(credential, usedforsecurity=False).digest())
         return Identity(DIGEST, f"{self.name}:{digest.decode()}")
@@ -214,7 +214,7 @@ class Tls:
         context.check_hostname = self.check_host
         context.load_verify_locations(self.ca)
         if self.cert:
-            # The empty password, which is not a secret: OpenSSL would ask for one at the terminal.
+            # The password is empty, not a secret: without it OpenSSL would ask at the terminal.
             context.load_cert_chain(self.cert, self.key, password="")  # nosec B106
         return context
 

@@ -93,7 +93,7 @@ class NetworkConnection(ConnectionHandler):
             # Servers with enforce.auth.enabled answer so to a wrong password. kazoo does not know
             # it, and its thread would end with a traceback.
             raise AuthFailedError("the servers reject the account") from error
-        # Not sooner: the time to connect may be over during the next attempt.
+        # Do not stop sooner: the time to connect may end during the next attempt.
         self.tls_fault = None
         return timeouts
 
@@ -278,7 +278,7 @@ class Client(KazooClient):
             sasl = options.get("sasl_options")
             self._connection = NetworkConnection(self, retry, self.logger, sasl)
         else:
-            # Imported here: clients of ZooKeeper servers do not need SQLite.
+            # Clients of ZooKeeper servers do not need SQLite.
             from qdo.coordination.embedded.connection import EmbeddedConnection
 
             self._connection = EmbeddedConnection(self, retry, address.path, logger=self.logger)
@@ -343,7 +343,7 @@ class Client(KazooClient):
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # An existing chroot is left alone: its creator may have left no rights above it. Without a
+        # Do not touch an existing chroot: its creator may have left no rights above it. Without a
         # chroot, too: a server that requires accounts refuses the first request, not the session.
         if self._answer(Exists(self.chroot or "/", None), deadline):
             return
@@ -402,7 +402,7 @@ class Client(KazooClient):
         if tls_fault := self._connection.tls_fault:
             return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
         fault = self._connection.last_fault
-        if fault is not None:  # of a file, with its own remedy
+        if fault is not None:  # the error of a file has its own remedy
             return CoordinatorFileError(url=self.address.url, reason=fault)
         reason = f"no server answered within {timeout_seconds:g} s"
         return CoordinatorUnreachableError(url=self.address.url, reason=reason)

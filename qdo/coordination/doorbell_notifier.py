@@ -24,7 +24,7 @@ from qdo.text import describe
 
 _log = logging.getLogger(__name__)
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
-"""For kazoo, which logs every attempt to connect: one line is enough."""
+"""Silences kazoo, which logs every attempt to connect: one line is enough."""
 
 PAUSE_SECONDS = 1.0
 """Shortest time between two notifications of a queue; messages in between share the second."""

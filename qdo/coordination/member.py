@@ -256,7 +256,7 @@ class Member:
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            # Read here: when the event is handled the client may already have a later session.
+            # Read it here: when the event is handled the client may already have a later session.
             self._loop.put(partial(self._connected, self._client.heard_at))
         elif state == KazooState.SUSPENDED:
             self._loop.put(self._suspended)

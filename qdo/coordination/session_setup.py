@@ -4,7 +4,7 @@ Some versions of ZooKeeper may lose acknowledged transactions.
 
 If a follower dies while it synchronizes with a new leader, an ensemble of these versions may come
 back without transactions that it had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
-3.9.3 alone ZOOKEEPER-4925. A single server is not affected.
+only in 3.9.3 ZOOKEEPER-4925. A single server is not affected.
 
 The checks raise CoordinatorUnreachableError if they take longer than their time, or if the session
 is lost.
@@ -118,7 +118,7 @@ def check_broker(
 def _retried(
     step: Callable[[], _Result], client: Client, layout: Layout, timeout_seconds: float
 ) -> _Result:
-    # Retries if the connection is lost, but not if the session is lost.
+    # This retries if the connection is lost, but not if the session is lost.
     retry = KazooRetry(
         max_tries=-1,
         delay=0.05,
@@ -136,7 +136,7 @@ def _retried(
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
     except KazooException as error:
-        # Imported late: it brings the rebalancer, and commands need only the nodes of this module.
+        # Import it late: it brings the rebalancer, and commands need only the nodes of this module.
         from qdo.coordination.leader_queues import unreachable
 
         raise unreachable(layout, error) from error
@@ -209,7 +209,7 @@ def warn_of_server(client: Client) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """What one server of the address says of itself.
+    """The description that one server of the address gives of itself.
 
     :ivar version: None if the server does not tell, as is `mode`: it may not allow `srvr`.
     :ivar mode: "leader", "follower", "observer" or "standalone".

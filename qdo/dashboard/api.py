@@ -20,7 +20,7 @@ from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
 MOST_ITEMS = 1000
-"""In one answer; `page` has the next ones."""
+"""Items in one answer; `page` selects the next ones."""
 
 api = Blueprint("api", __name__, url_prefix="/api")
 

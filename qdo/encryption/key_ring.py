@@ -109,7 +109,7 @@ _Stamp: TypeAlias = tuple[int, int, int]
 
 def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
     try:
-        # Nonblocking: opening a FIFO in its place would wait for the other end.
+        # Do not block: opening a FIFO in its place would wait for the other end.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
@@ -256,7 +256,7 @@ class KeyRing:
 
     def _take(self) -> None:
         keys, stamp = _read(self.path)
-        if not keys:  # such as a copy under way: the messages that wait need the known keys
+        if not keys:  # a copy may be under way: the messages that wait need the known keys
             raise _fault(self.path, "it must have a key; make one with `qdo admin keys new`")
         self._keys, self._stamp = keys, stamp
         self._by_id = {(key.purpose, key.id): key for key in self._keys}

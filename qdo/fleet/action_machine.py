@@ -418,7 +418,7 @@ class ActionsWatch(Machine):
     def _end_unbegun(
         self, name: str, action: Action, outcome: str, reason: str, version: int
     ) -> None:
-        # Without a claim: after a conflict the node is read and decided again, because the other
+        # It is not claimed: after a conflict the node is read and decided again, because the other
         # actor may have claimed it in between.
         entry = self._entry(name, action, outcome, reason)
         self._end(name, _Underway(action, version, entry=entry))

@@ -177,7 +177,7 @@ PING, STACKS, LOG_LEVEL, DRAIN, RESTART, PROFILE, RELOAD = ACTIONS = (
     "reload",
 )
 RUNS = "runs"
-"""Asked for by `qdo ps`."""
+"""The action that `qdo ps` asks for."""
 MAX_RUNS = 1000
 LEVELS = ("debug", "info", "warning", "error")
 MAX_PROFILE_SECONDS = 60.0

@@ -87,7 +87,7 @@ class EmptyLocksChore:
         before, self._empty = self._empty, {}
         for folder, stat in pipelined(client, client.exists_async, folders):
             if stat is not None and not isinstance(stat, Exception) and not stat.numChildren:
-                # The zxid at which a child last came or went.
+                # This is the zxid at which a child last came or went.
                 change, since = before.get(folder, (0, now))
                 self._empty[folder] = stat.pzxid, since if change == stat.pzxid else now
         idle = [each for each, (_, since) in self._empty.items() if now - since >= IDLE_SECONDS]
@@ -97,7 +97,7 @@ class EmptyLocksChore:
             if isinstance(answer, Committed):
                 deleted += 1
             elif isinstance(answer, NoResponse) or answer.index == 0:
-                break  # deposed, or without an answer: a later period continues
+                break  # it is deposed, or got no answer: a later period continues
         return deleted
 
 
@@ -130,7 +130,7 @@ class LostActionsChore:
             if isinstance(answer, Committed):
                 deleted += 1
             elif isinstance(answer, NoResponse) or answer.index == 0:
-                return deleted  # deposed, or without an answer: a later period continues
+                return deleted  # it is deposed, or got no answer: a later period continues
             elif answer.fault is not CommitError.NO_NODE:
                 self._refused.add(node.path)
                 reason = answer.reason or answer.fault.value
@@ -264,6 +264,6 @@ class SurplusChore:
                     _log.warning(
                         "cannot delete %s/%s: %s; delete it by hand", folder, name, answer.reason
                     )
-            else:  # deposed, or without an answer: the leader of the next period continues
+            else:  # it is deposed, or got no answer: the leader of the next period continues
                 break
         return deleted

@@ -134,7 +134,7 @@ class FolderView(Machine):
         if isinstance(answer, NoResponse):
             return
         names = answer.names if isinstance(answer, ChildrenRead) else ()
-        # Deleted nodes are read as well, and found missing.
+        # Deleted nodes are read as well, and are found missing.
         self._dirty.update(names, self.entries)
         self.fault = None
         self._listed = True

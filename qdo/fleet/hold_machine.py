@@ -43,7 +43,7 @@ MAX_HOLDS = 100
 """Holds of an app; every worker compares every queue with all of them."""
 MAX_REASON_CHARACTERS = 500
 MAX_BYTES = 64 * 1024
-"""Of a node: twice the size of `MAX_HOLDS` ordinary holds."""
+"""Largest node: twice the size of `MAX_HOLDS` ordinary holds."""
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 

@@ -179,7 +179,7 @@ def wait_in_force(
     :raises HoldNotObeyedError: not in time.
     :raises SectionLostError: an operator ended this section.
     """
-    # Listed after the hold was written: later workers read it before they start anything.
+    # List them after the hold was written: later workers read it before they start anything.
     waiting = listed = list_workers(client, layout)
     names: Sequence[str] = ()
     reported: Sequence[str] = ()

@@ -207,7 +207,7 @@ def wait_accepted(
     listed: set[str] | None = None
     for _ in polls(timeout_seconds):
         answers = read_answers(client, layout)
-        # Listed after the proposal was written: later workers read it by themselves.
+        # List them after the proposal was written: later workers read it by themselves.
         listed = {each.worker for each in answers} if listed is None else listed
         asked = [each for each in answers if each.worker in listed]
         for each in asked:

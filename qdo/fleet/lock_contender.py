@@ -144,7 +144,7 @@ class LockContender(Registration):
             self._delete()
         elif not self.fence and self.path is not None:
             if not self._zxid:
-                # Sent together with the next request: a round trip less.
+                # Send it together with the next request: this saves a round trip.
                 self.ask(Stat(self.path), self._own_read)
             self.ask(Children(self._folder), self._surveyed)
 

@@ -34,7 +34,7 @@ from qdo.system.home_loop import at_home
 RELEASE_SECONDS = 5.0
 """How long a release waits for its answer. Without one it is repeated in the background."""
 MAX_WHY = 200
-"""Characters."""
+"""Characters of a reason."""
 
 
 class HeldLock:

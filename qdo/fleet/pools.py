@@ -124,7 +124,7 @@ class StartPool(Pool):
         more = max(0.0, now - self._at) * self.unit_rate * self.cap
         self._tokens = min(float(self.cap), self._tokens + more)
         self._at = now
-        # Later: a message that was started since then left no room for further tokens.
+        # Interrupt afterwards: a message started since then left no room for further tokens.
         self.interrupt()
 
     def has_free(self, now: float) -> bool:

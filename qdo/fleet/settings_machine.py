@@ -39,7 +39,7 @@ from qdo.coordination.znodes.values import encode, load, shown, text_of, unix_ti
 from qdo.errors import LiveSettingsSizeError
 
 MAX_TEXT_BYTES = 64 * 1024
-"""Of one version. The node holds two, and JSON may need three times as many bytes for each."""
+"""Longest text of a version. The node holds two, and JSON may need three times as many bytes."""
 MAX_WHY_CHARACTERS = 500
 KEPT_VERSIONS = 100
 _MAX_WHO_CHARACTERS = 200

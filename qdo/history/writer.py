@@ -75,7 +75,7 @@ class MinuteTotals:
 
 @dataclass(slots=True)
 class _Seen:
-    """What of the counts of a queue is in its minutes."""
+    """The part of the counts of a queue that its minutes have."""
 
     source: Counts
     counts: tuple[float, ...] = _NOTHING
@@ -104,7 +104,7 @@ class Minutes:
     def collect(self, counts: dict[str, Counts], now: float) -> None:
         """Add the counts since the last call, at Unix time `now`, and remove idle queues."""
         minute = int(now) // 60 * 60
-        # Removed a second ago: the event loop may have held the list at that moment.
+        # It was removed a second ago: the event loop may have held the list at that moment.
         removed, self._removed = self._removed, []
         for queue, seen in removed:
             self._take(queue, seen, minute, now)

@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """What became of one message.
+    """The result for one message.
 
     :ivar id: the message's id; None if it was not found.
     :ivar outcome: a value of `CancelOutcome`, or one of the further outcomes of this module.

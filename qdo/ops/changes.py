@@ -1,4 +1,4 @@
-"""What changed in an app: between two looks, and before the first. Pure functions."""
+"""Changes of an app: between two looks, and before the first. Pure functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ChangeSum(Difference):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time; `entries` are the newest of the action log, the newest first."""
+    """The app at one time; `entries` are the newest of the action log, the newest first."""
 
     judged: Judged
     workers: Sequence[str]

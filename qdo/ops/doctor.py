@@ -440,10 +440,10 @@ def _counts(counts: Counter[str]) -> str:
 
 
 TOTAL_SECONDS = 8.0
-"""For all checks. Opening the coordinator and the broker comes on top."""
+"""Time limit of all checks together. Opening the coordinator and the broker comes on top."""
 CHECK_SECONDS = 5.0
 FIRST_SECONDS = 2.0
-"""For the checks that `qdo status` makes."""
+"""Time limit of the checks that `qdo status` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +485,7 @@ CHECKS = (
     Check("queues", queues, BOTH),
     Check("retention", retention, ("broker",)),
 )
-"""In the order in which they are made and shown; slow ones come last."""
+"""The checks in the order in which they are made and shown; slow ones come last."""
 
 
 def diagnose(

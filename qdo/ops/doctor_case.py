@@ -1,4 +1,4 @@
-"""What the checks of `qdo doctor` look at, read once, and what they find."""
+"""The input of the checks of `qdo doctor`, read once, and their findings."""
 
 from __future__ import annotations
 

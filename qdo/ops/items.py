@@ -169,7 +169,7 @@ def overview(
     :param notices: faults around the queues; see `qdo.ops.doctor.notices`.
     :param unread: what could not be read, from `Statuses`.
     """
-    from qdo.ops.snapshot import MESSAGES  # loaded by now: something has read the queues
+    from qdo.ops.snapshot import MESSAGES  # it is loaded by now: a reader has read the queues
 
     counts = Counter(verdict.state for _, verdict in judged)
     bad = [each for each in judged if each[1].state.needs_attention]

@@ -149,7 +149,7 @@ def _row_named(broker: Broker, queue: str, name: str) -> Row | None:
 Kind: TypeAlias = Literal["waiting", "delayed", "failing", "blocking"]
 KINDS: tuple[Kind, ...] = ("waiting", "delayed", "failing", "blocking")
 RECORDED: frozenset[Kind] = frozenset({"failing", "blocking"})
-"""What the coordinator records, whatever the broker."""
+"""The kinds of messages that the coordinator records, whatever the broker."""
 MOST = 1000
 """Messages that one call returns."""
 PASSED = 100_000

@@ -1,4 +1,4 @@
-"""Hand a queue to a worker that an operator names, and show what the leader would change.
+"""Hand a queue to a worker that an operator names, and show the changes that the leader plans.
 
 The operator only writes a wish, into the value of the folder of assignments. The leader watches it,
 plans with it, and writes the assignments under its fence. Then the queue changes hands as always:

@@ -19,7 +19,7 @@ from qdo.text import one_line, printable_lines
 
 @dataclass(slots=True)
 class RunsRead:
-    """What workers answered.
+    """The answers of workers.
 
     :ivar items: those of qdo.runs/1, the longest first.
     :ivar blocked: why the loop of a worker cannot answer; its parent process did, with the message

@@ -260,7 +260,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """What a purge drops.
+    """The messages that a purge drops.
 
     :ivar seek: the seek that drops the messages that wait.
     :ivar delayed: numbers of delayed messages to delete, None: they stay.

@@ -104,7 +104,7 @@ def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """What the account may read of an app's nodes.
+    """The nodes of an app that the account may read.
 
     :ivar queues: names of the queue nodes; None if they cannot be listed.
     :ivar workers: the nodes of the registered workers, by name; None if they cannot be listed.
@@ -123,7 +123,7 @@ class FleetNodes:
 
 
 NO_NODES = FleetNodes((), {}, (), {})
-"""Without a coordinator."""
+"""The nodes if there is no coordinator."""
 
 
 def read_fleet_nodes(client: Client, layout: Layout) -> FleetNodes:

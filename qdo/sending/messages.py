@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_DEDUP_KEY = 1000
 MAX_KEY = 1000
-"""Characters."""
+"""Longest keys, in characters."""
 MAX_HEADERS_BYTES = 64 * 1024
 """Size of all headers of a message as JSON in UTF-8."""
 

@@ -47,7 +47,7 @@ _SERVICE_VARIABLE = re.compile(
     r")",
     re.ASCII,
 )
-"""What Kubernetes sets in every pod beside a service, as NAME=VALUE."""
+"""Variables that Kubernetes sets in every pod beside a service, as NAME=VALUE."""
 
 
 def is_service_variable(name: str, value: str) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qdo.settings.settings import Settings
 
 _MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Of a JSON text: white space and escapes can make it longer than the stored value."""
+"""Longest JSON text: white space and escapes can make it longer than the stored value."""
 
 
 @click.group()
@@ -212,7 +212,7 @@ def _documents(
     """Return a set; `entry` makes the entry of a change in the action log."""
 
     def record(node: Node) -> CreateOp:
-        # No values: documents may be large, and not every reader of the log may read them.
+        # Log no values: documents may be large, and not every reader of the log may read them.
         version = node.version if isinstance(node, NodeRead) and node.version >= 0 else None
         return entry({"version": version}, {})  # type: ignore[misc]
 

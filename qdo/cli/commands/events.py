@@ -134,7 +134,7 @@ def _follow(
             print_message(f"cannot look: {error}")
         else:
             if before is None:
-                # Of the same reading as the first look, so nothing is left out between the two.
+                # The past is that of the first look, so nothing is missing between the two.
                 write_past(workers, after.entries)
                 print_message(f"following {len(after.judged)} queues, {len(after.workers)} workers")
             for change in changes(before, after) if before is not None else ():

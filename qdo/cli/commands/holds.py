@@ -38,7 +38,7 @@ KILL_SECONDS = 10.0
 """Time for a command to end after SIGTERM, before SIGKILL."""
 _LOOK_SECONDS = 0.1
 _CANNOT_RUN = 126
-"""What a shell returns for a command that it cannot run."""
+"""The exit code of a shell for a command that it cannot run."""
 
 
 def run_bound(
@@ -126,7 +126,7 @@ class CommandAfterDashes(click.Command):
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What the operator wants to pause, and how long to wait for the messages in flight."""
+    """The queues that the operator pauses, and the wait for the messages in flight."""
 
     hold: Hold
     timeout_seconds: float

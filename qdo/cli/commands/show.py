@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 CHANGES = 5
 """How many entries of the action log are shown."""
 RUNS = 10
-"""How many messages in flight."""
+"""How many messages in flight are shown."""
 ASK_SECONDS = 2.0
 """How long the owner may take to answer."""
 NOT_ASKED: Mapping[str, Any] = MappingProxyType(
@@ -81,7 +81,7 @@ def show_queues(
             owners = [each for each in workers if each.worker == item["owner"]]
             item["process"] = worker_item(owners[0]) if owners else None
             item["job"] = None if app is None else _job(app, settings, name)
-            # Those of a glob are among them.
+            # Changes of globs that match the queue are among them.
             selects = partial(is_target, glob=exactly(name))
             item["changes"] = _changes(client, layout, selects) if client else []
             item["owners"] = _owners(settings, name)
@@ -155,7 +155,7 @@ def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
     job = app.job_for(queue)
     if job is None:
         return None
-    # Imported late: only a command that knows the app needs the engine.
+    # Import it late: only a command that knows the app needs the engine.
     from qdo.worker.engine.context import policy_lookup
 
     policy = policy_lookup(app, SettingsInForce(settings))(queue)

@@ -67,7 +67,7 @@ def _in_thread_pool(call: Callable[[], Any], meanwhile: Callable[[], None]) -> A
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
-    # Returned as a value: gevent would print the traceback of an error.
+    # Return the error as a value: gevent would print its traceback.
     try:
         return call(), None
     except QdoError as error:

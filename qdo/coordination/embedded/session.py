@@ -284,7 +284,7 @@ class EmbeddedSession:
         if self._silent():
             self._expire()
         foreign = self.look(watching=watching)
-        # Jitter: otherwise every process wakes to expire the same session.
+        # Without jitter, every process would wake to expire the same session.
         silence = self._watchdog.due + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
         self.due = min(self._next_beat, silence)
         self._watchdog.due = min(self._watchdog.due, self.due)
@@ -293,7 +293,7 @@ class EmbeddedSession:
     def _expire(self) -> None:
         self._begin(write=True)
         try:
-            # Again, under the lock: they may be back, or expired already.
+            # Read them again under the lock: they may be back, or expired already.
             self._end_sessions(self._judge())
         except DatabaseFullError as error:
             log.warning(

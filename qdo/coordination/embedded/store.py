@@ -124,7 +124,7 @@ class Store:
     def _prepare(self) -> None:
         with translated(self.path):
             self._db.execute("PRAGMA busy_timeout = 0")
-            # Merging the log syncs twice: left to `sync`, where waiting does no harm.
+            # Merging the log syncs twice: `sync` does it, where waiting does no harm.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if os.access(self.path, os.W_OK):  # an onlooker syncs nothing
@@ -188,7 +188,7 @@ class Store:
             self._watch.check()
             if self._merge:
                 self._merge = False
-                # Merges only pages that need no waiting.
+                # This merges only pages that need no waiting.
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     # --- znodes -----------------------------------------------------------------------

@@ -68,7 +68,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
     if scheme != "digest" or ":" not in credential:
         raise AuthFailedError
     user = credential.split(":", 1)[0]
-    # The format of ZooKeeper, which requires SHA-1.
+    # ZooKeeper's format requires SHA-1.
     digest = hashlib.sha1(credential.encode(), usedforsecurity=False).digest()
     return Identity("digest", f"{user}:{base64.b64encode(digest).decode()}")
 

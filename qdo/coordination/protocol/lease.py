@@ -107,7 +107,7 @@ class Renewal(Machine):
     def due(self) -> float:
         if not self._connected:
             return float("inf")
-        # A little early, so the real gap stays below `GAP`.
+        # Renew a little early, so the real gap stays below `GAP`.
         return max(self._lease.contact, self._sent_at) + 0.9 * GAP * self._lease.timeout_seconds
 
     def tick(self) -> None:

@@ -181,7 +181,7 @@ def _homes(
     for name in sorted(group_of):
         rows = homes[name] = [[] for _ in classes]
         for queue in current.get(name, ()):
-            # Popped when found: a queue of several workers counts for the first by name.
+            # Pop a found queue: a queue of several workers counts for the first by name.
             number = number_of.pop(queue, None)
             if number is not None and group_of[name] in takers[number]:
                 rows[number].append(queue)

@@ -143,7 +143,7 @@ class Component(Registration):
     def flush(self) -> None:
         if self.path is not None and self._due:
             self._due = False
-            # No version: only this process writes it, and the next write repairs a lost one.
+            # No version is checked: only this process writes it; the next write repairs a lost one.
             self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
 
 

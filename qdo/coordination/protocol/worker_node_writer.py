@@ -163,7 +163,7 @@ class WorkerNodeWriter:
             self._on_gone()
         elif isinstance(answer, NodeRead):
             node = WorkerNode.parse(answer.data)
-            # Keeps the list of a seek: its queues are read again when this write is acknowledged.
+            # Keep the list of a seek: its queues are read again when this write is acknowledged.
             value = self._own(node).encode()
             self._machine.ask(
                 Commit((SetOp(self.path, value, answer.version),)),

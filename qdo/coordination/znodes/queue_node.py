@@ -138,7 +138,7 @@ def _moment(value: Any) -> float:
 
 
 class CancelOutcome(Enum):
-    """What became of the attempt to cancel a message.
+    """The result of an attempt to cancel a message.
 
     Only a message whose first attempt has not begun can be cancelled: a failing one has begun.
     """
@@ -260,7 +260,7 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
         return 0, None if not text.strip() else f"last must be a decimal string, got {shown(text)}"
     if not (digits.isascii() and digits.isdigit()):
         return 0, f"last must be a decimal string, got {shown(text)}"
-    # The length first: Python rejects thousands of digits.
+    # Check the length first: Python rejects thousands of digits.
     if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is larger than any position: {digits[:60]}"
     return int(digits), None
@@ -437,7 +437,7 @@ class QueueNode:
 
 
 NEW = QueueNode()
-"""Of a queue that has no node."""
+"""The state of a queue without a node."""
 
 
 def _count(value: Any) -> int:

@@ -183,5 +183,5 @@ def inflated(data: bytes) -> bytes:
 def string_tuple(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
-    # One object for each name: it occurs in several nodes, and a worker keeps all of them.
+    # Keep one object for each name: it occurs in several nodes, and a worker keeps all of them.
     return tuple(sys.intern(item) for item in value if isinstance(item, str))
