@@ -222,7 +222,7 @@ def job_context() -> Iterator[Archive]:
 app = App("archive", job_context=job_context)
 
 
-# A thread, because compressing and syncing would block the event loop.
+# Use a thread: compressing and syncing would block the event loop.
 @app.job(executor="thread", batch=500, batch_wait_seconds=1.0)
 def job(message: Message | Sequence[Message], context: Archive) -> None:
     """Store a message, or several consecutive messages, in one file."""

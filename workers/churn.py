@@ -113,7 +113,7 @@ class TotalsFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # Not synced at every commit: a process crash loses nothing, only a power failure may.
+        # Commits are not synced: a process crash loses nothing, only a power failure may.
         self._database = open_database(path, FORMAT, durable=False)
         self._lock = threading.Lock()
 
@@ -161,7 +161,7 @@ class TotalsFile:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE: wait for other writers here, before anything has been read.
+        # IMMEDIATE waits for other writers here, before anything has been read.
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield

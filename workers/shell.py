@@ -132,7 +132,7 @@ class Runner:
         :raises CommandFailedError: the command failed in another way or timed out.
         """
         environ = {**self._environ, **variables(message)}
-        # Files, not pipes: a grandchild that keeps a pipe open would block the worker.
+        # Use files, not pipes: a grandchild that keeps a pipe open would block the worker.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
             given.write(standard_input(message))
             given.seek(0)
@@ -164,7 +164,7 @@ class Runner:
         _signal_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self._options.kill_seconds)
-        # Even if the command itself has ended: its children may still run.
+        # Do it even if the command itself has ended: its children may still run.
         _signal_group(process, signal.SIGKILL)
         process.wait()
 

@@ -235,7 +235,7 @@ class Courier:
         self._keys = _keys(options.secret)
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
-        # No retries by urllib3: the queue's policy decides.
+        # urllib3 must not retry: the queue's policy decides.
         self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
         self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
