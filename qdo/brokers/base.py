@@ -138,10 +138,7 @@ class DelayedMessages:
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
-        """Return delayed messages of a queue, the next due first.
-
-        :param ids: only messages with one of these ids, if given.
-        """
+        """Return delayed messages of a queue, the next due first; with `ids`, only these."""
         return []
 
     def numbers(self, queue: str) -> list[int]:
@@ -243,7 +240,6 @@ class Row(NamedTuple):
 class Broker(abc.ABC):
     """A broker: sends, reads and trims messages.
 
-    :ivar catalog: its queues.
     :ivar dead_letters: the messages that failed for the last time.
     :ivar delayed: the delayed messages, for operators; only with `Capabilities.peek`.
     :ivar id_node: 48-bit node of the UUIDs made from positions (`message.message_id`).
@@ -269,8 +265,6 @@ class Broker(abc.ABC):
         """The source of the id and time of a `Message`."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
 
-    # --- sending ---
-
     @abc.abstractmethod
     def send(self, message: Outgoing) -> str:
         """Store one message durably and return its id."""
@@ -293,8 +287,6 @@ class Broker(abc.ABC):
         what = "send in a transaction of the app"
         remedy = "use a qdo.outbox.Outbox in the app's database"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
-
-    # --- reading ---
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:
@@ -381,10 +373,7 @@ def check_reached(broker: Broker, queue: str, done: int) -> None:
 
 
 def check_head(broker: Broker, queue: str, done: int, head: int) -> None:
-    """Check as `check_reached`, given the position of the queue's newest message.
-
-    :raises PositionAheadError: the position is later than now and than every message.
-    """
+    """Check as `check_reached`, given the position of the queue's newest message."""
     time = broker.positions.to_time(done)
     if _may_be_ahead(broker, done) and time > broker.positions.to_time(head):
         raise PositionAheadError(queue=queue, time=format_position(time))

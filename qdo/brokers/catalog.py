@@ -40,7 +40,7 @@ class Backlog:
 
 
 NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
-"""Of a queue that does not exist."""
+"""The backlog of a queue that does not exist."""
 
 
 class QueueCatalog(abc.ABC):
@@ -59,10 +59,7 @@ class QueueCatalog(abc.ABC):
         """Return the names of all queues."""
 
     def names_to_show(self) -> list[str]:
-        """Return the names of all queues for display.
-
-        Works although the broker does not answer requests about some of them.
-        """
+        """Return the names of all queues for display, even if requests about some of them fail."""
         return self.names()
 
     @abc.abstractmethod

@@ -139,10 +139,7 @@ class DeadLetterStore(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        """Delete dead letters for good; return for each whether it existed.
-
-        :param keys: queue and position of each.
-        """
+        """Delete dead letters for good; return for each whether it existed."""
 
     def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
         """Return the headers with which a dead letter is sent again; see `retried_headers`."""

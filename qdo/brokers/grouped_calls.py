@@ -158,10 +158,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return not closing
 
     def _take(self, *, wait: bool) -> tuple[list[GroupedCall[W]], bool]:
-        """Return the calls that are queued, and whether to close.
-
-        :param wait: for a call, if none is queued.
-        """
+        """Return the queued calls, and whether to close; `wait` for a call if none is queued."""
         calls: list[GroupedCall[W]] = []
         size = 0
         closing = self._ended is not None  # read first: no call is queued after that

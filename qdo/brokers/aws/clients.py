@@ -73,7 +73,6 @@ def make_client(
     """Return a new client of boto3; no request is made.
 
     :param connections: maximum of open requests; further ones wait.
-    :param read_seconds: how long an answer may take: longer than a long poll waits.
     :param attempts: number of attempts, by botocore's standard retries; 1 where the caller
         retries.
     :raises CredentialsError: the configuration files of AWS cannot be used.

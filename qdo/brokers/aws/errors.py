@@ -173,7 +173,6 @@ def _is_bare_404(error: BaseException) -> bool:
 
 
 def is_throttling(error: BaseException) -> bool:
-    """Return whether AWS throttled a request."""
     return code_of(error) in _THROTTLED
 
 

@@ -94,7 +94,6 @@ def _reject_foreign_of_s3(operation_model: Any, response_dict: Mapping[str, Any]
 
 
 def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
-    """Return the error of a failed request."""
     value = answer_of(content, known=True)
     if value is None:
         value = {"message": _shown(content)}
@@ -114,8 +113,6 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 class Calls(Protocol):
-    """Makes requests."""
-
     def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Make a request and return its answer; raises the same errors as boto3's clients."""
 
@@ -124,10 +121,7 @@ class Calls(Protocol):
 
 
 class ClientCalls:
-    """Makes requests through a boto3 client.
-
-    :param methods: names of the client's methods, by action.
-    """
+    """Makes requests through a boto3 client, whose methods `methods` names by action."""
 
     def __init__(self, client: Any, methods: Mapping[str, str]) -> None:
         self._client = client

@@ -104,10 +104,7 @@ def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
 
 
 class EmbeddedDeadLetters(SqlDeadLetters):
-    """The dead letters of one app. Safe to use from several threads.
-
-    :param node: see `Broker.id_node`.
-    """
+    """The dead letters of one app. Safe to use from several threads."""
 
     queries = _ALL, _ENTRIES, _COUNTS
 

@@ -37,8 +37,6 @@ Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
 
 
 class EmbeddedReader:
-    """Reads one queue after a position."""
-
     __slots__ = ("_after", "_app", "_connection", "_id", "_name", "_path", "_watch")
 
     def __init__(
@@ -59,10 +57,7 @@ class EmbeddedReader:
         self._id: int | None = None
 
     def fetch(self, limit: int) -> Rows:
-        """Return the next rows as SQLite made them, at most `limit`.
-
-        Returns fewer if large bodies would use too much memory.
-        """
+        """Return the next rows as SQLite made them; fewer if large bodies use too much memory."""
         try:
             with unforked:
                 rows: Rows = self._fetch(limit)

@@ -45,7 +45,6 @@ class FairWriteLock:
     """
 
     def __init__(self, path: str, folder: str) -> None:
-        """Create the gate of the database `path` in `folder`."""
         self._path = path
         self._file = -1
         if not os.access(path, os.W_OK):
@@ -130,10 +129,7 @@ class _Tail:
 
 
 class Transaction:
-    """The operations of a call that holds the write lock.
-
-    :ivar rings: whether listeners must be woken after the commit.
-    """
+    """The operations of a call that holds the write lock; `rings` wakes listeners after it."""
 
     def __init__(
         self,
@@ -228,10 +224,7 @@ Work: TypeAlias = Callable[[Transaction], Any]
 
 
 class Writer(GroupedCalls[Work]):
-    """Commits the calls of one process for one app, in groups.
-
-    :param limit: returns the most queues that the app may have, None: any number.
-    """
+    """Commits the calls of one process for one app; `limit` returns `Broker.max_queues`."""
 
     def __init__(
         self,

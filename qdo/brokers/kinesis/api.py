@@ -61,10 +61,7 @@ class ClockSkew:
 
     @staticmethod
     def ahead_seconds(response: Mapping[str, Any], sent_at: float) -> float:
-        """Return the least skew that the date of a response proves; 0 if it proves none.
-
-        :param sent_at: Unix time of the request.
-        """
+        """Return the least skew that a response's date proves, or 0; `sent_at` is Unix time."""
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         try:
             date = email.utils.parsedate_to_datetime(headers.get("date", ""))
@@ -246,15 +243,11 @@ class KinesisApi:
         return str(response["ShardIterator"])
 
     def read(self, read: GetRecords, hash_keys: tuple[int, int] | None) -> Records:
-        """Return records.
-
-        :param hash_keys: of the shard.
-        """
+        """Return records; `hash_keys` are those of the shard."""
         request = {"ShardIterator": read.iterator, "Limit": read.limit}
         return parse_records(self._calls.call("GetRecords", request), hash_keys)
 
     def retention(self) -> RetentionPeriod:
-        """Return how long the stream keeps records."""
         summary = self._summary()
         created = summary.get("StreamCreationTimestamp")
         return RetentionPeriod(

@@ -180,8 +180,6 @@ class KinesisBroker(Broker):
             self.close()
             raise
 
-    # --- sending ---
-
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
 
@@ -219,8 +217,6 @@ class KinesisBroker(Broker):
         headers = self.dead_letters.headers_again(letter, own_id)
         (number,) = self._send((Outgoing(target, letter.body, letter.key, headers),))
         return pack(number, 0, position_now())
-
-    # --- consuming ---
 
     def subscribe(
         self,
@@ -260,7 +256,6 @@ class KinesisBroker(Broker):
         return None if own is None else own.backlog(after)
 
     def _begin(self, queue: str, trimmed: str, after: int) -> ShardReader:
-        """Return a `ShardReader` behind a position."""
         shard = self.shards.find(queue)
         inherits = shard is not None and self.shards.has_listed_parent(queue)
         start = StartPosition(self.address.start, inherits)

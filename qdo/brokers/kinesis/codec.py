@@ -58,10 +58,7 @@ _decoder = json.JSONDecoder()
 
 
 def partition_key(key: str | None, queue: str) -> str:
-    """Return the partition key of a message.
-
-    :raises UsageError: Kinesis cannot store this key.
-    """
+    """Return the partition key of a message; raise UsageError if Kinesis cannot store it."""
     if key is None:
         return _KEYLESS + uuid.uuid4().hex
     reason = _key_error(key)
@@ -86,10 +83,7 @@ def key_of(partition: str | None) -> str | None:
 
 
 def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
-    """Encode a message as the data of a record.
-
-    :raises UsageError: the headers cannot be encoded in UTF-8.
-    """
+    """Encode a message as record data; raise UsageError if UTF-8 cannot encode the headers."""
     if headers is None and not body.startswith(_OPENING):
         return body
     text = headers or "{}"
@@ -106,10 +100,7 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
 
 
 def check_size(queue: str, data: bytes, partition: str, limit: int) -> int:
-    """Return the size of a record.
-
-    :raises MessageTooLargeError: the record is too large.
-    """
+    """Return the size of a record; raise MessageTooLargeError if it is too large."""
     size = len(data) + len(partition.encode())
     if size > limit:
         raise MessageTooLargeError(queue=queue, size=size, limit=limit)

@@ -59,7 +59,6 @@ class KinesisDeadLetters(DeadLetterStore):
         self._client: Any = make_client(self._place, connections=16, read_seconds=READ_SECONDS)
 
     def check(self) -> None:
-        """Raise the error of a bucket that cannot be used, when the broker is opened."""
         with translate(self._place, "bucket", self._bucket):
             self._client.head_bucket(Bucket=self._bucket)
 

@@ -28,10 +28,7 @@ Begin = Callable[[int], ShardReader]
 
 
 class PeekReader:
-    """Reads a shard after a position, at the rate that all readers of the shard share.
-
-    :param begin: makes the reader of the shard after a position; may make requests.
-    """
+    """Reads a shard after a position, at the rate that all readers of the shard share."""
 
     def __init__(
         self,

@@ -183,10 +183,7 @@ class ShardPoller:
             self._beginning = self._start.seek(now)
         return self._beginning
 
-    # --- responses ---
-
     def iterator_received(self, iterator: str) -> None:
-        """Process the response to `GetIterator`."""
         self._iterator = iterator
 
     def records_received(self, answer: Records, now: float) -> list[Taken]:
@@ -233,11 +230,9 @@ class ShardPoller:
 
     @property
     def complete_until(self) -> float | None:
-        """The time at AWS up to which everything was read; None before the tip was reached."""
         return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
-        """Return whether no message was missed although the record at `after` is gone."""
         return proves_complete(self.after, self.complete_until, now, retention)
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
@@ -249,8 +244,6 @@ class ShardPoller:
         if oldest is not None:
             return max(0.0, now - time_of_position(time_in(oldest)))
         return 0.0 if self._ended else self.tip.behind_seconds(now)
-
-    # --- failures ---
 
     def request_throttled(self, now: float) -> float:
         """Back off after a throttled request; return the delay in seconds."""

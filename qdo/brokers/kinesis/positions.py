@@ -27,10 +27,7 @@ _SUBSEQUENCE_MASK = (1 << (_SEQUENCE_SHIFT - _SUBSEQUENCE_SHIFT)) - 1
 
 
 def pack(sequence: int, subsequence: int, time: int) -> int:
-    """Return the position of a message.
-
-    :param time: UUIDv1 time of the record's arrival.
-    """
+    """Return the position of a message; `time` is the UUIDv1 time of the record's arrival."""
     return sequence << _SEQUENCE_SHIFT | subsequence << _SUBSEQUENCE_SHIFT | time
 
 
@@ -45,7 +42,6 @@ def at_time(position: int, time: int) -> int:
 
 
 def end(time: int) -> int:
-    """Return the position of the end of a shard."""
     return pack(END_SEQUENCE, 0, time)
 
 
@@ -65,7 +61,6 @@ def time_in(position: int) -> int:
 
 
 def is_end(position: int) -> bool:
-    """Return whether a position is the end of a shard."""
     return sequence_of(position) == END_SEQUENCE
 
 

@@ -98,8 +98,6 @@ class KinesisSender:
             raise unsent_error(stored, error) from error
         return [number for number in stored if number is not None]
 
-    # --- preparing ---
-
     def _ready(self, index: int, message: Outgoing) -> _Ready:
         queue = check_queue_name(message.queue)
         _check_options(message)
@@ -114,8 +112,6 @@ class KinesisSender:
         # The hash of the partition key may belong to another shard.
         entry["ExplicitHashKey"] = str(self._shards.open_one(queue).hash_keys[0])
         return _Ready(index, queue, f"shard {queue}", entry, size)
-
-    # --- sending ---
 
     def _send(self, lanes: _Lanes, stored: list[int | None]) -> None:
         attempts = SendAttempts(SEND_BACKOFF, self._stopped, self._clock)

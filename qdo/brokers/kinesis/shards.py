@@ -107,10 +107,7 @@ class Shards:
         return any(self.known(parent) is not None for parent in self.parents(name))
 
     def open_one(self, name: str) -> Shard:
-        """Return a shard to send to.
-
-        :raises UsageError: the shard is closed or does not exist.
-        """
+        """Return a shard to send to; raise UsageError if it is closed or does not exist."""
         shard = self.find(name)
         if shard is None:
             raise UsageError(
@@ -124,7 +121,6 @@ class Shards:
 
 
 def closed_error(stream: str, name: str) -> UsageError:
-    """Return the error for sending to a closed shard."""
     return UsageError(
         reason=f"shard {name!r} of stream {stream!r} is closed, because it was split or merged;"
         f" send to {stream!r}, which chooses a shard by the key, or to one of its child shards"

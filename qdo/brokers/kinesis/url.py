@@ -44,7 +44,6 @@ class KinesisAddress:
 
     @property
     def place(self) -> ServiceAddress:
-        """The address of Kinesis in the stream's region."""
         return ServiceAddress("kinesis", self.region, self.endpoint)
 
 

@@ -210,7 +210,6 @@ class PostgresqlBroker(Broker):
         return stage.run(connection)
 
     def _change(self, messages: Sequence[Outgoing]) -> Change:
-        """Return the sending of messages with options."""
         work = SendWork(self._address.schema, self._app, messages, self.max_queues)
         return Change(work, frozenset(message.queue for message in messages))
 
@@ -245,10 +244,7 @@ class PostgresqlBroker(Broker):
     def _execute(
         self, statement: str, parameters: tuple[Any, ...], queue: str | None = None
     ) -> tuple[Any, ...]:
-        """Return the only row of a statement that changes something.
-
-        :param queue: the only queue that it may lock.
-        """
+        """Return the only row of a statement that changes something, and locks only `queue`."""
 
         def work(connection: PostgresqlConnection) -> tuple[Any, ...]:
             return connection.execute(statement, parameters).fetchone() or ()

@@ -67,10 +67,7 @@ class _Tables:
 
 
 class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
-    """The dead letters of one app.
-
-    :param node: see `Broker.id_node`.
-    """
+    """The dead letters of one app."""
 
     queries = _ALL, _ENTRIES, _COUNTS
 

@@ -143,8 +143,6 @@ class Fetches(GroupedCalls[Work]):
 
 
 class PostgresqlReader:
-    """Reads one queue after a position."""
-
     __slots__ = ("_after", "_fetches", "_queue")
 
     def __init__(self, fetches: Fetches, queue: str, after: int) -> None:
@@ -153,10 +151,7 @@ class PostgresqlReader:
         self._after = after
 
     def fetch(self, limit: int) -> Sequence[Row]:
-        """Return the next rows, at most `limit`.
-
-        Returns fewer if large bodies would use too much memory.
-        """
+        """Return the next rows; fewer than `limit` if large bodies use too much memory."""
         rows: Sequence[Row] = self._fetches.call(Fetch(self._queue, self._after, limit))
         if rows:
             self._after = rows[-1][0]

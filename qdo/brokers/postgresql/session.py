@@ -150,7 +150,6 @@ class PostgresqlSession:
     """A connection that is opened at first use, and again when it was lost. For one thread.
 
     :param prepare: called with each new connection.
-    :param make_poll: `native_poll` or `loop_poll`.
     """
 
     def __init__(
@@ -239,10 +238,7 @@ _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 
 
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
-    """Return the qdo error for an error of psycopg.
-
-    :param role: the role that is logged in; "" if unknown.
-    """
+    """Return the qdo error for an error of psycopg; `role` is logged in, "" if unknown."""
     reason, server = _reason(error), address.server
     for kinds, kind in _KINDS:
         if isinstance(error, kinds):

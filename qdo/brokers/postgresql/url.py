@@ -32,7 +32,6 @@ class SchemaAddress:
     """One schema of a database.
 
     :ivar conninfos: for libpq, without a password: one for each host, in the order of attempts.
-    :ivar schema: name of the schema.
     :ivar pooled: whether a pooler in transaction mode stands before the server.
     :ivar server: the database in errors and logs: HOST:PORT/DATABASE.
     """

@@ -90,7 +90,7 @@ class _Held(NamedTuple):
 class PostgresqlWriter(GroupedCalls[Work]):
     """The writes of one process for one app.
 
-    :param limit: returns the most queues that the app may have, None: any number.
+    :param limit: returns `Broker.max_queues`.
     :ivar commits: number of committed groups.
     """
 
@@ -116,10 +116,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         size: int = 0,
         queues: frozenset[str] = UNKNOWN,
     ) -> T:
-        """Run `act` with the connection, in autocommit mode, and return its result.
-
-        :param queues: see `Change`.
-        """
+        """Run `act` with the connection, in autocommit mode, and return its result."""
         result: T = self.call(Change(act, queues), size)
         return result
 
@@ -216,8 +213,6 @@ class PostgresqlWriter(GroupedCalls[Work]):
             return change.act(connection)  # the session has the lock timeout
         return with_lock_timeout(connection, change.act, GROUP_LOCK_SECONDS)
 
-    # --- calls that wait for locks ----------------------------------------------------
-
     def _is_held(self, work: Work) -> bool:
         queues = _queues(work)
         return any(queues & held.queues for held in self._held)
@@ -227,7 +222,6 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._held.append(_Held(call, _queues(call.work), deadline, error))
 
     def _keep_or_fail(self, call: GroupedCall[Work], error: BaseException | None) -> None:
-        """Deal with the error of a call, if any."""
         if isinstance(error, PostgresqlBusyError):
             self._keep(call, error)
         elif error is not None:
@@ -342,10 +336,7 @@ _NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
 class SendWork:
-    """Sends messages with options, in the given order; its result is their ids.
-
-    :param max_queues: see `Broker.max_queues`.
-    """
+    """Sends messages with options, in the given order; its result is their ids."""
 
     def __init__(
         self, schema: str, app: str, messages: Sequence[Outgoing], max_queues: int | None
@@ -462,10 +453,7 @@ def _sparse(values: list[Any]) -> list[Any] | None:
 
 
 def check_text(message: Outgoing) -> None:
-    """Check that PostgreSQL can store the texts of a message.
-
-    :raises UsageError: one has NUL or surrogate characters.
-    """
+    """Raise UsageError for NUL and surrogate characters, which PostgreSQL cannot store."""
     options = message.terms
     texts = (
         ("key", message.key),

@@ -31,7 +31,7 @@ METHODS = {
     "DeleteMessageBatch": "delete_message_batch",
     "ChangeMessageVisibilityBatch": "change_message_visibility_batch",
 }
-"""Of a boto3 client, by action."""
+"""Methods of a boto3 client, by action."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +85,6 @@ class SqsApi:
     def close(self) -> None:
         self._calls.close()
         self._polling.close()
-
-    # --- receiving ----------------------------------------------------------------------
 
     def receive(
         self,
@@ -174,8 +172,6 @@ class SqsApi:
         with translate(self._place, "queue", _name(options["QueueUrl"])):
             answer = self._calls.call("ReceiveMessage", options)
         return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
-
-    # --- deleting and hiding ------------------------------------------------------------
 
     def delete(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
         """Delete messages, and then their bodies; raises nothing."""

@@ -200,8 +200,6 @@ class SqsBroker(Broker):
             self.close()
             raise
 
-    # --- sending ---
-
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
 
@@ -220,8 +218,6 @@ class SqsBroker(Broker):
     def _notify(self, queues: Iterable[str]) -> None:
         if self.on_sent is not None:
             self.on_sent(set(queues))
-
-    # --- consuming ---
 
     def reader(self, queue: str, after: int) -> Reader:
         raise UnsupportedError(

@@ -91,10 +91,7 @@ def pointer_entry(
 
 
 def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPointer | None:
-    """Return the place in S3 that a message points to; None if the message is not a pointer.
-
-    :param text: the body of the message in SQS.
-    """
+    """Return the place in S3 that a message points to; None if the message is not a pointer."""
     if not any(name in attributes for name in SIZE_MARKERS):
         return None
     try:
@@ -180,9 +177,6 @@ class Received(NamedTuple):
     size: int = 0
 
 
-# --- sending ---
-
-
 def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, Any]:
     """Return the SendMessageBatch entry of a message, without its Id and delay.
 
@@ -246,10 +240,7 @@ def size_of(made: Mapping[str, Any]) -> int:
 
 
 def pointing(made: Mapping[str, Any], pointer: BodyPointer, size: int) -> dict[str, Any]:
-    """Return an entry with its body replaced by a pointer to S3.
-
-    :param size: size of the body in S3, in bytes.
-    """
+    """Return an entry with its body replaced by a pointer; see `pointer_entry`."""
     attributes = {
         name: value
         for name, value in made.get("MessageAttributes", {}).items()
@@ -291,7 +282,6 @@ def key_attribute(key: str, queue: str) -> dict[str, Any]:
 
 
 def json_text(value: Any) -> dict[str, Any]:
-    """Return an attribute that holds JSON."""
     text = json.dumps(value, ensure_ascii=False)
     if not is_storable(text):
         text = json.dumps(value, ensure_ascii=True)
@@ -307,9 +297,6 @@ def _not_text(word: str, queue: str, text: str) -> UsageError:
 
 def _digest(text: str) -> str:
     return "sha256-" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-# --- receiving ---
 
 
 def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
@@ -431,7 +418,7 @@ _ID = (1 << _ID_BITS) - 1
 
 
 class SqsPositions(Positions):
-    """See the module's docstring."""
+    """Positions that are send time and identity; see the module's docstring."""
 
     stable = False
 
@@ -457,10 +444,7 @@ SQS_POSITIONS = SqsPositions()
 
 
 def make_position(moment: int, sequence: int, message_id: int) -> int:
-    """Return the position of a message.
-
-    :param moment: UUIDv1 time.
-    """
+    """Return the position of a message; `moment` is a UUIDv1 time."""
     return (moment << _NAME_BITS) | (sequence << _ID_BITS) | message_id
 
 

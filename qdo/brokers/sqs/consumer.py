@@ -30,7 +30,6 @@ class SqsConsumer:
     """Opens subscriptions, and waits for their requests when it closes.
 
     :param wake: called with the queues that have messages to fetch.
-    :param receipts: keeps the receipts of held messages for the parent process.
     """
 
     def __init__(

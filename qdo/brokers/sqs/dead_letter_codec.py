@@ -60,7 +60,6 @@ class FoundDeadLetter:
         return SQS_POSITIONS.message_id(self.record.position, 0)
 
     def entry(self) -> DeadLetterEntry:
-        """Return it without body and traceback."""
         record = self.record
         return DeadLetterEntry(
             queue=record.queue,

@@ -103,10 +103,7 @@ class ReceivedBatch:
 
 
 class DeadLetterReceiver:
-    """Receives the dead letters of an address. Not safe for concurrent calls.
-
-    :param clock: seconds on a monotonic clock.
-    """
+    """Receives the dead letters of an address. Not safe for concurrent calls."""
 
     def __init__(
         self, client: Any, address: SqsAddress, queues: SqsQueues, clock: Callable[[], float]
@@ -255,7 +252,6 @@ class SqsDeadLetters(DeadLetterStore):
     Methods raise the errors of `aws.errors.translation`.
 
     :param notify: called with the queues of messages that were sent again.
-    :param clock: seconds on a monotonic clock.
     """
 
     def __init__(
@@ -303,8 +299,6 @@ class SqsDeadLetters(DeadLetterStore):
                     raise translation(error, self._address.place, "queue", name) from error
             else:
                 return
-
-    # --- looking ---
 
     def find(
         self,
@@ -385,8 +379,6 @@ class SqsDeadLetters(DeadLetterStore):
             remedy = "name its bucket in the broker's address, or discard the dead letter"
             raise AwsNotFoundError(what=what, name=name, region=self._address.region, remedy=remedy)
         return replace(found.record, body=body)
-
-    # --- acting ---
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Send dead letters again, in the given order, then delete them.

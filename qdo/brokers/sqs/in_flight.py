@@ -131,10 +131,7 @@ class ReceiveResult:
 
 
 class Extensions:
-    """When to extend the visibility timeouts of held messages.
-
-    :param held: the messages, by position.
-    """
+    """Decides when to extend the visibility timeouts of held messages."""
 
     def __init__(self, held: Mapping[int, InFlightMessage], visibility_seconds: float) -> None:
         self._held = held
@@ -179,8 +176,6 @@ class InFlightMessages:
     :param after: positions of this owner's messages come after this one.
     :param unconfirmed: names of done messages, as recorded by an earlier owner.
     :param visibility_seconds: how long a receive or an extension hides a message.
-    :param receipts: keeps the receipts of held messages.
-    :param budget: counts the bytes of held messages.
     """
 
     def __init__(
@@ -211,8 +206,6 @@ class InFlightMessages:
     def __len__(self) -> int:
         """Return the number of messages that are held and not done."""
         return len(self._order)
-
-    # --- answers of SQS -----------------------------------------------------------------
 
     def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
         """Store the messages of an answer.
@@ -311,10 +304,7 @@ class InFlightMessages:
         self._unconfirmed.pop(_name(held), None)
 
     def undeletable(self, held: InFlightMessage) -> None:
-        """Drop a done message whose receipt is no longer valid.
-
-        It is received again, and recognized.
-        """
+        """Drop a done message with an invalid receipt: it is received again, and recognized."""
         self._forget(held)
         self.in_doubt()
 
@@ -333,15 +323,12 @@ class InFlightMessages:
         if at < len(self._order) and self._order[at] == held.position:
             del self._order[at]
 
-    # --- for the engine -----------------------------------------------------------------
-
     def rows(self, after: int, limit: int) -> list[Row]:
         """Return the rows behind a position that are not done."""
         start = bisect_right(self._order, after)
         return [self._held[position].row for position in self._order[start : start + limit]]
 
     def has_rows(self, after: int) -> bool:
-        """Return whether there are rows behind a position."""
         return bool(self._order) and self._order[-1] > after
 
     def oldest_sent(self) -> int | None:

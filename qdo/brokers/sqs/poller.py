@@ -56,9 +56,7 @@ def idle_backoff(empty: int, most: float, jitter: float) -> float:
 
     Without jitter, a worker would poll all its queues at the same times forever.
 
-    :param empty: number of empty polls in a row.
     :param most: maximum of these pauses; 0 for none.
-    :param jitter: from 0 to 1.
     """
     if not most or not empty:
         return 0.0
@@ -129,8 +127,6 @@ class Poller:
         self._closed = False
         budget.queues += 1
 
-    # --- for the subscription -----------------------------------------------------------
-
     def raise_error(self) -> None:
         """Raise the error of the last poll, once."""
         error, self._error = self._error, None
@@ -164,13 +160,11 @@ class Poller:
             self._poll_if_possible()
 
     def close(self) -> None:
-        """Poll no more."""
+        """Stop polling."""
         self._closed = True
         self._wanted = False
         self._budget.queues -= 1
         self._end_pause()
-
-    # --- polling ------------------------------------------------------------------------
 
     def _poll_if_possible(self) -> None:
         if self.open or self._closed or self._pause is not None or not self._wanted:

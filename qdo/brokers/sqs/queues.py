@@ -122,8 +122,6 @@ class SqsQueues:
     """The queues below the prefix of an address. Safe to use from several threads or greenlets.
 
     Methods raise the errors of `aws.errors.translation`.
-
-    :param clock: seconds on a monotonic clock.
     """
 
     def __init__(
@@ -137,13 +135,8 @@ class SqsQueues:
         self._counted: set[str] = set()
         self._warned: set[str] = set()
 
-    # --- names and addresses ---
-
     def full_name(self, queue: str) -> str:
-        """Return the full SQS name of a queue.
-
-        :raises SqsNameError: it cannot be the name of a queue of SQS.
-        """
+        """Return the full SQS name of a queue; raise SqsNameError if SQS does not allow it."""
         name = self._address.prefix + queue
         # The queue whose full name is the prefix has no name here.
         reason = name_error(queue) or sqs_name_fault(name)
@@ -197,9 +190,8 @@ class SqsQueues:
         self._counted &= kept
 
     def create(self, name: str, kind: str) -> str:
-        """Create a queue; return its URL.
+        """Create a queue by its full name; return its URL.
 
-        :param name: in full.
         :param kind: standard or fifo; must match the name.
         """
         fifo = name.endswith(FIFO)
@@ -227,8 +219,6 @@ class SqsQueues:
     def _entry(self, name: str) -> _Known:
         with self._lock:
             return self._known.setdefault(name, _Known())
-
-    # --- discovery ---
 
     def names(self, *, strict: bool = True) -> list[str]:
         """Return the names of all queues, without the prefix, in order.
@@ -288,8 +278,6 @@ class SqsQueues:
         if name not in self._warned:
             self._warned.add(name)
             log.warning("%s", text)
-
-    # --- tags, settings and counts ---
 
     def settings(self, queue: str) -> QueueAttributes:
         """Return the attributes of a queue; its counts may be old."""

@@ -36,10 +36,7 @@ MAX_DELAY_SECONDS = 900
 
 
 def check_options(queue: str, terms: SendOptions) -> None:
-    """Raise for delays and deduplication that SQS does not support.
-
-    :raises UnsupportedError: with the remedy.
-    """
+    """Raise UnsupportedError for delays and deduplication that SQS does not support."""
     fifo = queue.endswith(FIFO)
     if terms.due is not None and fifo:
         raise _unsupported("delay single messages of a FIFO queue", NO_DELAY)
@@ -91,10 +88,7 @@ class _PreparedMessage:
 
 
 class Sent(NamedTuple):
-    """The ids that SQS assigned to a stored message.
-
-    :ivar sequence: its SequenceNumber, 0 on a standard queue.
-    """
+    """The ids of a stored message; `sequence` is its SequenceNumber, 0 on a standard queue."""
 
     id: str
     sequence: int
@@ -150,10 +144,7 @@ class SqsSender:
             raise unsent_error(sent, errors[0]) from errors[0]
         return [each for each in sent if each is not None]
 
-    # --- preparing messages ---
-
     def _check(self, message: Outgoing) -> None:
-        """Raise an error if SQS does not support a send option."""
         self._queues.full_name(message.queue)
         limit = self._address.max_body if self._objects is None else MAX_S3_BODY
         if len(message.body) > limit:
@@ -196,7 +187,6 @@ class SqsSender:
     def _stored(
         self, queue: str, body: bytes, objects: Objects, attempts: SendAttempts
     ) -> BodyPointer:
-        """Store a body; return where it is."""
         while True:
             try:
                 self._queues.url(queue, create=True)  # a body without its queue would be useless
@@ -207,8 +197,6 @@ class SqsSender:
             else:
                 attempts.progress()
                 return pointer
-
-    # --- sending it ---
 
     def _send_queue(
         self, queue: str, ready: Sequence[_PreparedMessage], sent: list[Sent | None]

@@ -35,7 +35,7 @@ class Callbacks:
 
 
 class SqsSubscription(Subscription):
-    """Everything runs in greenlets of one thread."""
+    """Holds the messages of a queue. Everything runs in greenlets of one thread."""
 
     def __init__(
         self,
@@ -60,8 +60,6 @@ class SqsSubscription(Subscription):
         self._deletes = Deleter(consumed, self._check_confirmed)
         self._extensions = VisibilityExtender(consumed, choose=self._choose, lose=self._lose)
         self._release = Releaser(consumed).release
-
-    # --- for the engine -----------------------------------------------------------------
 
     def reader(self, after: int) -> SqsReader:
         return SqsReader(self.fetch, after)
@@ -123,8 +121,6 @@ class SqsSubscription(Subscription):
         self.begin(self._deletes.flush)
         self._release(self._holding.undone())
 
-    # --- for the poller -----------------------------------------------------------------
-
     def news(self) -> None:
         self._callbacks.news()
 
@@ -155,10 +151,7 @@ class SqsSubscription(Subscription):
             self.on_confirmed()
 
     def received(self, messages: Sequence[Received], asked_at: float) -> int | None:
-        """Store the messages of a poll.
-
-        :return: how many are new, None where none may be started: they are released.
-        """
+        """Store the messages of a poll; return the number of new ones, None if all are released."""
         taken = self._holding.take(messages, asked_at)
         self._holding.poll.opened(None)
         if taken.again:
@@ -177,8 +170,6 @@ class SqsSubscription(Subscription):
         if messages:
             self._extensions.schedule()
         return taken.fresh
-
-    # --- releasing and losing messages --------------------------------------------------
 
     def _choose(self, due: Sequence[InFlightMessage]) -> Sequence[InFlightMessage]:
         """Return the due messages whose visibility timeout to extend."""
@@ -225,7 +216,6 @@ class SqsReader:
         self._after = after
 
     def fetch(self, limit: int) -> list[Row]:
-        """Return the next held rows; raise the error of the last poll."""
         rows = self._fetch(self._after, limit)
         if rows:
             self._after = rows[-1].position

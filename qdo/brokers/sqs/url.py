@@ -60,7 +60,6 @@ class SqsAddress:
 
     @property
     def place(self) -> ServiceAddress:
-        """The service and its endpoint."""
         return ServiceAddress("sqs", self.region, self.endpoint)
 
     @property

@@ -17,10 +17,7 @@ from qdo.brokers.sqs.url import BATCH
 
 @dataclass(frozen=True, slots=True)
 class ConsumedQueue:
-    """A queue with its held messages.
-
-    :ivar begin: runs a task in a greenlet of its own.
-    """
+    """A queue with its held messages; `begin` runs a task in a greenlet of its own."""
 
     name: str
     requests: SqsApi
@@ -128,8 +125,6 @@ TRIES = 4
 
 
 class Releaser:
-    """Releases messages of one queue."""
-
     def __init__(self, queue: ConsumedQueue) -> None:
         self._queue = queue
 
@@ -159,10 +154,7 @@ LINGER_SECONDS = 0.5
 
 
 class Deleter:
-    """Deletes done messages.
-
-    :param deleted: called after messages were deleted.
-    """
+    """Deletes done messages; calls `deleted` afterwards."""
 
     def __init__(self, queue: ConsumedQueue, deleted: Callable[[], None]) -> None:
         self._queue = queue
