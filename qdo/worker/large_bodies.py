@@ -18,10 +18,7 @@ LARGE_BYTES = 1024 * 1024
 
 
 def load_large(body: bytes) -> Any:
-    """Return the value of a JSON body, decoded while the garbage collector rests.
-
-    :raises ValueError: it is not JSON.
-    """
+    """Return the value of JSON, without the garbage collector; raise ValueError for others."""
     collects = gc.isenabled()
     gc.disable()
     try:

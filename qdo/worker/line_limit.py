@@ -64,7 +64,7 @@ def sentence_of(record: logging.LogRecord) -> str:
 class LineLimit(logging.Filter):
     """Passes the first lines of a kind in each second, and then one with the number left out.
 
-    :param kind: returns what lines are counted together by, "" for a line that passes.
+    :param kind: returns the key by which lines are counted together, "" for a line that passes.
     :param most: lines of one kind in a second.
     :param clock: seconds on a monotonic clock.
     :param later: calls a function after some seconds.

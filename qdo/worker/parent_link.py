@@ -112,10 +112,7 @@ class ParentLink:
                 )
 
     def ask(self, action: str) -> None:
-        """Ask the parent for an action: "drain", "restart" or "reload".
-
-        :raises OSError: the parent has died.
-        """
+        """Ask the parent to "drain", "restart" or "reload"; raise OSError if it has died."""
         self._pipe.sendall(json.dumps({"ask": action}).encode() + b"\n")
 
     def watch(self, on_death: Callable[[], None]) -> None:

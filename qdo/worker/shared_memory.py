@@ -108,10 +108,7 @@ class LoopState:
         self._words = words
 
     def beat(self, now: float, contact: float, limit_seconds: float) -> None:
-        """Store that the loop runs, and how long an unknown job may block it from now on.
-
-        :param contact: when the coordinator last answered.
-        """
+        """Store that the loop runs, and how long an unknown job may block it from now on."""
         self._words[_CONTACT] = int(contact * _NANOSECONDS)
         self._words[_LIMIT] = int(limit_seconds * _NANOSECONDS)
         self._words[_BEAT] = int(now * _NANOSECONDS)
@@ -125,15 +122,12 @@ class LoopState:
         self._words[_FOUND_AT] = int(beat * _NANOSECONDS)
 
     def unwatched(self) -> None:
-        """Store that nothing watches the loop any more."""
+        """Store that nothing watches the loop anymore."""
         self._words[_BEAT] = 0
 
 
 def read_loop(fd: int) -> LoopReport | None:
-    """Return the state of another process's loop; None while nothing watches it.
-
-    :param fd: descriptor of its in-flight table.
-    """
+    """Return the loop's state from a process's in-flight table; None if nothing watches it."""
     data = os.pread(fd, _NUMBERS.size + _TEXT_BYTES, 0)
     if len(data) < _NUMBERS.size:
         return None  # it has not created its table yet
@@ -200,10 +194,7 @@ class InFlightTable:
         )
 
     def take(self, label: bytes) -> int:
-        """Return the index of a free entry for a turn, 0 if none is free.
-
-        :param label: the names of the turn, from `encode_label`.
-        """
+        """Return the index of a free entry for a turn, 0 if none is free; see `encode_label`."""
         if self._kept:
             self._free_kept(_worker_of(label))  # its lease is valid again
         if not self._free:
@@ -291,10 +282,7 @@ def make_memory(name: str = "qdo-in-flight") -> int:
 
 
 def read_in_flight(fd: int, entry: int = 0) -> list[InFlight]:
-    """Return the messages that a dead process had in flight.
-
-    :param entry: index of the only entry to read; 0 for all.
-    """
+    """Return the messages that a dead process had in flight, or only that of one `entry`."""
     wanted = entry // _WORDS
     return [
         each
@@ -322,10 +310,7 @@ _NOTHING = _LENGTHS.pack(0, 0)
 
 
 class SharedReceiptStore:
-    """The receipt handles of one process.
-
-    :param fd: descriptor of memory shared by a parent. Without it nothing is kept.
-    """
+    """Receipt handles of one process, in memory shared by a parent; without it, none is kept."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd

@@ -62,7 +62,7 @@ class StackDumps:
         return ""
 
     def close(self) -> None:
-        """Send no signals any more; called before the kernel may use the pid again."""
+        """Stop sending signals; called before the kernel may use the pid again."""
         with self._using:
             os.close(self.fd)
             self.fd = -1
@@ -130,10 +130,7 @@ def frame_label(file: str, function: str) -> str:
 
 
 def sample(seconds: float, is_left_out: Callable[[int], bool]) -> Samples:
-    """Sample the threads of this process; blocks a native thread.
-
-    :param is_left_out: whether the thread with this ident is not sampled.
-    """
+    """Sample the threads of this process except those left out; blocks a native thread."""
     samples, until = Samples(), clock() + seconds
     while clock() < until:
         frames = sys._current_frames()

@@ -102,7 +102,7 @@ class ProcessContext:
         releases them, see `Broker.release`.
     :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
         do not stop it.
-    :ivar ask_parent: asks the parent for what an operator wants of this worker, by the name of the
+    :ivar ask_parent: asks the parent for the action that an operator wants, by the name of the
         action; None without a parent.
     :ivar exit: called with the exit code when the process must exit at once: from a native
         thread at the third stop signal, and at the end if jobs in threads are still running.

@@ -150,10 +150,7 @@ class CheckpointProgress(Duty):
 
 
 class QueueTimers(Duty):
-    """Ticks the dispatcher whenever a queue is due.
-
-    :param changed: set by the dispatcher when the next due time may have become earlier.
-    """
+    """Ticks the dispatcher whenever a queue is due, or `changed` tells of an earlier time."""
 
     name = "timers"
     ends_at_drain = False
@@ -361,7 +358,7 @@ class Chores(Duty):
             self.step()
 
     def step(self) -> None:
-        """Do each chore once, if this worker leads, and write down what became of it."""
+        """Do each chore once, if this worker leads, and record its result."""
         member = self._current.member
         if member is None:
             return

@@ -87,7 +87,7 @@ class MemberFactory:
         :raises UnreachableError: the coordinator does not respond in time.
         :raises UsageError: the workers of the app use another broker file.
         :raises SettingsError: the settings of the coordinator contradict each other.
-        :raises NodeRefusedError: the account may not do what workers do.
+        :raises NodeRefusedError: the account lacks a right that workers need.
         :raises OpenTreeError: accounts without a role can change the nodes.
         :raises RejectedError: this version of qdo is too old for the app.
         """

@@ -82,10 +82,7 @@ class QueueInventory:
             _put(self.finished, name, over)
 
     def listed(self, names: Collection[str], parents: Mapping[str, tuple[str, ...]]) -> None:
-        """Record a list of the broker. The nodes must have been looked at before the request.
-
-        :param parents: of the listed queues that have any.
-        """
+        """Record a list of the broker. The nodes must have been looked at before the request."""
         self._listed = frozenset(names)
         self._parents = dict(parents)
         for name, awaited in list(self._waiting.items()):

@@ -35,10 +35,7 @@ WORTH_SECONDS = 1.0
 
 
 class StatusReport(Duty):
-    """Writes the status of a worker to its component node.
-
-    :param due: set when the report has changed.
-    """
+    """Writes the status of a worker to its component node, also when `due` is set."""
 
     name = "component"
     ends_at_drain = False

@@ -1,6 +1,6 @@
 """Turns of a queue whose job takes many messages at once: ``@app.job(batch=500)``.
 
-How a call of the job ends, and what follows:
+The end of a call decides about its messages:
 
 ===========================  ==============================================================
 it returns                   every message of the batch is done

@@ -39,7 +39,7 @@ class Cancellations:
         self._slots = slots
 
     def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages, and record that; return what became of each.
+        """Cancel messages, and record that; return the outcome for each.
 
         :raises CannotCancelError: this process does not own the queue, or does not know whether
             the cancellation is recorded. Nothing is certain then.

@@ -189,7 +189,7 @@ class Dispatcher:
         # A turn without lanes also notices that the claim is closed; `_ended` does the rest.
 
     def lost(self, claim: Claim) -> None:
-        """Drop a claim; a turn that still runs under it reports nothing anymore."""
+        """Drop a claim; a turn that still runs under it no longer reports anything."""
         slot = self.slots.get(claim.queue)
         if slot is None:
             return

@@ -7,7 +7,7 @@ newest)`` means that every message of the queue from the position `first` to the
 is done. Messages are only ever appended behind all others. Nothing can appear within a run, and
 there is at most one run more than there are pending messages.
 
-Kafka's Parallel Consumer and Pulsar's individual acknowledgements keep the same books, with bits
+Kafka's Parallel Consumer and Pulsar's individual acknowledgements record the same, with bits
 in place of runs: https://pulsar.apache.org/docs/concepts-messaging/#acknowledgment.
 """
 

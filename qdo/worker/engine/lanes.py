@@ -227,7 +227,7 @@ class Lanes:
         self.progress.publish()
 
     def discard(self) -> None:
-        """Stop counting the memory of messages that are not needed anymore."""
+        """Stop counting the memory of messages that are no longer needed."""
         self._count_bytes(-self._bytes)
 
     def _read(self) -> None:

@@ -170,7 +170,7 @@ class Outcomes:
     ) -> TurnResult:
         slot, reason = turn.slot, describe(error)
         delay = round(decision.after_seconds, 3)
-        # A recorded time without a delay would be waited for in full, whatever the clock does.
+        # A queue would wait in full for a recorded time without a delay, even if the clock is set.
         due = round(time.time() + delay, 3) if delay else 0.0
         shown = self._engine.recorded(reason)
         failed = message.attempt if decision.counts else message.attempt - 1

@@ -246,10 +246,7 @@ _RUNNING = (HOT_LOOP, Batches._run.__code__)
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job on a stack, and its message.
-
-    :ivar entry: index of its entry in the in-flight table; 0 if it has none.
-    """
+    """A job on a stack, its message, and the index of its in-flight entry, 0 without one."""
 
     message: Message
     job: BoundJob

@@ -114,7 +114,7 @@ class Slot:
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
     :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
         job was not called at all; for the metrics and for `durations`.
-    :ivar withheld: number of `rows` that the turn may not take any more; see `cancellations`.
+    :ivar withheld: number of `rows` that the turn may no longer take; see `cancellations`.
     :ivar durations: how long its messages usually take.
     :ivar message: the message in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).

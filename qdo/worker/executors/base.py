@@ -10,7 +10,7 @@ process    in a child process                     the process is killed
 asyncio    on an asyncio loop in its own thread   its task is cancelled
 =========  =====================================  =========================================
 
-With every executor, the call returns only when nothing of the job runs anymore. Until then
+With every executor, the call returns only when no part of the job still runs. Until then
 its queue starts no other message and is not released. An aborted call (`JobAborted`) follows
 the same rule.
 """
@@ -33,11 +33,11 @@ JobCall: TypeAlias = Callable[[Message, Any], Any]
 exception determines how the attempt ended."""
 
 OnStart: TypeAlias = Callable[[Message], None]
-"""Called on whatever thread starts the job, once nothing can prevent the start."""
+"""Called on the thread that starts the job, once nothing can prevent the start."""
 
 
 class NotStarted(BaseException):
-    """The job was not started: once it could run, its queue could not be processed anymore."""
+    """The job was not started: once it could run, its queue could no longer be processed."""
 
 
 class Executor(abc.ABC):

@@ -133,10 +133,7 @@ class JobProcess:
             self.pid = head["pid"]
 
     def give(self, message: Message) -> None:
-        """Send a message to the process.
-
-        :raises OSError: it is dead; the job did not run.
-        """
+        """Send a message to the process; raise OSError if it is dead and the job did not run."""
         self.served += 1
         self._channel.sendall(wire.pack_message(message, self.served))
 
@@ -382,7 +379,7 @@ class _Pool:
         If none can be started, this does not count as a failure of the message: it waits as long
         as its queue may be processed.
 
-        :raises NotStarted: the queue may not be processed anymore.
+        :raises NotStarted: the queue may no longer be processed.
         """
         failures = 0
         while self._may_start(message):

@@ -126,10 +126,7 @@ def pack_message(message: Message, serial: int) -> bytes:
 
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
-    """Return the message of a frame.
-
-    :raises ValueError: its large body is not JSON.
-    """
+    """Return the message of a frame; raise ValueError if its large body is not JSON."""
     return Message(
         head["queue"],
         head["position"],
@@ -304,7 +301,7 @@ def _watch(job: int) -> int:
             break
         if ended is not None:
             os.waitpid(ended.si_pid, 0)
-    # Its group first, at one blow: a process that forks without end could outrun what follows.
+    # Kill its group first, at once: a process that forks without end could outrun the next steps.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(job, signal.SIGKILL)
     signal.signal(END, _ignore)

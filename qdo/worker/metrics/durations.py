@@ -1,4 +1,4 @@
-"""How long the messages of a queue usually take, learned from what turns measure anyway.
+"""Learn how long the messages of a queue usually take, from times that turns measure anyway.
 
 A turn reads the clock at its start and its end, not for each message. Of a turn with one message,
 that is the duration of the message. Of one with more, it is their mean, or how long the last one
@@ -34,7 +34,7 @@ class Durations:
 
     The messages of a batch end together, so a batch counts as one message.
 
-    :ivar usual_seconds: what recent messages took at most.
+    :ivar usual_seconds: the longest duration of recent messages.
     """
 
     __slots__ = ("_missing", "usual_seconds")

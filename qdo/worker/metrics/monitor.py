@@ -59,10 +59,7 @@ class MetricsPage:
         self._number = 0
 
     def write(self, values: Any) -> None:
-        """Publish values that survive JSON.
-
-        :raises ValueError: there is no room for them.
-        """
+        """Publish values that survive JSON; raise ValueError if there is no room for them."""
         if self._fd is None:
             return
         content = json.dumps(values).encode()

@@ -156,7 +156,7 @@ class ChildProcess:
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
-        # Its job processes and what they started end by themselves: see the keeper. Their keepers
+        # Its job processes and their children end by themselves: see the keeper. Their keepers
         # have been children of this process since it died.
         self._keepers = children(os.getpid(), NAME) if LINUX else []
         self.dumps.close()
