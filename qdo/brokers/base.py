@@ -43,7 +43,7 @@ class Reader(Protocol):
 class Subscription(abc.ABC):
     """The messages of a queue whose broker must be polled, for the owner of the queue.
 
-    It lasts as long as the claim: opened when that begins, closed when no job of it runs any more.
+    It lasts as long as the claim: opened when that begins, closed when none of its jobs still runs.
     No method waits for the broker: greenlets of the broker make the requests, and listeners
     (`Broker.listen`) are woken when there are new messages to fetch.
 

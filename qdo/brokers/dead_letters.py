@@ -191,7 +191,7 @@ class NoDeadLetters(DeadLetterStore):
     """The store of a broker that cannot keep dead letters: it is empty.
 
     :param broker: its name in errors.
-    :param remedy: how to get a store, or what to do instead.
+    :param remedy: how to get a store, or another remedy.
     """
 
     def __init__(self, broker: str, remedy: str) -> None:

@@ -25,7 +25,7 @@ class BrokerSchema:
     """The schema of a broker that is a database; each function takes the broker's address.
 
     :ivar script: returns the SQL statements that create it, given the seconds of a partition.
-    :ivar is_missing: returns whether `create` would change anything, or raises what it would.
+    :ivar is_missing: returns whether `create` would change anything, or raises its error.
     :ivar create: creates or upgrades it; returns whether it changed anything.
     :ivar grants: returns the SQL statements that let a role be a sender, worker or onlooker.
     """

@@ -18,7 +18,7 @@ remaining numbers have no gaps and the difference of two numbers is a count.
 `Query` checks the type of each column that it reads. SQLite stores a value of any type in any
 column. In a damaged file a number may be a text, and the code behind the query would fail at some
 later place. So every query names the types that it expects, and another type is reported as damage,
-like what SQLite finds itself.
+like damage that SQLite finds itself.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The local clock may be ahead of the clock of Kinesis. Kinesis dates records by i
 rejects AT_TIMESTAMP with a time in its future.
 
 Iterators and records raise one of `qdo.brokers.aws.errors.BOTO_ERRORS`; the other requests raise
-what `translation` makes of it.
+its `translation`.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None
 def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
     """Return the messages of a record; a record that cannot be read is one unreadable message.
 
-    Every program that may write to the stream decides what a record contains.
+    Any program that may write to the stream can write any content.
     """
     data = _data(record)
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)

@@ -55,7 +55,7 @@ class KinesisCatalog(QueueCatalog):
         peek: Callable[[str, int], PeekReader],
         own_backlog: Callable[[str, int], Backlog | None],
     ) -> None:
-        # A start time holds for child shards too. "latest" skips only what a new app missed.
+        # A start time holds for child shards too. "latest" skips only a new app's past.
         self.child_start = CHILD_START if address.start == "latest" else 0
         self._address = address
         self._shards = shards

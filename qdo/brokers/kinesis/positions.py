@@ -32,7 +32,7 @@ def pack(sequence: int, subsequence: int, time: int) -> int:
 
 
 def whole(sequence: int, time: int) -> int:
-    """Return the position after all messages of a record, whatever their number."""
+    """Return the position after all messages of a record, however many."""
     return pack(sequence, _SUBSEQUENCE_MASK, time)
 
 

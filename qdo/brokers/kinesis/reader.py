@@ -52,7 +52,7 @@ class ShardReader:
 
     :param hash_keys: of the shard. If None, which means unknown, messages that belong to other
         shards are kept.
-    :param trimmed: what to do if the position is gone. ``stop``: raise an error. ``oldest``:
+    :param trimmed: the reaction if the position is gone. ``stop``: raise an error. ``oldest``:
         continue with the oldest record. ``look``: the same without logging, for callers that
         process nothing.
     :param is_listed: returns whether the stream still has the shard.

@@ -30,7 +30,7 @@ class KinesisAddress:
 
     :ivar start: where to begin a shard that has no position yet: oldest, latest, or a Unix time.
     :ivar reads_per_second: GetRecords calls for each shard, at most 5.
-    :ivar trimmed: stop or oldest: what to do when a position is gone from the stream.
+    :ivar trimmed: stop or oldest: the reaction when a position is gone from the stream.
     :ivar dead_letters: (bucket, prefix) in S3; None if dead letters cannot be stored.
     """
 

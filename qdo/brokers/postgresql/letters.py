@@ -151,7 +151,7 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
 
 
 def _storable(text: str) -> str:
-    """Return text without what PostgreSQL cannot store: NUL, and stray surrogates."""
+    """Return text without characters that PostgreSQL cannot store: NUL, and stray surrogates."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
@@ -194,7 +194,7 @@ class PostgresqlDelayedMessages(_Tables, DelayedMessages):
         def work(connection: PostgresqlConnection) -> set[int]:
             with connection.transaction():
                 connection.execute(_LOCK, (self._app,))
-                # A statement of its own: it sees what was moved while this waited.
+                # A separate statement sees the messages that were moved while this one waited.
                 return {number for (number,) in connection.execute(remove, parameters)}
 
         return self._writer.run(work)

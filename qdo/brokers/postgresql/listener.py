@@ -1,7 +1,7 @@
 """Waking a worker when its queues receive messages.
 
 A notification names queues, or says only that something was sent. `look` returns the queues that
-changed since the listener's last look, so nothing is missed whatever becomes of notifications: a
+changed since the listener's last look, so nothing is missed when notifications are lost: a
 sender may die between its commit and its notification, and a pooler in transaction mode delivers
 none. A notification of queues that looks have returned before needs no look, which takes as long as
 fetching the message. Names from elsewhere are not believed: every role may notify.

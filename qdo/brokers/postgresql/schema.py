@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
 
 
 def grants(schema: str, role: str, kind: str) -> list[str]:
-    """Return the statements that give a role what it needs, and no more.
+    """Return the statements that give a role the rights it needs, and no more.
 
     A sender may send, and reads no message. A worker runs `qdo-worker` and every command. An
     onlooker reads everything and changes nothing.

@@ -42,7 +42,7 @@ ANSWER_SECONDS = 30.0
 """How long a statement may take. The longest write 64 MiB to a slow disk."""
 
 _READ, _WRITE = 1, 2
-"""Bits by which psycopg's generators say what they wait for, and learn what is ready."""
+"""Bits by which psycopg's generators name the events they wait for, and learn which occurred."""
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
 _TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
 """Rights that the role of a worker needs on tables; on others it needs SELECT."""

@@ -240,7 +240,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return others
 
     def _try_held(self) -> None:
-        """Try the first call that waits; if it need not wait anymore, then those like it."""
+        """Try the first call that waits; if it need not wait longer, also those like it."""
         first, *rest = self._held
         same = [held for held in rest if held.queues == first.queues]
         others = [held for held in rest if held.queues != first.queues]

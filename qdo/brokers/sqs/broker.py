@@ -85,7 +85,7 @@ def _on_retention(
 
 
 def _attempts(policy: Policy) -> int:
-    """Return how many attempts a message gets at most, whatever its error."""
+    """Return the most attempts that a message gets, for any error."""
     return max([policy.attempts, *(rule.attempts or 0 for rule in policy.rules)])
 
 
@@ -121,7 +121,7 @@ class SqsCatalog(QueueCatalog):
         return advice(self._queues.settings_of(list(policies)), policies)
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        """Return about how much waits in a queue: all undeleted messages, whatever `after` is."""
+        """Return about how much waits in a queue: all undeleted messages, for any `after`."""
         counts = self._queues.counts(queue)
         return Backlog(
             count=counts.waiting + counts.in_flight,

@@ -306,7 +306,7 @@ def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     unchanged. Whatever a sender does costs this message only: the worker cannot decode it, and its
     policy ends it.
 
-    :param own: qdo wrote the message, so its headers tell what the body is.
+    :param own: qdo wrote the message, so its headers tell the type of the body.
     :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
     """
     system = raw["Attributes"]

@@ -249,7 +249,7 @@ class OpenPoll:
     def answered(self, receipts: Iterable[str]) -> None:
         """Record the receipts of an answer whose bodies are still to be read.
 
-        Once its messages are hidden again, the poll's id does not return them any more.
+        Once its messages are hidden again, the poll's id no longer returns them.
         """
         self._record(receipts)
 

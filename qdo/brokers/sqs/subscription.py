@@ -26,7 +26,7 @@ class Callbacks:
 
     :ivar lost: called with the position of a message that is no longer held.
     :ivar news: called when there are messages to fetch, or an error.
-    :ivar closed: called when nothing of the subscription runs any more.
+    :ivar closed: called when no request or task of the subscription still runs.
     """
 
     lost: Callable[[int], None]
@@ -138,7 +138,7 @@ class SqsSubscription(Subscription):
         gevent.spawn(run)
 
     def poll_ended(self) -> None:
-        """Report the end of a closed subscription when nothing of it runs any more."""
+        """Report the end of a closed subscription once none of its tasks runs."""
         self._check_confirmed()  # an empty answer may prove that messages were deleted
         if self._closed and not self._running and not self._poller.open:
             self._holding.poll.opened(None)

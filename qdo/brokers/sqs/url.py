@@ -20,7 +20,7 @@ from qdo.brokers.aws.address import (
 BATCH = 10
 """Maximum of messages in one request."""
 HOLD_SECONDS = 12 * 3600.0
-"""SQS hides a message at most this long after it was received, whatever the extensions."""
+"""SQS hides a message at most this long after it was received, extensions included."""
 MAX_SQS_MESSAGE = 1024 * 1024
 """Maximum bytes of body and attributes in SQS."""
 MAX_SQS_NAME = 80
