@@ -64,10 +64,7 @@ class OpenBroker:
 
 
 def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
-    """Open the broker of an app for sending.
-
-    :raises UnreachableError: the broker cannot be reached.
-    """
+    """Open the broker of an app for sending; raise UnreachableError if it does not answer."""
     from qdo.brokers.registry import open_broker
 
     share_files(settings)

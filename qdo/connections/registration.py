@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class KeptRegistration:
     """Keeps a process registered: after the end of its session it registers again.
 
-    The session is that of its locks, so a process has one node, whatever it uses.
+    The session is that of its locks, so a process has one node.
 
     :param connect: returns the locks, with a session that is not over.
     :param timeout_seconds: how long the coordinator may take.

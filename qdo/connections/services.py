@@ -47,7 +47,6 @@ def _at_home(function: Callable[[], _Result]) -> _Result:
 
 
 def open_client(settings: Settings, app: str) -> tuple[Client, Layout]:
-    """Return a connected client of an app's coordinator."""
     from qdo.coordination.client import connect
     from qdo.coordination.side import fitting_handler
     from qdo.coordination.znodes.layout import Layout
@@ -66,11 +65,7 @@ def open_client(settings: Settings, app: str) -> tuple[Client, Layout]:
 
 
 class AppDocuments:
-    """The sets of documents of an app.
-
-    :ivar connection: the store of this process.
-    :param settings: returns the settings of the app.
-    """
+    """The sets of documents of an app; `connection` is the store of this process."""
 
     def __init__(self, app: str, settings: Callable[[], Settings]) -> None:
         self._sets: dict[str, Documents] = {}
@@ -113,7 +108,7 @@ class AppDocuments:
     def _wait_for(self, message: Message | Batch) -> None:
         """Wait for documents that are as new as a message asks for.
 
-        Late documents must not stop a queue: after `AFTER_SECONDS` the job gets what there is.
+        Late documents must not stop a queue: after `AFTER_SECONDS` the job gets those at hand.
         """
         after = _after(message)
         if not after:
@@ -150,7 +145,6 @@ class LiveConnection:
 
     @property
     def now(self) -> Settings:
-        """The settings in force."""
         return self._live.in_force.now
 
     def close(self) -> None:

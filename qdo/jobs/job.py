@@ -103,7 +103,7 @@ class Job:
 
 
 def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
-    """Raise UsageError for options of `App.job` that are wrong whatever the function is."""
+    """Raise UsageError for options of `App.job` that are wrong for any function."""
     if callable(queues):
         raise UsageError(reason="write @app.job() with parentheses")
     if not isinstance(queues, str):

@@ -148,7 +148,6 @@ class Hooks:
         self.own_middleware: list[Middleware] = []
 
     def add_context(self, factory: Callable[[], Any]) -> None:
-        """Register the app's `job_context`."""
         if self.job_context is not _empty_context:
             raise self._already("job_context", "write one that yields the resources of both")
         self.replace_context(factory)
@@ -163,7 +162,6 @@ class Hooks:
             self.job_context = _checked(factory)
 
     def add_failure(self, hook: FailureHook) -> None:
-        """Register the app's `job_failure`."""
         if self.job_failure is not _ignore_failure:
             raise self._already("job_failure", "call one from the other")
         self.replace_failure(hook)

@@ -165,9 +165,6 @@ def _with(policy: Policy, rule: Rule) -> Policy:
     return replace(policy, rules=(), **options)
 
 
-# --- checks -------------------------------------------------------------------------
-
-
 def check_options(where: str, options: dict[str, Any], *, whole: bool = False) -> None:
     """Raise PolicyError unless every given option is valid.
 
@@ -249,8 +246,6 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
         seen.extend(rule.kinds)
     return found
 
-
-# --- decisions ----------------------------------------------------------------------
 
 LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
 """The longest pause that a job can request: timers overflow beyond it."""
@@ -359,9 +354,6 @@ def _requested_delay(error: BaseException) -> float | None:
         return min(max(0.0, float(after)), LONGEST_SECONDS) if math.isfinite(after) else None
     except BaseException:  # noqa: BLE001 - see `_reason`
         return None
-
-
-# --- tables in the settings ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Rights:
 
     @property
     def folder_mode(self) -> int:
-        """Mode of a folder: who may read its files may enter it. Its files inherit its group."""
+        """Mode of a folder: readers of its files may enter it. Its files inherit its group."""
         mode = self.mode | (self.mode & 0o444) >> 2
         return mode | stat.S_ISGID if mode & 0o060 else mode
 
@@ -175,7 +175,7 @@ def _gid_of(group: str) -> int:
 
 
 def rights_problems(path: str, group: str = "") -> list[str]:
-    """Return what is wrong with the rights of a database, as sentences with a remedy."""
+    """Return the faults in the rights of a database, as sentences with a remedy."""
     absolute = os.path.abspath(path)
     folder = os.path.dirname(absolute)
     names = (absolute, *(absolute + each for each in ("-wal", "-shm", ".beats", ".wakeups")))

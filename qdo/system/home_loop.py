@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 
 _Result = TypeVar("_Result")
 _home: tuple[Any, int, Callable[[], int]] | None = None
-"""The event loop, the number of its thread, and what returns the number of a native thread."""
+"""The event loop, the number of its thread, and a function for the number of a native thread."""
 
 
 @contextlib.contextmanager

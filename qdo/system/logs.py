@@ -42,7 +42,7 @@ def _is_of_qdo(record: logging.LogRecord) -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """Limits the length of tracebacks, and escapes what a terminal would interpret.
+    """Limits the length of tracebacks, and escapes characters that a terminal would interpret.
 
     A line of qdo begins with the worker of this process, unless it names one itself. Handlers that
     a `log_config` defines can name it as their formatter.
@@ -71,10 +71,7 @@ class RetryLog:
         self._fault = ""
 
     def failed(self, fault: object, seconds: float) -> None:
-        """Log a fault, unless the attempt before had the same.
-
-        :param seconds: until the next attempt.
-        """
+        """Log a fault unless the last attempt had the same; the next follows in `seconds`."""
         text = str(fault)
         if text != self._fault:
             self._fault = text
@@ -230,7 +227,7 @@ def _apply(path: str) -> None:
 
         dictConfig({"version": 1, "disable_existing_loggers": False, **given})
     except Exception as error:
-        # Also what the constructors of handlers and formatters raise.
+        # Catch the errors of the constructors of handlers and formatters, too.
         raise SettingsError(
             name="log_config", reason=f"cannot use {path}: {describe(error)}"
         ) from error

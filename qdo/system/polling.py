@@ -1,4 +1,4 @@
-"""Ask again and again for what no event tells, with growing pauses."""
+"""Poll for changes that no event reports, with growing pauses."""
 
 from __future__ import annotations
 

@@ -162,7 +162,6 @@ class StopFlag:
         return self._page[0] != 0
 
     def show(self, stopping: bool) -> None:
-        """Set or clear the flag."""
         self._page[0] = stopping
 
     def share(self) -> int:

@@ -42,7 +42,6 @@ class WakeupPipe:
             os.rename(f".{self.name}", self.name, src_dir_fd=at, dst_dir_fd=at)
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._fd
 
     def drain(self) -> None:

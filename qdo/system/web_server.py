@@ -119,7 +119,6 @@ class _Response:
 
 
 def _respond(app: WsgiApp, environ: dict[str, Any]) -> _Response:
-    """Return the response of an app."""
     begun: list[tuple[str, Headers]] = []
     parts: list[bytes] = []
 
@@ -162,10 +161,7 @@ class _Headers:
         self._left = MOST_HEADER_BYTES
 
     def readline(self, most: int) -> bytes:
-        """Return a line of at most so many bytes.
-
-        :raises _TooLongError: the lines are too long together.
-        """
+        """Return a line of at most so many bytes; raise _TooLongError if all are too long."""
         line: bytes = self._file.readline(most)
         self._left -= len(line)
         if self._left < 0:
@@ -199,7 +195,7 @@ class _Places(Pool):
         self._waiting[connection] = None
 
     def keep(self, connection: _Handler) -> None:
-        """Note that a connection does not wait for its client any more."""
+        """Note that a connection no longer waits for its client."""
         self._waiting.pop(connection, None)
 
 
@@ -210,7 +206,6 @@ class _Handler(WSGIHandler):
     wsgi_input: Any
 
     def handle(self) -> None:
-        """Serve a connection until its end."""
         self.socket.settimeout(SEND_SECONDS)
         try:
             with suppress(OSError):  # the client has gone
@@ -219,9 +214,9 @@ class _Handler(WSGIHandler):
             self.server.pool.keep(self)
 
     def cut(self) -> None:
-        """Break the connection: whatever its greenlet waits for ends with an OSError."""
+        """Break the connection: the wait of its greenlet ends with an OSError."""
         with suppress(OSError):
-            # Not the method of a TLS socket: that one takes away what its greenlet uses.
+            # The method of a TLS socket would take away the object that its greenlet uses.
             gevent.socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # type: ignore[attr-defined]
 
     def MessageClass(self, file: Any, *rest: Any) -> Any:
@@ -251,10 +246,7 @@ class _Handler(WSGIHandler):
         super().handle_one_response()  # type: ignore[no-untyped-call]
 
     def _read_body(self) -> bytes:
-        """Return what the client sends.
-
-        :raises _RefusedError: that is too much, too slow or not complete.
-        """
+        """Return a request's body; raise _RefusedError if it is too large, slow or incomplete."""
         source = self.wsgi_input
         try:
             body: bytes = source.read(self._length())

@@ -76,10 +76,7 @@ class _Fault:
 
 
 class Faults:
-    """The faults that will happen, and the points that were reached.
-
-    :ivar steps: every point reached, in order.
-    """
+    """The faults that will happen, and in `steps` every point that was reached, in order."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []

@@ -1,6 +1,6 @@
 """Runs jobs of every kind in the thread of the test.
 
-The executors of a worker differ in what a job blocks and what a crash affects; for a message and
+The executors of a worker differ in the effects of a job that blocks or crashes; for a message and
 its outcome they are equivalent. Here every job is called inline, including those for `thread` and
 `process`; ``async def`` jobs run on a loop that runs only for them.
 """
@@ -30,7 +30,6 @@ class InlineExecutor(Executor):
 
     :param starting: called with each message before its job.
     :param reach: passes the fault points of the kit's process.
-    :param default: the setting `executor`.
     """
 
     def __init__(
@@ -75,10 +74,7 @@ class InlineExecutor(Executor):
         return call
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the running job, at most until it is interrupted.
-
-        :raises UsageError: no job is running.
-        """
+        """Let time pass within the running job, at most until it is interrupted."""
         if not self._running:
             raise UsageError(reason=NO_JOB)
         run, clock = self._running[-1], self._clock

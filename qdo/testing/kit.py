@@ -227,8 +227,6 @@ class TestKit(Results):
         else:
             self._close()
 
-    # --- sending and running ------------------------------------------------------------
-
     def send(
         self,
         queue: str,
@@ -345,8 +343,6 @@ class TestKit(Results):
             self._dead.append(process)
         if self._process is process:
             self._process = None
-
-    # --- faults of a worker -------------------------------------------------------------
 
     def crash(self, *, host: bool = False) -> None:
         """Kill the worker as with kill -9: progress that was not recorded is lost.

@@ -105,10 +105,7 @@ class KitShare:
 
 
 class KitLimits:
-    """The limits of an app under test, as `qdo limits` sets those of a fleet.
-
-    :param clock: seconds on the clock of the kit.
-    """
+    """The limits of an app under test, as `qdo limits` sets those of a fleet."""
 
     valid = True
 

@@ -98,14 +98,8 @@ class Process:
         self._unlisten = self._broker.listen(self._woken)
         self._woken(self._broker.catalog.names())
 
-    # --- running ----------------------------------------------------------------------
-
     def run(self) -> None:
-        """Run turns until no queue is ready, or this process ends.
-
-        :raises NotSettledError: it does not end.
-        :raises UsageError: a job used the kit incorrectly.
-        """
+        """Run turns until no queue is ready, or this process ends; see `TestKit.run_until_idle`."""
         self.running = True
         self._pipeline.limits.changed()
         try:
@@ -202,8 +196,6 @@ class Process:
         self.stopping = reason
         self._world.stops.append(reason)
 
-    # --- reports of the engine ---------------------------------------------------------
-
     def progress(self, claim: Claim) -> None:
         """Write a checkpoint after the turn."""
         self._dirty[claim.queue] = claim
@@ -221,7 +213,6 @@ class Process:
         return written
 
     def finished(self, claim: Claim) -> None:
-        """Release a queue."""
         owned = self._owned.get(claim.queue)
         if owned is None or owned.claim is not claim or not self.alive:
             return
@@ -236,8 +227,6 @@ class Process:
             return False
         owned.node = node
         return True
-
-    # --- events of a coordinator -----------------------------------------------------------
 
     def _claim(self, queue: str) -> None:
         fence, node = self._world.record.claim(queue, self.name)
@@ -278,8 +267,6 @@ class Process:
                 self._dispatcher.lost(claim)
         self._owned.clear()
         self._world.record.free(self.name)
-
-    # --- the end ------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Release every queue cleanly; the process may die meanwhile."""

@@ -118,8 +118,6 @@ class State:
     """One app, its messages, and their recorded progress.
 
     :ivar chance: returns the random numbers of backoffs, from 0 to 1.
-    :ivar attempts: every attempt that ended, in order.
-    :ivar stops: the reasons of `qdo.Stop`, in order.
     :ivar most: maximum number of jobs that a run may start, of which `left` remain.
     """
 
