@@ -223,7 +223,6 @@ class Tls:
 class Access:
     """How a client connects.
 
-    :ivar tls: None for plain connections.
     :ivar rights: None: nodes are open to all.
     """
 

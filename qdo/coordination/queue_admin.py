@@ -227,7 +227,6 @@ def remove(
 ) -> str:
     """Delete the node of a queue that is marked as deleted, unless it has an owner.
 
-    :param entry: makes the entry in the action log.
     :returns: the owner; "" if the node is deleted, does not exist, or is not marked.
     """
     path = layout.queue(queue)

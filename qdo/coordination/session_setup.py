@@ -45,7 +45,6 @@ class BrokerNode:
 
     :ivar id: random number of the file; it moves and is copied with the file.
     :ivar address: address with which the first worker opened it.
-    :ivar host: host of that worker.
     """
 
     id: str

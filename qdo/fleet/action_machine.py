@@ -78,7 +78,6 @@ WORKER, PARENT = "worker", "parent"
 class Action:
     """One action for one worker.
 
-    :ivar name: such as "ping".
     :ivar expires: Unix time; the worker does not begin the action later.
     :ivar by: user and host.
     :ivar state: "" until an actor claims the action, then `RUNNING`.
@@ -224,7 +223,6 @@ class _Underway:
     """An action that this machine claims.
 
     :ivar begun: whether it was claimed; it never begins again.
-    :ivar entry: its entry, None until it has ended.
     """
 
     action: Action
@@ -237,7 +235,6 @@ class _Underway:
 class ActionsWatch(Machine):
     """Claims the actions of one worker, acts, and writes the results into the action log.
 
-    :param perform: the function of each action.
     :param call: calls a function on the loop of this machine.
     :param actor: `WORKER`, or `PARENT`, which claims only the actions in `perform`.
     """

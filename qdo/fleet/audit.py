@@ -33,7 +33,6 @@ Entry = Callable[[Values, Values], CreateOp]
 class AuditTrail:
     """Writes the entries of one run of a command.
 
-    :param command: its name, such as "seek".
     :param by: the operator, if it is not the user of this process.
     """
 
@@ -108,7 +107,6 @@ def read_entries(
 ) -> list[AuditEntry]:
     """Return the newest entries, newest first.
 
-    :param selects: returns whether to return an entry.
     :param since: Unix time of the oldest entry to return.
     """
     names = entry_names(client, layout)

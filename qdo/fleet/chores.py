@@ -164,7 +164,6 @@ class ChoreRecord:
     """The last time that a chore was done.
 
     :ivar at: Unix time of the leader's clock at its end; None if the node has no time.
-    :ivar fault: why it failed, None if it did not.
     """
 
     chore: str
@@ -229,7 +228,6 @@ class SurplusChore:
     A node that cannot be deleted, because another program created nodes below it, stops no other
     deletion.
 
-    :param folder: returns the path of the folder.
     :param surplus: returns the names to delete, from all names and the Unix time.
     """
 

@@ -45,11 +45,9 @@ _KINDS: Mapping[str, type[Any]] = MappingProxyType(
 class ProcessDescription:
     """A process as its component node describes it; None for a missing value.
 
+    Fields without an explanation are those of `WorkerReport`.
+
     :ivar kind: "worker", or the name of another folder of components.
-    :ivar parent: process id of the parent process of a worker.
-    :ivar level: the format level of its values in the coordinator.
-    :ivar busy: number of its queues with a job that runs.
-    :ivar settings: digest of its settings: processes with equal settings have the same.
     :ivar live: number of the version of the live settings that it uses, 0 for none.
     :ivar reported: when the node was last written, Unix time of the coordinator's clock.
     :ivar fault: why the node is not that of a process, None if it is.

@@ -214,12 +214,10 @@ class Documents(Mapping[str, Any]):
     """One set of documents: a mapping from names to JSON values, the same in every process.
 
     Reading takes the value from memory; treat it as read-only, since other readers get the same
-    object. The first use waits for a complete copy. While the
-    coordinator is away the copy stays readable, and `ltime` does not change.
+    object. The first use waits for a complete copy. While the coordinator is away the copy stays
+    readable, and `ltime` does not change.
 
     Any number of threads and greenlets may use it. A forked child opens its own connection.
-
-    :param store: returns the store of this process.
     """
 
     def __init__(self, name: str, store: Callable[[], DocumentStore]) -> None:

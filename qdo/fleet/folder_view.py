@@ -50,7 +50,6 @@ class CopiedNode:
 
     :ivar value: the result of `parse`; None if there is a fault.
     :ivar mzxid: place of its last write in the coordinator's total order.
-    :ivar fault: why it cannot be read, None if it can.
     """
 
     value: Any

@@ -62,7 +62,6 @@ class SettingsChange:
     """A version that was put into force.
 
     :ivar before: the version that was in force, None for none.
-    :ivar late: the workers that do not use it yet.
     :ivar seconds: from the proposal until all others used it.
     """
 

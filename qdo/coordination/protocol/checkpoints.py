@@ -52,7 +52,6 @@ class CheckpointTotals:
 
     :ivar results: transactions that were "recorded", "rejected" or "unanswered".
     :ivar queues: how often the progress of a queue was recorded.
-    :ivar latency: response times of the coordinator.
     """
 
     results: Counter[str] = field(default_factory=Counter)

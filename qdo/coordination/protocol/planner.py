@@ -108,7 +108,6 @@ def plan_filtered(
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return the queues of each worker, and those that match no worker's filter.
 
-    :param workers: the filter of each worker.
     :param current: the present queues of each worker; see `planner.plan`.
     :param moves: the worker of each queue that an operator moved. A move counts while that worker
         is among `workers` and takes the queue, and the queue is among `queues`.

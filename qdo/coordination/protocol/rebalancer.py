@@ -139,7 +139,6 @@ class Deletions:
     """The version of the folder of queue nodes, as known to one worker.
 
     :ivar known: whether claims can be checked.
-    :ivar reading: whether the version is being read.
     """
 
     def __init__(self, folder: str, machine: Machine) -> None:

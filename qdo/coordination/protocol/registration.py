@@ -38,7 +38,6 @@ class Registration(Machine):
     """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once.
 
     :ivar refusal: why the coordinator refused to create it, "" if it did not.
-    :param on_refused: called when it did.
     """
 
     def __init__(

@@ -36,8 +36,6 @@ NAMES_SHOWN = 20
 class WorkerRoll:
     """The workers as the leader sees them.
 
-    :ivar listed: whether their names are known.
-    :ivar workers: the node of each worker, as last read.
     :ivar judge_at: when `judge` next looks for workers that claim nothing.
     """
 
@@ -145,7 +143,6 @@ class WorkerRoll:
 
         A worker whose queues are all still owned by others is not to blame.
 
-        :param share_of: returns the queues assigned to a worker.
         :returns: when to plan: now if one was found, else never.
         """
         now = self._clock()

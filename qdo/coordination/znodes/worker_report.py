@@ -26,7 +26,6 @@ class LostWorker:
     """A worker that went without releasing its queues.
 
     :ivar process: its host and parent process, "" if the leader does not know them.
-    :ivar queues: how many queues were assigned to it.
     :ivar at: when the leader noticed: a time of its clock, and for all others Unix time.
     """
 
@@ -40,12 +39,10 @@ class LostWorker:
 class WorkerReport:
     """A worker process as it describes itself; None or empty for a fact that it does not report.
 
-    :ivar worker: name of its worker node.
     :ivar parent: process id of its parent process.
     :ivar level: the format level of what it writes to the coordinator.
     :ivar settings: digest of its settings: processes with equal settings have the same.
     :ivar started: Unix time.
-    :ivar concurrency: how many jobs it runs at once.
     :ivar busy: number of its queues with a job that runs.
     :ivar blocked_by: the message and the job that block its event loop; written by its parent.
     :ivar blocked_since: Unix time.
@@ -53,7 +50,6 @@ class WorkerReport:
     :ivar behind: age of the first unprocessed message in seconds, by queue.
     :ivar waits: by queue, the limits for whose permits it waits.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
-    :ivar live: its answer to the live settings.
     :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
     """
 
