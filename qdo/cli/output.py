@@ -92,7 +92,6 @@ def fitting(
 ) -> list[int]:
     """Return the indexes of the columns that fit into a terminal when they are narrowed.
 
-    :param kept: as for `table`.
     :param optional: the columns to leave out, in this order; the others stay in any case.
     """
     widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]

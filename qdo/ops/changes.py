@@ -21,11 +21,9 @@ _NAMES, _NAME_CHARACTERS = 3, 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that has changed.
+    """A change; `before` and `after` are "" for nothing.
 
     :ivar kind: "worker", "queue", "owner" or "state"; for a command of an operator, its name.
-    :ivar before: what it was, "" for nothing.
-    :ivar after: what it is, "" for nothing.
     """
 
     kind: str
@@ -79,7 +77,6 @@ def past_changes(
     """Return the recorded changes, with Unix times, oldest first.
 
     :param workers: the registered workers; the leader among them also reports the lost ones.
-    :param claims: queues and their claims, from a history.
     :param since: Unix time; earlier changes are left out.
     """
     found = [(entry.at, _command(entry)) for entry in entries]

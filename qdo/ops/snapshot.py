@@ -37,8 +37,6 @@ def ask(
     Where each backlog is a request, it is the error if the request fails: one queue that cannot be
     read must not hide the others.
 
-    :param nodes: the nodes of the queues that have one.
-    :param workers: the registered workers.
     :param budget: maximum number of backlogs to request; None: the broker's own limit.
     """
     most = broker.capabilities.backlog_budget if budget is None else budget
@@ -184,7 +182,6 @@ def _name(path: str) -> str:
 def crowded_out(broker: Broker | None, nodes: int, names: Collection[str]) -> dict[str, str]:
     """Return why queues are not processed, by queue.
 
-    :param nodes: number of queues that have a node.
     :param names: queues that have no node.
     """
     limit = None if broker is None else broker.max_queues
@@ -199,7 +196,6 @@ class LongRun:
     """A message in flight.
 
     :ivar id: `message.id`.
-    :ivar attempt: which attempt it is.
     :ivar seconds: for how long it had been running when its worker reported it.
     :ivar usual_seconds: what messages of its queue usually take at most, if this one runs for much
         longer; otherwise None.
@@ -241,19 +237,15 @@ MESSAGES = "the messages"
 class Snapshot:
     """All data that was read about the queues of an app; `QueueStatus` explains the facts by queue.
 
-    :ivar names: the queues to report.
     :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
     :ivar workers: registered workers; None if they are unknown.
     :ivar filters: the different filters of the workers that stay.
-    :ivar listed: queues that the broker lists.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue; workers report these, `faults`, `limits` and `long_runs`.
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
-    :ivar countable: the broker can count messages.
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
-    :ivar reads: the queue nodes as they were read.
     :ivar reported: when the process of each worker last reported, by the coordinator's clock.
     :ivar end: text of the position of a finished queue, None if queues never finish.
     """

@@ -27,13 +27,12 @@ class QueueStatus:
     The fields before `marks` are published as they are named, see `dump`.
 
     :ivar owner: worker in its node, None if the queue is free.
-    :ivar owner_gone: that worker is no longer registered: the queue is free as well. None if it
-        is unknown, because the workers cannot be listed.
+    :ivar owner_gone: that worker is no longer registered: the queue is free as well. None if it is
+        unknown, because the workers cannot be listed.
     :ivar last: position up to which everything is done, 0 before the first message.
     :ivar position: the broker's own position for it, None if its positions are times.
-    :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot
-        count or was not asked, or if `last` cannot be read.
-    :ivar approximate: the backlog is an estimate of the broker.
+    :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot count
+        or was not asked, or if `last` cannot be read.
     :ivar in_flight: messages of the backlog that a consumer has received, as far as the broker
         hides these.
     :ivar behind_seconds: age of the next message, 0 at the tip; None if unknown.
@@ -43,10 +42,9 @@ class QueueStatus:
     :ivar fault: why the queue is not processed: its node cannot be read, for instance.
     :ivar error: why the broker did not return the backlog.
     :ivar untaken: why no registered worker takes this queue, None if one does.
-    :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an
-        owner or is not assigned.
+    :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an owner
+        or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
-    :ivar limits: limits for whose permits it waits.
     :ivar retention_seconds: age at which the broker deletes messages, also unread ones; None if it
         does not, or if that is unknown.
     :ivar held: why it is paused in the whole fleet, None if it is not.
@@ -54,8 +52,8 @@ class QueueStatus:
     :ivar deleted: it is marked as deleted, by `qdo delete` or because the broker lost it.
     :ivar lost: messages were deleted before they were read; `fault` says which.
     :ivar seek: how often operators moved `last`.
-    :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it
-        has none.
+    :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it has
+        none.
     :ivar created: number of the transaction that created its node, 0 if it has none. A queue that
         was deleted and created again has another.
     :ivar reported: when its owner last reported, by the same clock; None if that is unknown.

@@ -17,14 +17,12 @@ from qdo.queues import EVERYTHING, QueueFilter
 class WorkerStatus:
     """A registered worker.
 
-    :ivar queues: how many queues it owns.
     :ivar assigned: how many queues the rebalancer assigns to it.
     :ivar takes: filter of the queues that may be assigned to it.
     :ivar reported: when it last wrote its nodes, Unix time of the coordinator's clock. A dead
         worker stays registered until its session ends.
     :ivar fault: why it gets no queues: its node cannot be read, or does not belong to a session.
     :ivar process: host and parent process, for people; "" if it is not known.
-    :ivar report: the facts that its process reports.
     """
 
     worker: str

@@ -304,10 +304,7 @@ def _chosen(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The dead letters that a command retries or discards, and how it shows them.
-
-    :ivar done: the verb's participle.
-    """
+    """The dead letters that a command retries or discards, and how it shows them."""
 
     verb: str
     done: str

@@ -157,8 +157,6 @@ class SettingsPlan:
     """A change of live settings that is not made yet.
 
     :ivar version: the number that the new version would have.
-    :ivar before: the text in force, "" for none.
-    :ivar after: the text of the new version.
     """
 
     version: int
