@@ -276,10 +276,7 @@ MOST_READINGS = 32
 
 @dataclass(frozen=True)
 class Reading:
-    """The app at one time.
-
-    :ivar notices: faults around the queues, as items.
-    """
+    """The app at one time."""
 
     statuses: Statuses
     judged: Judged
@@ -319,8 +316,6 @@ class FleetReader:
     """The last reading, and a thread that makes the next one when a client asks.
 
     :param pause_seconds: the shortest pause between two readings.
-    :ivar samples: of each queue, over time.
-    :ivar events: the changes between the readings.
     :ivar fault: why the last attempt to read failed, None if it did not.
     """
 
@@ -404,8 +399,6 @@ class DirectReads:
     """A thread for reads and actions beside those of the whole app.
 
     Equal requests of any number of clients within `KEPT_SECONDS` cause one read.
-
-    :param patience_seconds: how long a page waits for a read.
     """
 
     def __init__(

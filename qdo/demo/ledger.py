@@ -92,11 +92,10 @@ class Audit:
     """The result of checking the ledger.
 
     :ivar processed: number of different messages that were processed.
-    :ivar repeats: how often a message was processed again.
     :ivar claims: number of claims under which messages were processed.
-    :ivar pauses: longest time between two messages of a queue, by the event in between:
-        "stayed", "handed over" or "killed". A pause after a kill lasts until the first new message:
-        the retry of the message in flight, which may come after some repetitions.
+    :ivar pauses: longest time between two messages of a queue, by the event in between: "stayed",
+        "handed over" or "killed". A pause after a kill lasts until the first new message: the retry
+        of the message in flight, which may come after some repetitions.
     :ivar faults: every violated guarantee, as sentences.
     """
 

@@ -29,7 +29,6 @@ and each of them has a row for its claim and one for its end. 20 MiB."""
 class OwnerRow(NamedTuple):
     """A claim of a queue; a tuple, because making one takes a third of the time of a dataclass.
 
-    :ivar owner: name of the worker node.
     :ivar claimed: Unix time, as is `ended`.
     :ivar ended: None while it is open.
     :ivar why: one of `ENDINGS` of the protocol; None while it is open.
@@ -157,7 +156,6 @@ class Recorder:
         queues that are idle.
     :ivar runs: attempts for rows of their own, oldest first.
     :ivar actions: entries of the action log to be stored; the writing thread removes them.
-    :ivar owners: who owned which queue.
     :ivar dropped_runs: how many there was no room for.
     """
 

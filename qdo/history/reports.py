@@ -91,7 +91,6 @@ class MinuteReport:
     """How long the attempts of one queue took that ended in one minute.
 
     :ivar minute: its beginning, Unix time.
-    :ivar done: attempts that returned.
     :ivar mean_seconds: of all attempts that ran; None without any, as are the others.
     :ivar p50_seconds: upper bound of the class of durations that half of those that returned did
         not exceed, as `p95_seconds` for 95 %, and `max_seconds` for all.
@@ -233,7 +232,6 @@ def actions(
 class RecordedOwner:
     """A time in which one worker process owned a queue.
 
-    :ivar owner: name of its worker node.
     :ivar claimed: Unix time, as is `ended`.
     :ivar ended: None if it is open, or if its worker died before it recorded the end.
     :ivar why: why it ended, or `UNKNOWN`; None while it is open.

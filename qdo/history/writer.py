@@ -181,7 +181,6 @@ _MAX_TEXT = 200
 class HistoryWriter:
     """Writes what a recorder counts.
 
-    :ivar failing: whether the last write failed.
     :param now: Unix time.
     :param host: name of this machine, as others may know it.
     """

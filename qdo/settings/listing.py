@@ -17,8 +17,6 @@ def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str,
     """Return the items of qdo.config/1.
 
     No setting is a secret: addresses with passwords are refused, and keys are in files.
-
-    :param given: the settings in the code of the app.
     """
     code = Settings(**given).values() if given else {}
     return [
