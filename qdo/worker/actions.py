@@ -38,8 +38,6 @@ AskParent = Callable[[str], None]
 
 
 class OwnActions:
-    """The actions of one worker process."""
-
     def __init__(
         self,
         stop: StopRequests,

@@ -49,7 +49,7 @@ def main() -> int:
     """Run a worker process with the input in its environment; return the exit code."""
     _patch()
     del sys.argv[1:]  # the process title is for `ps`, not for the app
-    # Removed from the environment: settings may hold secrets, which processes started by the
+    # Remove it from the environment: settings may hold secrets, which processes started by the
     # app must not inherit.
     child = json.loads(os.environ.pop("QDO_CHILD"))
     pipe = socket.socket(fileno=child["pipe"])
@@ -77,7 +77,7 @@ def _patch() -> None:
 
 
 def _run(child: dict[str, Any], pipe: socket.socket) -> int:
-    # Imported late: gevent has to patch first.
+    # Import late: gevent has to patch first.
     import logging
 
     from qdo.errors import QdoError

@@ -43,10 +43,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class MessageRun:
-    """A message in flight.
-
-    :ivar seconds: since the look that saw it first.
-    """
+    """A message in flight; `seconds` count from the look that saw it first."""
 
     slot: Slot
     message: Message

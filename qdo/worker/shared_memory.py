@@ -98,10 +98,7 @@ class LoopReport:
 
 
 class LoopState:
-    """The state of the loop of this process.
-
-    :param memory: the memory of the in-flight table, and its `words` of 8 bytes.
-    """
+    """The state of this process's loop, in the `words` of 8 bytes of the in-flight table."""
 
     def __init__(self, memory: mmap.mmap, words: memoryview[int]) -> None:
         self._memory = memory
@@ -250,7 +247,7 @@ class _WideEntries:
         self._positions = positions
 
     def __setitem__(self, index: int, position: int, /) -> None:
-        # 0 (none) while writing: half of a position would be the position of another message.
+        # Store 0 (none) while writing: half of a position would be the position of another message.
         self._positions[index] = 0
         start = 8 * index + _WIDE_AT
         self._memory[start : start + _WIDE_BYTES] = position.to_bytes(_WIDE_BYTES, "little")
@@ -258,10 +255,7 @@ class _WideEntries:
 
 
 def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
-    """Return the names of a turn as stored in an entry.
-
-    :param in_line: the queue has at most one message in flight.
-    """
+    """Return the names of a turn as stored in an entry; `in_line`: one is in flight at most."""
     names = queue.encode(), worker.encode()
     lengths = len(names[0]) | (0 if in_line else _MANY), len(names[1])
     return _LENGTHS.pack(*lengths) + b"".join(names)

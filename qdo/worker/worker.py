@@ -142,10 +142,7 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The parts of a worker whose broker is open.
-
-    :ivar listener: the doorbells of its queues; None if none are watched.
-    """
+    """The parts of a worker whose broker is open; `listener` is None if no doorbell is watched."""
 
     broker: Broker
     takes: QueueFilter

@@ -168,8 +168,6 @@ class QueueTimers(Duty):
 
 
 class TimeLimit(Duty):
-    """Ends the worker once it has run for `seconds`."""
-
     name = "limit"
 
     def __init__(self, seconds: float, finish: Callable[[str], None]) -> None:
@@ -353,7 +351,7 @@ class Chores(Duty):
 
     def run(self) -> None:
         while True:
-            # Jitter: workers must not all run during an election.
+            # Add jitter: workers must not all run during an election.
             gevent.sleep(self._period_seconds * random.uniform(0.9, 1.1))  # nosec B311
             self.step()
 

@@ -146,7 +146,7 @@ class MemberFactory:
         return [
             *parts.make_machines(self._layout, member),
             ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
-            # Before the holds, whose node opens the gate: jobs start with the settings in force.
+            # Put it before the holds, whose node opens the gate: jobs start with current settings.
             SettingsWatch(fleet.settings, parts.live),
             HoldsWatch(
                 fleet.holds,

@@ -82,7 +82,7 @@ class QueueInventory:
             _put(self.finished, name, over)
 
     def listed(self, names: Collection[str], parents: Mapping[str, tuple[str, ...]]) -> None:
-        """Record a list of the broker. The nodes must have been looked at before the request."""
+        """Record a list of the broker, requested after the nodes were read."""
         self._listed = frozenset(names)
         self._parents = dict(parents)
         for name, awaited in list(self._waiting.items()):

@@ -68,10 +68,7 @@ class BlockedLoop:
 
 
 class Watch:
-    """The decisions of the watchdog: times in, reports out.
-
-    :ivar blocked_seconds: how long the loop has been blocked, 0 if it is not.
-    """
+    """The watchdog's decisions, without I/O; `blocked_seconds`: how long the loop is blocked."""
 
     def __init__(self, limit_seconds: float, now: float, cpu: float) -> None:
         self._limit = limit_seconds

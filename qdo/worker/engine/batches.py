@@ -178,8 +178,8 @@ class Batches:
         queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
         scheme, large_bytes = self._id_scheme, self._engine.decoder.large_bytes
         try:
-            # All at once, which works for nearly every batch: a call for each message would take
-            # as long as decoding it.
+            # Decode all at once, which works for nearly every batch: a call for each message would
+            # take as long as decoding it.
             return Batch(
                 [
                     Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, scheme)

@@ -32,8 +32,6 @@ class CannotCancelError(Exception):
 
 
 class Cancellations:
-    """Cancels messages of the queues of this process."""
-
     def __init__(self, engine: Engine, slots: Mapping[str, Slot]) -> None:
         self._engine = engine
         self._slots = slots

@@ -333,11 +333,7 @@ class Gate:
 
 
 class Limits:
-    """The limits of a worker process, over all of its registrations.
-
-    :ivar waiting: how many queues wait for permits.
-    :ivar clock: seconds of rates.
-    """
+    """The limits of all registrations of a worker process; `waiting` counts the waiting queues."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waiting = 0

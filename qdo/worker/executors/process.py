@@ -114,10 +114,7 @@ class JobProcess:
         self.pid: int = self._process.pid
 
     def await_ready(self) -> None:
-        """Wait until the process has imported the app and entered its context.
-
-        :raises ProcessExited: it could not, or took too long.
-        """
+        """Wait for the job context; raise ProcessExited if entering it fails or takes too long."""
         self._channel.settimeout(START_SECONDS)
         try:
             head = self._read()
@@ -278,8 +275,6 @@ class ProcessExecutor(Executor):
 
 
 class _Pool:
-    """The processes of one job."""
-
     def __init__(
         self,
         job: Job,

@@ -41,7 +41,7 @@ def main() -> int:
     # Processes that the app starts must not inherit it: settings may hold secrets.
     del os.environ[VARIABLE]
     for number in (signal.SIGTERM, signal.SIGINT):
-        # A handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
+        # Set a handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
         signal.signal(number, _ignore)
     keep(parameters["parent"], (parameters["channel"], parameters["sign"]))
     channel = socket.socket(fileno=parameters["channel"])

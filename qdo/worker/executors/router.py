@@ -128,7 +128,7 @@ class ExecutorRouter(Executor):
             executor.close()
 
     def _make(self, kind: str) -> Executor:
-        # Imported on demand: workers without such jobs do not load them.
+        # Import on demand: workers without such jobs do not load them.
         if kind in ("thread", ASYNCIO):
             sys.setswitchinterval(SWITCH_SECONDS)
         if kind == "thread":

@@ -92,10 +92,7 @@ class TurnWait:
 
 
 class Pending:
-    """A job that runs on another thread, as the waiting greenlet sees it.
-
-    :ivar error: the job's exception, None if it returned; valid once `ended` is set.
-    """
+    """A job that runs on another thread; `error`, None if it returned, is valid once it `ended`."""
 
     def __init__(self, mailbox: LoopMailbox) -> None:
         self.error: BaseException | None = None

@@ -209,7 +209,6 @@ class MetricTotals:
 
 
 def add(values: dict[Metric, Series], into: dict[Metric, Series]) -> None:
-    """Add the metrics of a process to those of others."""
     for metric, series in values.items():
         _merge(metric, into[metric], series)
 

@@ -102,8 +102,6 @@ class JobMeter:
 
 
 class JobMeters:
-    """The meters of one worker process."""
-
     def __init__(
         self,
         job_for: Callable[[str], Job | None],

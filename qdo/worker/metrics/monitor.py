@@ -122,8 +122,6 @@ RENDER_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A response to a request."""
-
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"

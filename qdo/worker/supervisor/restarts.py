@@ -243,10 +243,7 @@ class RestartPolicy:
         return self.stop is not StopLevel.NO or self.slots[slot].kill_at is not None
 
     def drain(self, now: float, code: int | None = None) -> list[Action]:
-        """Drain every worker. Further calls have no effect.
-
-        :param code: the exit code, because the parent process itself cannot run.
-        """
+        """Drain every worker, once; `code` is the exit code if the parent itself cannot run."""
         if self.stop:
             return []
         self._start_failure = code if self._start_failure is None else self._start_failure

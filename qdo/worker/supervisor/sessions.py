@@ -99,7 +99,7 @@ class SessionCloser(threading.Thread):
             deadline = time.monotonic() + self._timeout
             if self._after is not None:
                 self._after.join(self._timeout)
-            # The newest first: earlier ones have probably expired.
+            # Close the newest first: earlier ones have probably expired.
             for session in reversed(self._sessions):
                 self._close(session, deadline)
         finally:
