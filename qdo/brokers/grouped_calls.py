@@ -81,10 +81,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return self._begun - self._ended_calls
 
     def call(self, work: W, size: int = 0) -> Any:
-        """Let the thread do some work, and return its result.
-
-        :param size: approximate number of bytes that it adds to its group.
-        """
+        """Let the thread do some work, about `size` bytes of its group, and return its result."""
         done = signal()
         call = GroupedCall(work, size, done)
         self._put(call)

@@ -191,10 +191,7 @@ def is_transient(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def translate(place: ServiceAddress, what: str, name: str) -> Iterator[None]:
-    """Translate boto3 errors raised within the block into qdo errors.
-
-    :param what: kind of resource in the requests: queue, stream, shard, bucket.
-    """
+    """Translate boto3 errors within the block; `what` is a queue, stream, shard or bucket."""
     try:
         yield
     except BOTO_ERRORS as error:

@@ -224,8 +224,8 @@ class HttpCalls:
                     continue
                 raise self._unreachable(error) from error
             except BaseException:
-                # Also for Timeout and GreenletExit of gevent, which are not Exceptions: a late
-                # answer must not reach the next request.
+                # Close it also for gevent's Timeout and GreenletExit, which are not Exceptions: a
+                # late answer must not reach the next request.
                 connection.close()
                 raise
             if response.will_close or len(self._idle) >= self._connections:
@@ -267,7 +267,7 @@ class HttpCalls:
 
 
 def _trusting(certificates: str) -> ssl.SSLContext:
-    # As strict as boto3's clients. From Python 3.13 on, ssl.create_default_context is stricter
+    # Be as strict as boto3's clients. From Python 3.13 on, ssl.create_default_context is stricter
     # and rejects private authorities that boto3 accepts.
     context: ssl.SSLContext = create_urllib3_context()
     context.check_hostname = True  # boto3's clients check the host name themselves

@@ -33,7 +33,8 @@ class Objects:
     """The objects of one bucket. Safe to use from several threads or greenlets.
 
     Pointers to other buckets, or to names without the prefix, are not followed. Otherwise a sender
-    could make the worker read and delete any object that its credentials allow.
+    could make the worker read and delete any object that its credentials allow. Methods raise the
+    errors of `aws.errors.translation`.
 
     :param place: of SQS; S3 is used in the same region, or at the same endpoint.
     :param bucket: its name, or BUCKET/PREFIX.
@@ -53,10 +54,7 @@ class Objects:
         return pointer.bucket == self._bucket and pointer.key.startswith(self._prefix)
 
     def put(self, queue: str, body: bytes) -> BodyPointer:
-        """Store a body and return its place.
-
-        :param queue: the first part of the object's name, for operators who list the bucket.
-        """
+        """Store a body and return its place; its name begins with the queue, for operators."""
         key = f"{self._prefix}{queue}/{uuid.uuid4()}"
         with translate(self._place, "bucket", self._bucket):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
@@ -88,10 +86,7 @@ class Objects:
         return body
 
     def delete(self, pointers: Iterable[BodyPointer]) -> None:
-        """Delete objects whose messages are deleted; log those that cannot be deleted.
-
-        :raises QdoError: S3 does not answer, or denies it; see `errors.translation`.
-        """
+        """Delete objects whose messages are deleted; log those that cannot be deleted."""
         keys = [{"Key": pointer.key} for pointer in pointers if self.is_ours(pointer)]
         for start in range(0, len(keys), DELETE_CHUNK):
             chunk = keys[start : start + DELETE_CHUNK]

@@ -72,7 +72,7 @@ LIMIT :chunk
 """,
     "i",
 )
-# By time: `dead_at` is behind the body, and reading it from every row of a queue would be slow.
+# Search by time: `dead_at` is behind the body, and reading it from each row would be slow.
 _EXPIRED = Query(
     """
 SELECT position FROM dead_letters INDEXED BY dead_letters_by_time
@@ -142,7 +142,7 @@ class EmbeddedDeadLetters(SqlDeadLetters):
     def _delete(self, queue: str, query: Query, wanted: Mapping[str, object]) -> int:
         total = 0
         while True:
-            # Without the write lock: most calls find nothing.
+            # Look without the write lock: most calls find nothing.
             with unforked, translated(self._path):
                 found = query.all(self._reading, wanted)
             if not found:

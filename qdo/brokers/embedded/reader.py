@@ -83,7 +83,7 @@ class EmbeddedReader:
         if found[0] * limit > FETCH_BYTES:
             limit = self._fitting(limit)
         rows = connection.execute(_FETCH.sql, (self._id, self._after, limit)).fetchall()
-        # Half the time of `_FETCH.all`, which is 5 % of a message without work.
+        # This takes half the time of `_FETCH.all`, which is 5 % of a message without work.
         for position, body, key, headers in rows:
             if (
                 type(position) is not int
@@ -143,7 +143,7 @@ class CommitListener:
         self._stopping = False
         self._closed = False
         self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
-        # First the pipe, then the look: no message after the look goes unnoticed.
+        # Create the pipe before the look: no message after the look goes unnoticed.
         self._pipe = WakeupPipe(wakeups, Rights.of(path))
         try:
             with unforked:
@@ -180,7 +180,7 @@ class CommitListener:
         poll.register(self._pipe.fileno(), select.POLLIN)
         try:
             while not self._stopping:
-                # Rounded up: if it woke a moment too early, no message would be due.
+                # Round up: if it woke a moment too early, no message would be due.
                 poll.poll(math.ceil(self._step_or_warn() * 1000))
                 self._pipe.drain()
         finally:

@@ -55,10 +55,7 @@ class FairWriteLock:
             self._file = open_file(".gate", os.O_RDWR, rights, at)
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """Begin a transaction that holds the write lock; blocks the native thread.
-
-        :raises DatabaseBusyError: the lock was not available for BUSY_SECONDS.
-        """
+        """Begin a transaction with the write lock; raise DatabaseBusyError after BUSY_SECONDS."""
         entered = self._file >= 0 and _repeat(self._enter, GATE_SECONDS)
         try:
             if not _repeat(lambda: _begin(connection), BUSY_SECONDS):

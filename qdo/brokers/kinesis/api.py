@@ -35,10 +35,7 @@ SKEW_SECONDS = 300.0
 
 
 class ClockSkew:
-    """The skew that the poller of one shard assumes.
-
-    :ivar slack_seconds: how far before the present a read by time must begin.
-    """
+    """The skew that a shard's poller assumes: reads by time begin `slack_seconds` before now."""
 
     def __init__(self) -> None:
         self.slack_seconds = SLACK_SECONDS
@@ -157,7 +154,7 @@ class StartPosition:
         if isinstance(self.kind, float):
             return GetIterator("AT_TIMESTAMP", time=self.kind)
         if self.kind == "latest" and not self.inherits:
-            # A time, not LATEST: the iterator may expire before the first record arrives.
+            # Use a time, not LATEST: the iterator may expire before the first record arrives.
             return GetIterator("AT_TIMESTAMP", time=now - SLACK_SECONDS)
         return GetIterator("TRIM_HORIZON")
 

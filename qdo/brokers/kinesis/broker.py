@@ -125,10 +125,7 @@ Wake = Callable[[Iterable[str]], None]
 
 
 class KinesisBroker(Broker):
-    """The shards of one stream. Safe to use from several threads or greenlets.
-
-    :param app: part of the names of dead letters.
-    """
+    """The shards of one stream. Safe to use from several threads or greenlets."""
 
     capabilities = Capabilities(
         ordered=True,

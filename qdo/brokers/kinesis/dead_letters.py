@@ -180,7 +180,7 @@ class _ForeignObjectError(AwsError):
 def written(letter: DeadLetterRecord) -> bytes:
     """Return the JSON of a dead letter, its body in base64."""
     fields = asdict(letter)
-    # As text: few JSON parsers accept integers of 80 digits.
+    # Store it as text: few JSON parsers accept integers of 80 digits.
     fields["position"] = str(letter.position)
     fields["body"] = base64.b64encode(letter.body).decode()
     return json.dumps(fields, indent=1).encode()

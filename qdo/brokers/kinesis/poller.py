@@ -66,10 +66,7 @@ class ShardTip:
             self.reached_at = now
 
     def complete_until(self, start_time: float | None) -> float | None:
-        """Return the time at AWS up to which everything was read; None before the tip.
-
-        :param start_time: time at which reading began, None if it did not begin at a time.
-        """
+        """Return the AWS time up to which everything was read since a time; None before the tip."""
         if self.reached_at is None:
             return None
         return max(ClockSkew.complete_until(self.reached_at), start_time or 0.0)
@@ -157,11 +154,7 @@ class ShardPoller:
         return self._ended
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
-        """Return the next request, to be made once `due_in` returns 0.
-
-        :param now: Unix time.
-        :param most: limit of records.
-        """
+        """Return the next request, for at most `most` records, to be made once `due_in` is 0."""
         if self._ended:
             return None
         if self._iterator is not None:

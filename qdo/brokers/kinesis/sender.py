@@ -127,10 +127,7 @@ class KinesisSender:
                 raise error
 
     def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
-        """Send records once; return None if all were stored, else the error to retry after.
-
-        :raises QdoError: a retry would not help.
-        """
+        """Send records once; return an error worth a retry, None if all are stored."""
         entries = [each.entry for each in batch]
         try:
             answer = self._client.put_records(StreamName=self._address.stream, Records=entries)

@@ -194,7 +194,7 @@ class NotificationListener:
             limit = KNOWN_NAMES if first else None
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
-        # Not sooner: after an error, the next look must find the same.
+        # Set these late: after an error, the next look must find the same.
         self._next_xid, self._running, self._server_start = next_xid, running, server_start
         self._last_position, self._log_end = last, log_end
         self._reconnected = False
@@ -240,7 +240,7 @@ class NotificationListener:
         poll.register(connection.pgconn.socket, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not self._stopping:
-            # Rounded up: if it woke a moment too early, no message would be due.
+            # Round up: if it woke a moment too early, no message would be due.
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
                 return
             try:

@@ -129,7 +129,7 @@ class Fetches(GroupedCalls[Work]):
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters).fetchall()
-        # Without a loop over rows, which would take as long as reading them.
+        # Avoid a loop over rows, which would take as long as reading them.
         ends = [bisect_right(rows, place, key=_PLACE) for place in range(len(wanted) + 1)]
         return [list(map(_ROW, rows[start:end])) for start, end in itertools.pairwise(ends)]
 

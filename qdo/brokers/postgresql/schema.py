@@ -109,10 +109,7 @@ def script(schema: str, partition_seconds: int) -> str:
 
 
 def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Check that a server can hold the schema.
-
-    :raises PostgresqlUnsuitableError: it is too old, or the database has another encoding.
-    """
+    """Raise PostgresqlUnsuitableError for an old server or another encoding of the database."""
     version = connection.info.server_version // 10_000
     if version < OLDEST_SERVER:
         raise PostgresqlUnsuitableError(
@@ -139,10 +136,7 @@ def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> in
 
 
 def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Check that this version of qdo can use the schema.
-
-    :raises SchemaMissingError, UsageError, SchemaNewerError: it cannot.
-    """
+    """Raise SchemaMissingError, UsageError or SchemaNewerError if qdo cannot use the schema."""
     found = found_format(connection, address)
     if found is None:
         raise SchemaMissingError(server=address.server, schema=address.schema)

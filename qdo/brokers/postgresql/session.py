@@ -102,10 +102,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
 def connect(
     address: SchemaAddress, make_poll: Callable[[], Any] = native_poll
 ) -> PostgresqlConnection:
-    """Return a connection to the first server that accepts it.
-
-    :raises psycopg.OperationalError: none does; the reason of the last.
-    """
+    """Return a connection to the first server that accepts it; else raise the last error."""
     for conninfo in address.conninfos[:-1]:
         try:
             return _connect(conninfo, address, make_poll)

@@ -88,11 +88,7 @@ class _Held(NamedTuple):
 
 
 class PostgresqlWriter(GroupedCalls[Work]):
-    """The writes of one process for one app.
-
-    :param limit: returns `Broker.max_queues`.
-    :ivar commits: number of committed groups.
-    """
+    """The writes of one process for one app; `limit` returns `Broker.max_queues`."""
 
     def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
         super().__init__("writer")

@@ -179,7 +179,7 @@ class SqsBroker(Broker):
         self._consumer: SqsConsumer | None = None
         self._receipts: ReceiptHandleStore | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
-        # Without retries: of a batch the sender sends only failed messages again.
+        # Do not retry here: of a batch the sender sends only failed messages again.
         methods = {ACTION: "send_message_batch"}
         self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
@@ -255,7 +255,7 @@ class SqsBroker(Broker):
         self._consumer.release(held)
 
     def _make_consumer(self) -> SqsConsumer:
-        # Imported late: senders do without gevent.
+        # Import late: senders do without gevent.
         from qdo.brokers.sqs.api import METHODS, MOST_POLLS, SqsApi
         from qdo.brokers.sqs.consumer import SqsConsumer
 

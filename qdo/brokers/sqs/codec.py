@@ -77,10 +77,7 @@ _MAX_KEY_BYTES = 1024
 def pointer_entry(
     made: Mapping[str, Any], attributes: Mapping[str, Any], pointer: BodyPointer, size: int
 ) -> dict[str, Any]:
-    """Return a SendMessageBatch entry with its body replaced by a pointer to S3.
-
-    :param size: size of the body in S3, in bytes.
-    """
+    """Return a SendMessageBatch entry with a pointer to a body of `size` bytes in S3."""
     number = {"DataType": "Number", "StringValue": str(size)}
     place = {"s3BucketName": pointer.bucket, "s3Key": pointer.key}
     return {

@@ -130,8 +130,8 @@ class DeadLetterReceiver:
         try:
             self._fill(received)
         except BaseException:
-            # Also after Ctrl-C: otherwise these letters stay hidden for up to 12 hours. A release
-            # that fails returns its error instead of raising it, so the first error stays.
+            # Release also after Ctrl-C: otherwise these letters stay hidden for up to 12 hours. A
+            # release that fails returns its error instead of raising it: the first error stays.
             self.release(received)
             raise
         return received

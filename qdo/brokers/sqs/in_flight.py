@@ -87,11 +87,7 @@ class MemoryBudget:
         return self._typical
 
     def room(self, size: float, has: int) -> int:
-        """Return how many messages a queue may receive; 0: it should wait for a while.
-
-        :param size: approximate size of each.
-        :param has: number of messages that it holds already.
-        """
+        """Return how many messages of about `size` a queue that `has` some may receive; 0: wait."""
         size = max(1.0, size)
         free = int((self._most - self.held) / size)
         missing = int(self._most / max(1, self.queues) / size) - has

@@ -190,10 +190,7 @@ class SqsQueues:
         self._counted &= kept
 
     def create(self, name: str, kind: str) -> str:
-        """Create a queue by its full name; return its URL.
-
-        :param kind: standard or fifo; must match the name.
-        """
+        """Create a queue of a kind, standard or fifo as its full name says; return its URL."""
         fifo = name.endswith(FIFO)
         if fifo != (kind == "fifo"):
             reason = f"create={kind} is set, but names of FIFO queues, only those, end in {FIFO!r}"

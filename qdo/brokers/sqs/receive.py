@@ -31,10 +31,7 @@ Hide = Callable[[str, Sequence[str], int], None]
 
 
 class BodyReader:
-    """Reads bodies from S3.
-
-    :param objects: of S3; None: every body is in SQS.
-    """
+    """Reads bodies from S3; without `objects`, every body is in SQS."""
 
     def __init__(self, objects: Objects | None, visibility_seconds: int, hide: Hide) -> None:
         self._objects = objects

@@ -215,10 +215,7 @@ class SqsSender:
     def _try(
         self, queue: str, entries: list[dict[str, Any]], sent: list[Sent | None]
     ) -> tuple[list[dict[str, Any]], QdoError | None]:
-        """Send a batch once; return the messages to send again, and the reason.
-
-        :raises QdoError: sending it again would not help.
-        """
+        """Send a batch once; return the messages to send again, and why; raise permanent errors."""
         name = self._queues.full_name(queue)
         try:
             url = self._queues.url(queue, create=True)

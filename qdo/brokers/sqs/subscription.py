@@ -206,10 +206,7 @@ class SqsSubscription(Subscription):
 
 
 class SqsReader:
-    """Reads the messages of a subscription, from a position on.
-
-    :param fetch: returns at most this many rows behind a position.
-    """
+    """Reads a subscription from a position on; `fetch` returns the rows behind a position."""
 
     def __init__(self, fetch: Callable[[int, int], list[Row]], after: int) -> None:
         self._fetch = fetch
