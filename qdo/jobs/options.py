@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_job(function: Any, first: str = "message") -> None:
-    """Raise UsageError unless `function` can be called as a job.
-
-    :param first: name of its first argument in the error, "message" or "batch".
-    """
+    """Raise UsageError unless `function` can be called with `first`, a message or batch."""
     check_call(function, (first, "context"), "job")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
@@ -58,10 +55,7 @@ def is_async(function: Any) -> bool:
 
 
 def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
-    """Raise UsageError unless `function` can be called with these positional arguments.
-
-    :param role: its role in the error, such as "job".
-    """
+    """Raise UsageError unless `function`, in this role, accepts these positional arguments."""
     wanted = f"({', '.join(arguments)})"
     if not callable(function):
         raise UsageError(reason=f"{role} must be a function, got {function!r}")

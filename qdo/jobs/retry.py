@@ -166,10 +166,7 @@ def _with(policy: Policy, rule: Rule) -> Policy:
 
 
 def check_options(where: str, options: dict[str, Any], *, whole: bool = False) -> None:
-    """Raise PolicyError unless every given option is valid.
-
-    :param whole: every option must be given; None is invalid as well.
-    """
+    """Raise PolicyError for invalid options; if `whole`, each must be given and not be None."""
     given = {name: value for name, value in options.items() if whole or value is not None}
     if "attempts" in given:
         _check_attempts(where, given["attempts"])
