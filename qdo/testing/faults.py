@@ -85,10 +85,7 @@ class Faults:
     def arm(
         self, act: Callable[[], None], point: Point | None, queue: str | None, nth: int
     ) -> None:
-        """Call `act` once, when a point is reached the nth time from now on.
-
-        :param point: None for every point; so is `queue`.
-        """
+        """Call `act` once, when a point of a queue, or any for None, is reached the nth time."""
         if point is not None and point not in POINTS:
             hint = did_you_mean(point, POINTS)
             raise UsageError(

@@ -105,10 +105,7 @@ class InlineExecutor(Executor):
 
 
 class _InlineRun:
-    """A running job.
-
-    :ivar interrupt: the exception that ended it at its deadline.
-    """
+    """A running job; `interrupt` is the exception that ended it at its deadline."""
 
     def __init__(self, job: Job, message: Message) -> None:
         self.job = job
