@@ -113,7 +113,7 @@ class LoopMailbox:
         self._async.send()
 
     def _deliver(self) -> None:
-        # One at a time: another thread may add more, and its send() calls this again.
+        # Run one at a time: another thread may add more, and its send() calls this again.
         while self._posted:
             self._posted.popleft()()
 

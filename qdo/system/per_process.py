@@ -72,7 +72,7 @@ class PerProcess(Generic[_Held]):
         return self._is_over is not None and self._is_over(held)
 
     def _inherit(self) -> None:
-        # Kept: the end of the object would close the files and connections of the parent.
+        # Keep it: the end of the object would close the files and connections of the parent.
         self._inherited.append(self._held)
         self._held = None
 

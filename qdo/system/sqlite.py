@@ -120,7 +120,7 @@ def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Form
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    # In one transaction: another process may create the file between two reads.
+    # Use one transaction: another process may create the file between two reads.
     connection.execute("BEGIN")
     try:
         version = _version(connection, path, kind)

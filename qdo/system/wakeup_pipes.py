@@ -32,8 +32,8 @@ class WakeupPipe:
         make_folder(folder, rights)
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._path = os.path.join(folder, self.name)
-        # Opened for reading and writing: the pipe always has a writer, and is readable only when
-        # it contains a byte. Renamed only once it is open: a notification treats a FIFO without
+        # Open it for reading and writing: the pipe always has a writer, and is readable only when
+        # it contains a byte. Rename it once it is open: a notification treats a FIFO without
         # a reader as a dead listener's and removes it.
         with opened_folder(folder) as at:
             os.mkfifo(f".{self.name}", 0o600, dir_fd=at)
