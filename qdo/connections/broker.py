@@ -24,7 +24,7 @@ def attach_doorbell(broker: Broker, settings: Settings, app: str) -> DoorbellNot
     """
     if not settings.doorbell or not broker.capabilities.doorbell:
         return None
-    # Imported late: most senders need no coordinator.
+    # Import late: most senders need no coordinator.
     from qdo.coordination.doorbell_notifier import DoorbellNotifier
     from qdo.coordination.znodes.layout import Layout
     from qdo.settings.coordinator_access import coordinator_access
