@@ -289,15 +289,25 @@ def text_headers(found: Mapping[str, Any], written: str) -> str:
         return written
     except (TypeError, UnicodeEncodeError):
         pass
-    return _dumps({_utf8(name): _utf8(_text_of(value)) for name, value in found.items()})
+    return _dumps({utf8_text(name): utf8_text(_text_of(value)) for name, value in found.items()})
 
 
 def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _utf8(text: str) -> str:
+def utf8_text(text: str) -> str:
+    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: it has no stray surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unreadable(reason: str) -> str:

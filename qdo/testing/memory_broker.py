@@ -18,7 +18,7 @@ from operator import attrgetter
 from qdo.brokers.base import Broker, Capabilities, Outgoing, Row, SendOptions
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
-from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
+from qdo.encoding import MAX_STORED_BODY_BYTES, is_utf8, utf8_text, with_header
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
@@ -242,8 +242,8 @@ class MemoryDeadLetters(DeadLetterStore):
         check_queue_name(record.queue)
         stored = replace(
             record,
-            error=_storable(record.error),
-            traceback=_storable(record.traceback),
+            error=utf8_text(record.error),
+            traceback=utf8_text(record.traceback),
             dead_at=record.dead_at or time_of_position(self._store.clock()),
         )
         with self._store.lock:
@@ -317,7 +317,7 @@ def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
 def _check(message: Outgoing) -> None:
     check_queue_name(message.queue)
     for word, text in (("key", message.key), ("headers", message.headers)):
-        if text is not None and text != _storable(text):
+        if text is not None and not is_utf8(text):
             raise UsageError(
                 reason=f"the {word} of a message for queue {message.queue!r} must not "
                 f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
@@ -325,8 +325,3 @@ def _check(message: Outgoing) -> None:
     size = len(message.body)
     if size > MAX_STORED_BODY_BYTES:
         raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_STORED_BODY_BYTES)
-
-
-def _storable(text: str) -> str:
-    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
-    return text.encode("utf-8", "backslashreplace").decode()

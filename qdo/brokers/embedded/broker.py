@@ -21,6 +21,7 @@ from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedRe
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
+from qdo.encoding import is_utf8
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
 from qdo.positions import format_position, message_id, position_now, position_of_time
 from qdo.queues import check_queue_name
@@ -273,7 +274,7 @@ class EmbeddedBroker(Broker):
         if message.queue not in self._known_names:
             self._known_names.add(check_queue_name(message.queue))
         for word, text in (("key", message.key), ("headers", message.headers)):
-            if text is not None and not _is_storable(text):
+            if text is not None and not is_utf8(text):
                 raise UsageError(
                     reason=f"the {word} of a message for queue {message.queue!r} must not "
                     f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
@@ -295,11 +296,3 @@ def _plain(messages: Sequence[Outgoing]) -> bool:
 def _retire(transaction: Transaction, queue: str, upto: int) -> int:
     parameters = {"app": transaction.app, "queue": queue, "upto": upto, "chunk": RETIRE_CHUNK}
     return transaction.connection.execute(_RETIRE, parameters).rowcount
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a stray surrogate
-        return False
-    return True

@@ -12,6 +12,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_h
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.encoding import utf8_text
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
 from qdo.system.sqlite import translated
@@ -93,8 +94,8 @@ def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
         record.body,
         record.key,
         record.headers,
-        _storable(record.error),
-        _storable(record.traceback),
+        utf8_text(record.error),
+        utf8_text(record.traceback),
         record.attempts,
         record.worker,
         record.fence,
@@ -173,8 +174,3 @@ def _retry(transaction: Transaction, queue: str, position: int, node: int) -> in
 def _discard(transaction: Transaction, queue: str, position: int) -> bool:
     parameters = (transaction.app, queue, position)
     return transaction.connection.execute(_DISCARD, parameters).rowcount > 0
-
-
-def _storable(text: str) -> str:
-    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from qdo.encoding import is_raw, parsed, text_headers, undecodable_headers, with_body_kind
+from qdo.encoding import is_raw, is_utf8, parsed, text_headers, undecodable_headers, with_body_kind
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.system.clock import paced
 
@@ -74,7 +74,7 @@ def _key_error(key: str) -> str | None:
         return f"have 1 to {MAX_KEY} characters (this one has {len(key)})"
     if key.startswith(_KEYLESS):
         return f"not begin with {_KEYLESS!r}, which marks messages without a key"
-    return None if _is_storable(key) else "be valid UTF-8"
+    return None if is_utf8(key) else "be valid UTF-8"
 
 
 def key_of(partition: str | None) -> str | None:
@@ -87,7 +87,7 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
     if headers is None and not body.startswith(_OPENING):
         return body
     text = headers or "{}"
-    if not _is_storable(text):
+    if not is_utf8(text):
         raise UsageError(
             reason=f"the headers of a message for queue {queue!r} must not contain surrogate "
             f"characters, which UTF-8 cannot encode, got {text[:300]!r}"
@@ -154,14 +154,6 @@ def _is_utf8(body: bytes) -> bool:
     try:
         body.decode()
     except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a stray surrogate
         return False
     return True
 

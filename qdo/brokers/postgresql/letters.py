@@ -11,7 +11,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_h
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
-from qdo.encoding import ID, parsed
+from qdo.encoding import ID, parsed, utf8_text
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
 
@@ -152,7 +152,7 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
 
 def _storable(text: str) -> str:
     """Return text without characters that PostgreSQL cannot store: NUL, and stray surrogates."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return utf8_text(text).replace("\0", "\\x00")
 
 
 _OF_QUEUE = """

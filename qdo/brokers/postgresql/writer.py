@@ -37,7 +37,7 @@ from qdo.brokers.postgresql.session import (
     with_lock_timeout,
 )
 from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.encoding import with_header
+from qdo.encoding import is_utf8, with_header
 from qdo.errors import QdoError, QueueLimitError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
 
@@ -465,10 +465,4 @@ def check_text(message: Outgoing) -> None:
 
 
 def _is_storable(text: str) -> bool:
-    if text.isascii():
-        return "\0" not in text
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a stray surrogate
-        return False
-    return "\0" not in text
+    return "\0" not in text and (text.isascii() or is_utf8(text))

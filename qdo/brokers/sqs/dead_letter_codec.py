@@ -25,6 +25,7 @@ from qdo.brokers.sqs.codec import (
     size_of,
 )
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
+from qdo.encoding import utf8_text
 from qdo.errors import UnsupportedError
 
 LETTER = "qdo-dead-letter"
@@ -93,12 +94,12 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
         spelled_out = json.dumps(letter.headers)
         text, attributes = encode_message(letter.body, spelled_out, letter.queue)
     if letter.key is not None:
-        attributes[KEY] = key_attribute(_text(letter.key), letter.queue)
+        attributes[KEY] = key_attribute(utf8_text(letter.key), letter.queue)
     attributes[LETTER] = json_text(
         {
             "queue": letter.queue,
             "position": str(letter.position),
-            "error": _text(letter.error)[:MAX_ERROR],
+            "error": utf8_text(letter.error)[:MAX_ERROR],
             "attempts": letter.attempts,
             "worker": letter.worker,
             "fence": letter.fence,
@@ -123,7 +124,7 @@ def with_traceback(made: dict[str, Any], traceback: str) -> dict[str, Any]:
             what=f"keep a dead letter of {size_of(made)} bytes",
             remedy="name a bucket of S3 for large bodies: bucket= in the broker's address",
         )
-    kept = _text(traceback)[-MAX_TRACEBACK:]
+    kept = utf8_text(traceback)[-MAX_TRACEBACK:]
     while kept:
         attribute = json_text(kept)
         attributes = {**made["MessageAttributes"], TRACEBACK: attribute}
@@ -156,8 +157,3 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
 def _traceback(given: Mapping[str, Mapping[str, Any]]) -> str:
     attribute = given.get(TRACEBACK)
     return "" if attribute is None else str(json.loads(attribute["StringValue"]))
-
-
-def _text(text: str) -> str:
-    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
-    return text.encode("utf-8", "backslashreplace").decode()
