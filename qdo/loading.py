@@ -1,4 +1,4 @@
-"""Imports apps and jobs by the names given on the command line or in settings."""
+"""Import apps and jobs by the names given on the command line or in settings."""
 
 from __future__ import annotations
 

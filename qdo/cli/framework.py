@@ -1,4 +1,4 @@
-"""Runs a command line: groups of commands, errors, exit codes. Imports little: --help is quick."""
+"""Run a command line: groups of commands, errors, exit codes. Import little: --help is quick."""
 
 from __future__ import annotations
 

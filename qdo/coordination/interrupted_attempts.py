@@ -121,7 +121,7 @@ def _count(
 
 
 def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[bool, str | None]:
-    """Commit; return whether a node changed before, and the path of a node that is refused."""
+    """Commit; return whether a node changed before, and the path of a refused node."""
     try:
         results = transaction.commit()
         for path, result in zip(paths, results, strict=True):

@@ -1,4 +1,4 @@
-"""Performs the requests of the state machines on a kazoo client, and translates the answers."""
+"""Perform the requests of the state machines on a kazoo client, and translate the answers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REFUSAL_BACKOFF = Backoff(0.1, 5.0)
 
 
 class MachineLoop:
-    """Deliver events to state machines, and perform their requests.
+    """Delivers events to state machines, and performs their requests.
 
     :ivar machines: the machines, in the order in which their requests are performed.
     :ivar lease: renewed by every acknowledged transaction; None before the session starts.

@@ -219,7 +219,7 @@ class Member:
             self._loop.put(partial(self._ownership.obey, zxid))
 
     def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
-        """Report the next notification of each of `queues`; stop to watch those of `gone`."""
+        """Report the next notification of each of `queues`, and stop watching those of `gone`."""
         if self._watches is not None and gone:
             self._loop.put(partial(self._watches.unwatch, gone))
         if self._watches is not None and queues:

@@ -1,4 +1,4 @@
-"""Blocking reads and transactions of commands and senders, with the answers of the state machines.
+"""Read and change nodes for commands and senders by blocking calls, with the machines' answers.
 
 A transaction has one of three results, and none of them is an error: `Committed`, `Rejected`
 because of one of its operations, or `NoResponse`. After `NoResponse` it may have taken effect, or

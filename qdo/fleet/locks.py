@@ -227,7 +227,7 @@ class CoordinatorLocks:
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
-        """Do the same as `LockService.hold`.
+        """Do as `LockService.hold`.
 
         :param record: makes the entry of this section in the action log.
         :param on_wait: called with the names of the remaining workers, when they change.

@@ -204,7 +204,7 @@ class CoordinatorPermits:
         return self._connection.valid
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Do the same as `PermitService.take`.
+        """Do as `PermitService.take`.
 
         :raises RejectedError: the limit cannot be read or written.
         :raises PermitLostError: the session ended while it waited.

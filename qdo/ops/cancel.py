@@ -1,4 +1,4 @@
-"""Cancels messages, so that they never run.
+"""Cancel messages, so that they never run.
 
 A delayed message is deleted at the broker. A message that waits in its queue is recorded as
 cancelled in the queue's node. If a worker owns the queue, only that worker knows what it has

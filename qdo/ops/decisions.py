@@ -1,4 +1,4 @@
-"""Decides about messages that fail or block their queues, for operators."""
+"""Decide about messages that fail or block their queues, for operators."""
 
 from __future__ import annotations
 

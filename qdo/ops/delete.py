@@ -1,4 +1,4 @@
-"""Deletes queues: at the broker, and their nodes."""
+"""Delete queues: at the broker, and their nodes."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def _limited(case: QueueCase) -> Verdict | None:
 
 
 def _stopped(case: QueueCase) -> Verdict | None:
-    """An owner that does nothing: its process hangs, or it waits for something."""
+    """Judge an owner that does nothing: its process hangs, or it waits for something."""
     status, still = case.status, case.rules.still_seconds
     if not case.owned or not case.waiting or status.running is not None:
         return None
@@ -380,7 +380,7 @@ def _stopped(case: QueueCase) -> Verdict | None:
 
 
 def _starved(reason: str, in_flight: int) -> Verdict:
-    """The stacks of an owner that polls in vain show nothing."""
+    """Judge an owner that polls in vain: its stacks show nothing."""
     count = pluralize(in_flight, "message")
     return Verdict(
         QueueHealth.STOPPED,

@@ -104,7 +104,7 @@ def with_defaults(
 
 
 def encrypted(messages: list[Outgoing], settings: Settings, app: str) -> list[Outgoing]:
-    """Encrypt bodies if the setting `encrypt` is set; raise SettingsError without a usable key."""
+    """Return messages, encrypted if the setting `encrypt` is set, or raise SettingsError."""
     vault = vault_of(settings, app) if settings.encrypt else None
     return messages if vault is None else [_sealed(each, vault) for each in messages]
 

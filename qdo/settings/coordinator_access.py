@@ -1,4 +1,4 @@
-"""Makes the `Access` of the coordinator's clients from the settings, and checks them together.
+"""Make the `Access` of the coordinator's clients from the settings, and check them together.
 
 The password is not a setting: it comes from a file or from an environment variable, so that no list
 of settings, command line or error can show it.

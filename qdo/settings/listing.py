@@ -34,7 +34,7 @@ def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str,
 
 
 def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
-    """Return, by setting and worker, where workers set a setting themselves."""
+    """Return where workers set a setting themselves, by setting and worker."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for each in answers:
         for name, origin in each.pins.items():

@@ -1,4 +1,4 @@
-"""Loads settings from the TOML file, the environment and flags."""
+"""Load settings from the TOML file, the environment and flags."""
 
 from __future__ import annotations
 

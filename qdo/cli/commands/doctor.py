@@ -1,4 +1,4 @@
-"""`qdo doctor`: checks everything around the queues."""
+"""`qdo doctor`: check everything around the queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding out which assigned queues can be claimed, and waiting for the others.
+"""Find out which assigned queues can be claimed, and wait for the others.
 
 The queue node is read first, data and version in one read. Then, later in the same session, the
 owner's worker node is read. In that order even a lagging follower's answer is safe. If it shows

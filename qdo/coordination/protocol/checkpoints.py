@@ -1,4 +1,4 @@
-"""Recording many `last` values in few transactions.
+"""Record many `last` values in few transactions.
 
 Each transaction checks that the worker's own node exists and sets queue nodes at the versions
 this worker last saw. So a worker whose session has ended can write nothing, and a `last` that

@@ -305,7 +305,7 @@ class ClaimListener(Protocol):
         """Finish the message in flight, start no other, then call `finished`."""
 
     def released(self, claim: Claim) -> None:
-        """The release is recorded; nothing is left to do."""
+        """Note that the release is recorded; nothing is left to do."""
 
     def undone(self, claim: Claim) -> None:
         """Count that acknowledged writes of the queue's node have vanished; a release follows."""

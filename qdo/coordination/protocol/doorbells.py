@@ -1,4 +1,4 @@
-"""Watches on the doorbells of idle queues, which senders notify. A machine without I/O.
+"""Watch the doorbells of idle queues, which senders notify. A machine without I/O.
 
 A queue's doorbell is ``doorbells/<queue>``, a node without a value. The first notification creates
 it, and its version counts the notifications. It is not the queue node: the version of that node

@@ -221,7 +221,7 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What was read after this answer is at least as new as `zxid`.
+    """A read after this answer is at least as new as `zxid`.
 
     All events of changes up to `zxid` were passed on before.
     """

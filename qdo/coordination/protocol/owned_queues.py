@@ -133,7 +133,7 @@ class OwnedQueues:
             self.finish(slot)  # no message was started under this claim
 
     def stop_claiming(self, count: int, size: int) -> None:
-        """Claim no further queue: ZooKeeper would drop the connection, again and again."""
+        """Stop claiming further queues: ZooKeeper would drop the connection, again and again."""
         self.full = True
         queues = len(self._own_node.listed) + count
         reason = (
@@ -374,7 +374,7 @@ class Recovery:
                 self.doubtful[slot.queue] = slot
 
     def resolve(self) -> None:
-        """After the barrier, read the queues in doubt."""
+        """Read the queues in doubt, after the barrier."""
         doubtful, self.doubtful = self.doubtful, {}
         for slot in doubtful.values():
             if self._slots.get(slot.queue) is not slot:

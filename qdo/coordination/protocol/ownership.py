@@ -177,7 +177,7 @@ class Ownership(Machine):
         self._recovery.connected()
 
     def _resolve(self) -> None:
-        """After the barrier, list all owned queues, and read those in doubt."""
+        """List all owned queues, and read those in doubt, after the barrier."""
         for slot in self.slots.values():
             certain = slot.claim is not None and slot.queue not in self._recovery.doubtful
             if certain and slot.queue not in self._own_node.listed:

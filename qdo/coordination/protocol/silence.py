@@ -1,4 +1,4 @@
-"""Detects a coordinator that accepts requests and does not answer.
+"""Detect a coordinator that accepts requests and does not answer.
 
 A server that is stopped, or whose host has lost power, closes no connection. kazoo looks for a
 missing answer to its ping only while nothing is sent, but a worker renews its lease all the time.

@@ -1,4 +1,4 @@
-"""Encoding and parsing of node values, and their size limits."""
+"""Encode and parse the values of nodes, and limit their sizes."""
 
 from __future__ import annotations
 
