@@ -64,7 +64,7 @@ class MessageRun:
 
 
 class Runs:
-    """Knows since when messages have been seen to run, and names those that run for long.
+    """Records since when messages run, and names those that run for long.
 
     A turn reads no clock for each message. So a message is known to have run since the look that
     saw it first; and it began after the look before, and after the start of its turn.

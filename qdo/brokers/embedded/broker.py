@@ -45,7 +45,7 @@ LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
 
 
 class EmbeddedCatalog(QueueCatalog):
-    """Safe to use from several threads."""
+    """The queues of one app in a file. Safe to use from several threads."""
 
     def __init__(self, reading: sqlite3.Connection, path: str, app: str) -> None:
         self._reading = reading

@@ -41,7 +41,7 @@ from qdo.positions import position_now
 
 
 class KinesisCatalog(QueueCatalog):
-    """Safe to use from several threads or greenlets.
+    """The shards of one stream. Safe to use from several threads or greenlets.
 
     :param peek: opens a reader behind a position of a shard.
     :param own_backlog: returns the backlog of a shard that this process owns and reads, otherwise
@@ -55,7 +55,7 @@ class KinesisCatalog(QueueCatalog):
         peek: Callable[[str, int], PeekReader],
         own_backlog: Callable[[str, int], Backlog | None],
     ) -> None:
-        # A start time holds for child shards too. "latest" skips only a new app's past.
+        # A start time holds for child shards too. "latest" skips only the past of a new app.
         self.child_start = CHILD_START if address.start == "latest" else 0
         self._address = address
         self._shards = shards

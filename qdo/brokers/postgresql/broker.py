@@ -59,7 +59,7 @@ JOIN {schema}.queues ON app = %(app)s AND queues.name = asked.name
 
 
 class PostgresqlCatalog(QueueCatalog):
-    """Safe to use from several threads."""
+    """The queues of one app in a schema. Safe to use from several threads."""
 
     def __init__(self, fetches: Fetches, schema: str, app: str) -> None:
         self._fetches = fetches

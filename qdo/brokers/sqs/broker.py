@@ -94,7 +94,7 @@ def _any_fifo(queues: Iterable[str]) -> bool:
 
 
 class SqsCatalog(QueueCatalog):
-    """Safe to use from several threads or greenlets."""
+    """The queues below an address. Safe to use from several threads or greenlets."""
 
     list_seconds = 60.0
 

@@ -91,10 +91,7 @@ class PollOwner(Protocol):
 
 
 class Poller:
-    """See the module's docstring. Everything runs in greenlets of one thread.
-
-    :ivar open: a long poll is open.
-    """
+    """Polls one queue in greenlets of one thread; `open` while a long poll is open."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
-    """Return an error whose traceback belongs into the log, None if it does not.
+    """Return an error whose traceback belongs in the log, None if it does not.
 
     A message is logged with it at its first failure and at its last, and each time at level debug.
     The traceback of an outcome that the job chose says nothing, unless it has a cause.
@@ -201,7 +201,7 @@ class Outcomes:
         return self.wait(slot, decision.after_seconds)
 
     def wait(self, slot: Slot, seconds: float) -> TurnResult:
-        """Let a slot wait, and drop its fetched rows."""
+        """Make a slot wait, and drop its fetched rows."""
         slot.not_before = self._engine.clock() + seconds
         self._fetcher.clear(slot)
         return TurnResult.WAIT

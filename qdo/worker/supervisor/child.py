@@ -306,12 +306,12 @@ class Reaper:
 
     @property
     def busy(self) -> bool:
-        """True while a group may have living members or a session is being closed."""
+        """Return whether a group may have living members or a session is being closed."""
         return bool(self._dying or self._closers)
 
     @property
     def next_at(self) -> float | None:
-        """The time at which `step` has something to do without a signal, None if there is none."""
+        """Return when `step` has something to do without a signal, None for never."""
         return min((dying.give_up_at for dying in self._dying), default=None)
 
     def reap(self, child: ChildProcess, *, stopping: bool) -> int:

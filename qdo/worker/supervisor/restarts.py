@@ -286,7 +286,7 @@ class RestartPolicy:
 
     @property
     def next_at(self) -> float | None:
-        """The time at which `tick` has something to do, None if nothing is scheduled."""
+        """Return when `tick` has something to do, None if nothing is scheduled."""
         times = [entry.due_at for entry in self.slots if entry.phase is Phase.WAITING]
         kills = [self.slots[slot].kill_at for slot in self._running()]
         times += [kill_at for kill_at in kills if kill_at is not None]
@@ -297,12 +297,12 @@ class RestartPolicy:
 
     @property
     def done(self) -> bool:
-        """True when every slot has ended for good."""
+        """Return whether every slot has ended for good."""
         return all(entry.phase is Phase.ENDED for entry in self.slots)
 
     @property
     def exit_code(self) -> int:
-        """The code of the worker that could not start, else the highest of the last codes."""
+        """Return the code of the worker that could not start, else the highest last code."""
         if self._start_failure is not None:
             return self._start_failure
         return max((entry.code for entry in self.slots), default=0)

@@ -105,7 +105,7 @@ class HttpService:
 
     @property
     def next_at(self) -> float | None:
-        """When `look` has to be called again, on `time.monotonic`; None: never."""
+        """Return when to call `look` again, on `time.monotonic`; None: never."""
         return None if self._monitor is None else time.monotonic() + STEP_SECONDS
 
     def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
