@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -45,6 +44,14 @@ SERVERS = {
 """Fixtures that start a server."""
 ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "postgresql_server")
 """Fixtures whose tests run in one xdist process, so that these servers start once a run."""
+TOGETHER = {
+    "tests/unit/docs/test_reference.py": "reference",
+    **dict.fromkeys(
+        (f"tests/unit/test_{name}.py" for name in ("imports", "layers", "pythons", "shape")),
+        "sources",
+    ),
+}
+"""Files that prepare for seconds what all of their tests read: each group has one process."""
 REQUESTED = {
     "zookeeper": "zookeeper",
     "zookeeper_url": "zookeeper",
@@ -83,7 +90,7 @@ EXECUTED = (
 warm interpreter would hide faults of qdo there, so their processes start by exec."""
 SIMULATION = "tests/simulation/"
 """Its only processes are interpreters with a fixed order of sets, so it is never marked."""
-TESTS = ROOT / "tests"
+TESTS = f"{ROOT / 'tests'}/"
 
 
 def add_marks(items: list[pytest.Item]) -> None:
@@ -93,9 +100,11 @@ def add_marks(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
         if item.nodeid.startswith(EXECUTED):
             item.add_marker("exec")
-        for name in ONE_PROCESS:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
+        groups = [name for name in ONE_PROCESS if name in getattr(item, "fixturenames", ())]
+        if item.location[0] in TOGETHER:
+            groups.append(TOGETHER[item.location[0]])
+        for name in groups:
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def longest_first(item: pytest.Item) -> int:
@@ -173,7 +182,7 @@ def names_reached(function: FunctionType) -> frozenset[str]:
 def _is_of_tests(value: FunctionType | type) -> bool:
     """Return whether a function or class is defined in tests/, conftest.py included."""
     file = getattr(sys.modules.get(value.__module__), "__file__", None)
-    return file is not None and Path(file).is_relative_to(TESTS)
+    return file is not None and file.startswith(TESTS)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -126,9 +127,14 @@ class SourceFile:
         return f"brokers/{folders[1]}/"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_names(path: Path) -> Iterator[str]:
     """Yield the full name of everything that a file imports, at its top or in a function."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:  # ruff forbids relative imports
@@ -140,7 +146,7 @@ def loaded_names(path: Path) -> Iterator[str]:
 
     Imports within functions and those for type checkers do not count.
     """
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -157,9 +163,9 @@ def loaded_libraries(path: str) -> set[str]:
             continue
         seen.add(current)
         packages = (f"{each}/__init__.py" for each in Path(current).parents if each.name)
-        waiting += [each for each in packages if each in FILES]
+        waiting += [each for each in packages if each in files()]
         for name in loaded_names(QDO / current):
-            found = MODULES.get(name) or MODULES.get(name.rpartition(".")[0])
+            found = modules().get(name) or modules().get(name.rpartition(".")[0])
             if found is not None:
                 waiting.append(found)
             else:
@@ -172,24 +178,35 @@ def module_name(path: str) -> str:
     return f"qdo/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-FILES = {
-    path: SourceFile(path, frozenset(imported_names(QDO / path)))
-    for path in sorted(each.relative_to(QDO).as_posix() for each in QDO.rglob("*.py"))
-}
-MODULES = {module_name(path): path for path in FILES}
+@cache
+def files() -> dict[str, SourceFile]:
+    """Return all files of qdo/ by their paths. Parsing them takes 1.5 s."""
+    paths = sorted(each.relative_to(QDO).as_posix() for each in QDO.rglob("*.py"))
+    return {path: SourceFile(path, frozenset(imported_names(QDO / path))) for path in paths}
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Return the path of each module by its name."""
+    return {module_name(path): path for path in files()}
 
 
 def imported_files(file: SourceFile) -> set[str]:
     """Return the files of qdo/ that a file imports."""
-    found = (MODULES.get(name) or MODULES.get(name.rpartition(".")[0]) for name in file.imports)
+    found = (modules().get(name) or modules().get(name.rpartition(".")[0]) for name in file.imports)
     return {path for path in found if path is not None and path != file.path}
 
 
-ARROWS = {path: imported_files(file) for path, file in FILES.items() if path not in FACADES}
-"""The files that each file imports. Facades do not count: they re-export names from above them."""
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Return the files that each file imports.
+
+    Facades do not count: they re-export names from above them.
+    """
+    return {path: imported_files(file) for path, file in files().items() if path not in FACADES}
 
 
-def circles(arrows: dict[str, set[str]]) -> list[str]:
+def circles(graph: dict[str, set[str]]) -> list[str]:
     """Return the circles of a graph as text, each as found from its first file."""
     found: list[str] = []
     finished: set[str] = set()
@@ -198,11 +215,11 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
         if path in trail:
             found.append(" -> ".join([*trail[trail.index(path) :], path]))
         elif path not in finished:
-            for imported in sorted(arrows.get(path, ())):
+            for imported in sorted(graph.get(path, ())):
                 visit(imported, [*trail, path])
             finished.add(path)
 
-    for path in sorted(arrows):
+    for path in sorted(graph):
         visit(path, [])
     return found
 
@@ -210,23 +227,23 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
 def test_every_file_belongs_to_one_layer() -> None:
     """No part of qdo/ is missing from the layers, and no layer names a part that is gone."""
     assert sum(map(len, LAYERS)) == len(LEVELS)
-    assert {file.part for file in FILES.values()} == LEVELS.keys()
+    assert {file.part for file in files().values()} == LEVELS.keys()
 
 
 def test_imports_point_to_lower_layers() -> None:
     """A part imports from the layers below it, never from its own layer or from above."""
     assert [
         f"{path} imports {imported}"
-        for path, found in ARROWS.items()
+        for path, found in arrows().items()
         for imported in sorted(found)
-        if FILES[path].part != FILES[imported].part
-        and LEVELS[FILES[imported].part] >= LEVELS[FILES[path].part]
+        if files()[path].part != files()[imported].part
+        and LEVELS[files()[imported].part] >= LEVELS[files()[path].part]
     ] == []
 
 
 def test_imports_form_no_circle() -> None:
     """Within one part as well: each file can be understood after those it imports."""
-    assert circles(ARROWS) == []
+    assert circles(arrows()) == []
 
 
 def test_the_check_for_circles_finds_one() -> None:
@@ -240,7 +257,7 @@ def test_a_library_is_imported_in_its_folder_only(library: str) -> None:
     """Another client library, or another command line, then touches one folder."""
     importers = [
         path
-        for path, file in FILES.items()
+        for path, file in files().items()
         if any(name.split(".")[0] == library for name in file.imports)
     ]
     assert importers != []
@@ -267,7 +284,7 @@ def test_nothing_imports_the_programs() -> None:
     assert (QDO / "programs").resolve() == ROOT / "workers"
     assert [
         f"{path} imports {name}"
-        for path, file in FILES.items()
+        for path, file in files().items()
         for name in sorted(file.imports)
         if name.startswith(("qdo.programs", "workers"))
     ] == []
@@ -280,7 +297,7 @@ def io_imports(file: SourceFile) -> list[str]:
 
 def test_the_protocol_does_no_io() -> None:
     """The simulation plays the state machines without a clock, a network or a disk."""
-    protocol = [file for path, file in FILES.items() if path.startswith(PURE)]
+    protocol = [file for path, file in files().items() if path.startswith(PURE)]
     assert [each for each in PURE if not any(file.path.startswith(each) for file in protocol)] == []
     assert [f"{file.path} imports {name}" for file in protocol for name in io_imports(file)] == []
 
@@ -298,11 +315,11 @@ def test_only_the_registry_imports_the_folder_of_a_broker() -> None:
     """
     assert [
         f"{path} imports {imported}"
-        for path, found in ARROWS.items()
+        for path, found in arrows().items()
         if path != REGISTRY
         for imported in sorted(found)
-        if (folder := FILES[imported].broker_folder) is not None
-        and folder != FILES[path].broker_folder
+        if (folder := files()[imported].broker_folder) is not None
+        and folder != files()[path].broker_folder
         and not (folder == SHARED_BROKER_FOLDER and path.startswith(AWS_BROKERS))
     ] == []
 
@@ -312,7 +329,7 @@ def test_system_knows_nothing_of_queues() -> None:
     lowest = {f"{part}.py" for part in LAYERS[0]}
     assert [
         f"{path} imports {imported}"
-        for path, found in ARROWS.items()
+        for path, found in arrows().items()
         if path.startswith("system/")
         for imported in sorted(found)
         if not imported.startswith("system/") and imported not in lowest - {"outcomes.py"}
@@ -326,7 +343,7 @@ def test_package_files_are_empty_except_the_facades() -> None:
         body = ast.parse((QDO / path).read_text(encoding="utf-8")).body
         return [each for each in body if not _is_text(each)]
 
-    packages = [path for path in FILES if path.endswith("__init__.py") and path not in FACADES]
+    packages = [path for path in files() if path.endswith("__init__.py") and path not in FACADES]
     assert [path for path in packages if statements(path)] == []
 
 

@@ -51,7 +51,8 @@ def programs(level: str, *names: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("level", "queue", "names"),
     [
-        ("rc", "A", SMALL),
+        pytest.param("rc", "A", SMALL, marks=pytest.mark.long("every pair of transactions")),
+        ("rc", "A", ("append", "stage")),
         ("rc", "a", ("append", "stage")),
         ("rr", "A", ("append", "stage")),
         ("s", "A", ("append", "stage")),

@@ -122,8 +122,11 @@ def test_backlogs_have_an_eta(tmp_path: Path) -> None:
         assert "ETA" in ended.out.splitlines()[0]
         assert "~0s" in ended.out or "~1s" in ended.out
         (tmp_path / "go").touch()
-        wait_until(lambda: done(tmp_path) == 80, what="all are done")
-        assert queues(tmp_path, ENV["QDO_HISTORY"])[0]["eta_seconds"] is None
+        wait_until(
+            lambda: queues(tmp_path, ENV["QDO_HISTORY"])[0]["eta_seconds"] is None,
+            what="the end of the backlog",
+        )
+        assert done(tmp_path) == 80
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
 

@@ -29,21 +29,21 @@ class Choice:
         """All tests of this run start their processes by exec (``--exec``)."""
         self.exec_now = False
         """The current test has the mark `exec`."""
-        self._server: ForkServer | None = None
+        self._servers: dict[bool, ForkServer] = {}
 
-    def server(self) -> ForkServer | None:
+    def server(self, argv: Sequence[str]) -> ForkServer | None:
         """Return the server that forks a process for the current test; None for exec."""
         if self.exec_all or self.exec_now:
             return None
-        if self._server is None:
-            self._server = ForkServer()
-        return self._server
+        is_command = argv[1:3] == ["-m", "qdo"]
+        if is_command not in self._servers:
+            self._servers[is_command] = ForkServer(*["optional"] * is_command)
+        return self._servers[is_command]
 
     def close(self) -> None:
-        """End the server."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """End the servers."""
+        while self._servers:
+            self._servers.popitem()[1].close()
 
 
 choice = Choice()
@@ -52,11 +52,11 @@ choice = Choice()
 class ForkServer:
     """The client's end of `tests.support.forks.server`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self._requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("server.py"))],
+                [sys.executable, str(Path(__file__).with_name("server.py")), *options],
                 stdin=far_end.fileno(),
                 env={
                     name: value
@@ -115,13 +115,10 @@ class Popen(subprocess.Popen[Any]):
 
     def _execute_child(self, *values: Any) -> None:  # type: ignore[override]
         given = _INPUT.bind(self, *values).arguments
-        server = (
-            None
-            if any(given.get(name) != value for name, value in USUAL.items())
-            else choice.server()
-        )
         env = dict(os.environ if given["env"] is None else given["env"])
         argv = [*map(os.fsdecode, given["args"])]
+        usual = all(given.get(name) == value for name, value in USUAL.items())
+        server = choice.server(argv) if usual else None
         if server is None or not server.can_fork(argv, env):
             super()._execute_child(*values)  # type: ignore[misc]
             return

@@ -48,7 +48,8 @@ OPTIONAL = (
     *("boto3", "botocore", "cryptography", "flask", "google.protobuf", "opentelemetry"),
     *("prometheus_client", "psycopg", "sqlalchemy", "urllib3"),
 )
-"""Libraries that tests hide, or that few processes import: the server is without them."""
+"""Libraries that look whether gevent has patched the interpreter, or that few processes import.
+Only the server of commands has them."""
 ROOT = str(Path(__file__).parents[3])
 INSTALLED = sys.path[1:]
 """What the interpreter has on its path by itself; this program is started without PYTHONPATH."""
@@ -57,13 +58,17 @@ ENCODING = sys.stdout.encoding
 ERRORS = {name: getattr(sys, name).errors for name in ("stdin", "stdout", "stderr")}
 
 
-def preload() -> None:
-    """Import the parts of qdo that commands, parents and worker processes use."""
+def preload(*, optional: bool) -> None:
+    """Import the parts of qdo that commands, parents and worker processes use.
+
+    :param optional: import the libraries of `OPTIONAL`, too.
+    """
 
     import qdo
     from qdo.errors import SettingsError
 
-    sys.modules.update(dict.fromkeys(OPTIONAL))  # an import of None fails
+    if not optional:
+        sys.modules.update(dict.fromkeys(OPTIONAL))  # an import of None fails
     for found in pkgutil.walk_packages(qdo.__path__, "qdo.", onerror=lambda _: None):
         if not found.name.endswith("__main__") and "programs" not in found.name:
             with contextlib.suppress(ImportError, SettingsError):
@@ -71,7 +76,10 @@ def preload() -> None:
     for name in ("rich.console", "rich.table"):  # those that print a table import them
         importlib.import_module(name)
     for name in OPTIONAL:
-        del sys.modules[name]
+        if optional:
+            importlib.import_module(name)
+        else:
+            del sys.modules[name]
     if threading.active_count() > 1:
         raise RuntimeError(f"an import started threads: {threading.enumerate()}")
     from gevent._hub_local import get_hub_if_exists
@@ -330,7 +338,7 @@ def _flushed(stream: Any) -> bool:
 
 if __name__ == "__main__":
     sys.path[0] = ROOT
-    preload()
+    preload(optional="optional" in sys.argv)
     gc.collect()
     gc.freeze()
     serve()

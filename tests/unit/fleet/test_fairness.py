@@ -202,10 +202,14 @@ def bound(most: int) -> float:
     return math.ceil(PROCESSES / most) * (TURN_SECONDS + JOB_SECONDS + 2 * REQUEST_SECONDS)
 
 
+FURTHER = pytest.mark.long("further histories")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=FURTHER) for each in range(1, 6))])
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.slow
-def test_everybody_gets_a_permit_in_time(most: int) -> None:
-    assert max(longest_wait(most, seed) for seed in range(6)) <= bound(most)
+def test_every_process_gets_a_permit_in_time(most: int, seed: int) -> None:
+    assert longest_wait(most, seed) <= bound(most)
 
 
 def test_permits_are_in_use_most_of_the_time() -> None:
@@ -235,4 +239,4 @@ def test_if_those_who_wait_move_too_some_starve(monkeypatch: pytest.MonkeyPatch)
         return bool(not own.held or rule(planner, pool, rest, total))
 
     monkeypatch.setattr(Planner, "_turn_is_over", moves)
-    assert max(longest_wait(2, seed) for seed in range(3)) > bound(2)
+    assert longest_wait(2, seed=2) > bound(2)
