@@ -19,6 +19,7 @@ from qdo.fleet.audit_entries import Values
 from qdo.ops.broker import broker_node
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
+from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials
 
 
@@ -67,8 +68,8 @@ def connections_of(
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
         client = _client(settings, layout, stack, on_missing, create) if coordinator else None
-        path = settings.broker.removeprefix("sqlite:")
-        if not broker or path == settings.broker or file_exists(path):
+        path = sqlite_path(settings.broker)
+        if not broker or path is None or file_exists(path):
             found = _broker(settings, stack) if broker else None
             yield Connections(client, found, layout)
             return

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import qdo
+from qdo.system.files import sqlite_path
 
 _SUFFIX = ".ledger"
 
@@ -201,7 +202,7 @@ app = qdo.App("demo")
 
 @app.context
 def ledger() -> Iterator[Ledger]:
-    messages = Path(app.settings.broker.removeprefix("sqlite:"))
+    messages = Path(sqlite_path(app.settings.broker) or "")
     with closing(Ledger(messages.parent / LEDGER_FOLDER)) as opened:
         yield opened
 

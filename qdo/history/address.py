@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from qdo.brokers.registry import connector_of, kind_of
 from qdo.errors import SettingsError
+from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials, how_to_install
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         raise SettingsError(
             name="history", reason=f"it needs SQLAlchemy ({error}); {how_to_install('sql')}"
         ) from error
-    if not url.startswith("sqlite:"):
+    path = sqlite_path(url)
+    if path is None:
         try:
             connect = connector_of(url)
         except SettingsError as error:
@@ -75,7 +77,6 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         )
     from qdo.system.sqlite import Format, open_database
 
-    path = url.removeprefix("sqlite:")
     # SQLAlchemy creates the tables: they are the same in both databases.
     file = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
 

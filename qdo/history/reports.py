@@ -19,6 +19,7 @@ from qdo.errors import HistoryUnreadableError
 from qdo.fleet.audit_entries import is_selected
 from qdo.history.address import open_engine
 from qdo.history.recorder import RecordedAction, RecordedRun, percentile
+from qdo.system.files import sqlite_path
 from qdo.text import describe, hide_credentials
 
 if TYPE_CHECKING:
@@ -310,7 +311,8 @@ def _opened(url: str, table: str) -> Iterator[Connection | None]:
 
     from qdo.history.tables import METADATA, is_created
 
-    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:")):
+    path = sqlite_path(url)
+    if path is not None and not os.path.exists(path):
         # Reading creates no file. Usually the path is wrong, or relative to another folder.
         reason = "there is no such file, and no worker has recorded anything in it"
         raise HistoryUnreadableError(address=url, reason=reason)

@@ -44,6 +44,7 @@ from qdo.history.recorder import (
     RecordedRun,
     Recorder,
 )
+from qdo.system.files import sqlite_path
 from qdo.system.native import inbox, start_thread
 from qdo.system.sqlite import ReplacedFileCheck
 from qdo.text import describe, hide_credentials, printable
@@ -212,7 +213,7 @@ class HistoryWriter:
         self._reported_drops = 0
         self._delete_at = 0.0
         self._connection: Connection | None = None
-        self._path = url.removeprefix("sqlite:") if url.startswith("sqlite:") else None
+        self._path = sqlite_path(url)
         self._file: ReplacedFileCheck | None = None
         self._orders = inbox()
         self._ended = False

@@ -26,6 +26,7 @@ from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.verdicts import QueueHealth
 from qdo.ops.worker_status import lost_workers
 from qdo.queues import QueueFilter, why_untaken
+from qdo.system.files import sqlite_path
 from qdo.system.native import run_parallel
 from qdo.system.processes import RESERVE
 from qdo.text import describe, join_some, pluralize, short_duration
@@ -328,9 +329,7 @@ def open_files(case: Case) -> Diagnosis:
 def disk(case: Case) -> Diagnosis:
     """Look at the free space of the files of this machine."""
     urls = (case.coordinator_url, case.broker_url)
-    paths = [
-        url.removeprefix("sqlite:").partition("?")[0] for url in urls if url.startswith("sqlite:")
-    ]
+    paths = [path.partition("?")[0] for path in map(sqlite_path, urls) if path is not None]
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
     found = [(shutil.disk_usage(each).free, each) for each in folders if os.path.isdir(each)]
     if not found:

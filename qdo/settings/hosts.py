@@ -15,7 +15,7 @@ from typing import Any
 from qdo._version import FORMAT_LEVEL, __version__
 from qdo.fleet.names import writer
 from qdo.settings.settings import Settings
-from qdo.system.files import rights_problems, share_database
+from qdo.system.files import rights_problems, share_database, sqlite_path
 from qdo.system.sqlite import translated
 
 HIDDEN_HOST = "hidden"
@@ -69,8 +69,8 @@ def file_warnings(settings: Settings) -> Iterator[str]:
 
 def _paths(settings: Settings) -> Iterator[str]:
     for address in (settings.broker, settings.coordinator.partition("?chroot=")[0]):
-        path = address.removeprefix("sqlite:")
-        if path != address:
+        path = sqlite_path(address)
+        if path is not None:
             yield path
 
 

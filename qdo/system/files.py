@@ -21,6 +21,12 @@ from dataclasses import dataclass
 
 from qdo.errors import SettingsError
 
+
+def sqlite_path(url: str) -> str | None:
+    """Return the path in an address ``sqlite:PATH``, None for any other address."""
+    return url.removeprefix("sqlite:") if url.startswith("sqlite:") else None
+
+
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Nonblocking: opening a FIFO in place of a file would wait for its other end."""
 

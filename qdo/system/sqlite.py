@@ -20,6 +20,7 @@ from qdo.errors import (
     NotAQdoDatabaseError,
 )
 from qdo.system import files
+from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -187,7 +188,7 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
 
 def sqlite_address_error(url: str) -> str | None:
     """Return why a ``sqlite:PATH`` is invalid, None if it is valid."""
-    path = url.removeprefix("sqlite:")
+    path = sqlite_path(url) or ""
     shown = hide_credentials(url)
     if not path or path.endswith("/"):
         return f"it must name a file as sqlite:PATH, got {shown!r}"
@@ -200,8 +201,8 @@ def sqlite_address_error(url: str) -> str | None:
 
 def absolute(url: str) -> str:
     """Return an address with its file's absolute path, for the log."""
-    path = url.removeprefix("sqlite:")
-    return url if path == url else f"sqlite:{os.path.abspath(path)}"
+    path = sqlite_path(url)
+    return url if path is None else f"sqlite:{os.path.abspath(path)}"
 
 
 @contextlib.contextmanager

@@ -241,6 +241,12 @@ def test_imports_point_to_lower_layers() -> None:
     ] == []
 
 
+def test_one_function_reads_the_path_of_an_sqlite_address() -> None:
+    """Options of such an address then have one place."""
+    found = [path for path in files() if 'removeprefix("sqlite:")' in (QDO / path).read_text()]
+    assert found == ["system/files.py"]
+
+
 def test_imports_form_no_circle() -> None:
     """Within one part as well: each file can be understood after those it imports."""
     assert circles(arrows()) == []

@@ -31,6 +31,7 @@ from qdo.sending.messages import (
     encrypted,
 )
 from qdo.settings.settings import Settings
+from qdo.system.files import sqlite_path
 from qdo.text import join_some, pluralize, printable
 
 BATCH_MESSAGES = 1000
@@ -381,7 +382,7 @@ def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
 @contextmanager
 def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterator[Broker]:
     hint = code_hint(settings, "broker")
-    path = settings.broker.removeprefix("sqlite:")
+    path = sqlite_path(settings.broker) or settings.broker
     is_new = bool(hint) and not os.path.exists(path)
     with open_broker_with_doorbell(settings, app) as broker:
         check_terms(broker.capabilities, options, settings.broker)
