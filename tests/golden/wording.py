@@ -62,10 +62,13 @@ def _sentences(tree: ast.Module) -> Iterator[str]:
             if text and isinstance(node.func, ast.Attribute):
                 yield f"log {node.func.attr}: {' '.join(text.split())}"
         elif isinstance(node, ast.Call):
-            for each in node.keywords:
-                text = _text(each.value) if each.arg in _ARGUMENTS else None
+            found = [(each.arg, each.value) for each in node.keywords if each.arg in _ARGUMENTS]
+            if ast.unparse(node.func).endswith("_fault"):
+                found += [("reason", each) for each in node.args[:1]]
+            for name, value in found:
+                text = _text(value)
                 if text and " " in text:
-                    yield f"{each.arg}: {' '.join(text.split())}"
+                    yield f"{name}: {' '.join(text.split())}"
 
 
 def collect(root: Path = ROOT) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import gevent
@@ -261,19 +261,12 @@ class Counters:
 
     def dump(self) -> dict[str, int]:
         """Return the counts as the component node shows them."""
+        own = ("attempts", "unsuccessful", "sessions_lost")
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             "processed": self.processed,
             "failed": self.unsuccessful - self.skipped,
-            "retried": self.retried,
-            "dead_lettered": self.dead_lettered,
-            "skipped": self.skipped,
-            "blocked": self.blocked,
-            "stopped": self.stopped,
-            "expired": self.expired,
-            "claimed": self.claimed,
-            "released": self.released,
-            "lost": self.lost,
-            "undone": self.undone,
+            **{name: count for name, count in shown.items() if name not in own},
         }
 
 

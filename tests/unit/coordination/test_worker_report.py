@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_report import LostWorker, WorkerReport
+from tests.support.doc_pages import DOCS
 
 LOST = LostWorker("worker-0000000001", "host a", 2, 3.5)
 FULL = WorkerReport(
@@ -27,6 +29,11 @@ FULL = WorkerReport(
 def test_a_report_is_read_as_it_was_written() -> None:
     assert WorkerReport.parse(encode(FULL.dump())) == FULL
     assert WorkerReport.parse(None) == WorkerReport()
+
+
+def test_every_fact_is_in_the_documentation() -> None:
+    page = (DOCS / "znodes.rst").read_text(encoding="utf-8")
+    assert [each.name for each in fields(WorkerReport) if f"`{each.name}`" not in page] == []
 
 
 def test_a_fact_that_is_not_reported_is_not_written() -> None:
