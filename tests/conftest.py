@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
-from tests.support.levels import CHECK, REST, SELECTED, TEST, left_out, levels
+from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
 from tests.support.marks import MARKS, add_marks, longest_first
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
@@ -106,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_chosen = not chosen or known[item] in SELECTED[chosen]
         (kept if is_chosen and not _is_skipped_step(item, stride) else others).append(item)
     if chosen == TEST and hasattr(config, "workeroutput"):
-        config.workeroutput["left_out"] = dict(left_out(known))
+        config.workeroutput["left_out"] = dict(Counter(reasons(items).values()))
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = kept

@@ -2,7 +2,8 @@
 
 Each item has one level. `make test` includes those of `make check`; the two others together are
 all items. Items that run once on each coordinator are divided: `make test` plays one of the
-two, chosen by the name, and `make test-rest` the other.
+two, chosen by the name, and `make test-rest` the other. So are the many combinations of a few
+files.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ LONG = {
     "tests/live_aws/": "AWS itself, on request",
 }
 """Files whose items only `make test-rest` runs, with the reason. The mark `long` names others."""
+SHARES = {
+    "tests/faults/test_decisions.py": 3,
+    "tests/faults/test_fault_points.py": 4,
+    "tests/faults/test_killed_processes.py": 3,
+    "tests/integration/cli/messages/test_decisions.py": 3,
+}
+"""Files of which `make test` plays every n-th combination of parameters."""
 TWINS = {
     "embedded": "zookeeper",
     "embedded_url": "zookeeper_url",
@@ -55,16 +63,23 @@ def twin(nodeid: str) -> tuple[str, str] | None:
     return None
 
 
+def reasons(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
+    """Return why only `make test-rest` runs an item, for each such item."""
+    found = {item: reason for item in items if (reason := long_reason(item)) is not None}
+    others = other_coordinators([item.nodeid for item in items])
+    found |= dict.fromkeys((each for each in items if each.nodeid in others), "other coordinator")
+    others = other_combinations(each.nodeid for each in items if each not in found)
+    found |= dict.fromkeys((each for each in items if each.nodeid in others), "other combinations")
+    return found
+
+
 def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     """Return the level of each item of a whole run, or of a part of it."""
+    rest = reasons(items)
     found = {}
-    left_out = other_coordinators([item.nodeid for item in items])
     for item in items:
-        if long_reason(item) is not None or item.nodeid in left_out:
-            found[item] = REST
-        else:
-            costly = any(mark.name in COSTLY for mark in item.iter_markers())
-            found[item] = TEST if costly else CHECK
+        costly = any(mark.name in COSTLY for mark in item.iter_markers())
+        found[item] = REST if item in rest else TEST if costly else CHECK
     return found
 
 
@@ -82,7 +97,19 @@ def other_coordinators(nodeids: Iterable[str]) -> set[str]:
     }
 
 
-def left_out(items: dict[pytest.Item, str]) -> Counter[str]:
-    """Count the items that `make test` leaves out, by reason."""
-    rest = [item for item, level in items.items() if level == REST]
-    return Counter(long_reason(item) or "the other coordinator" for item in rest)
+def other_combinations(nodeids: Iterable[str]) -> set[str]:
+    """Return the items of `SHARES` that `make test` leaves out.
+
+    Each function keeps a diagonal of its combinations: of a parameter with n values, all of them.
+    """
+    found = set()
+    positions: Counter[str] = Counter()
+    for nodeid in nodeids:
+        share = SHARES.get(nodeid.partition("::")[0], 1)
+        name, bracket, _ = nodeid.partition("[")
+        if bracket:
+            line, column = divmod(positions[name], share)
+            positions[name] += 1
+            if (line + column) % share:
+                found.add(nodeid)
+    return found

@@ -7,7 +7,15 @@ from collections import Counter
 import pytest
 
 from tests.conftest import LEVELS
-from tests.support.levels import LONG, REST, long_reason, other_coordinators, twin
+from tests.support.levels import (
+    LONG,
+    REST,
+    SHARES,
+    long_reason,
+    other_combinations,
+    other_coordinators,
+    twin,
+)
 from tests.support.paths import ROOT
 
 
@@ -65,3 +73,19 @@ def test_items_without_a_twin_stay() -> None:
     assert other_coordinators(["a.py::t[embedded]", "b.py::t[zookeeper]"]) == set()
     contract = [f"tests/contract/a.py::t[{each}]" for each in ("embedded", "zookeeper")]
     assert other_coordinators(contract) == set()
+
+
+def test_combinations_are_shared_out() -> None:
+    """Functions are divided one by one, and keep each value of a parameter with n values."""
+    for file, share in SHARES.items():
+        assert (ROOT / file).exists()
+        values = {*map(str, range(share))}
+        items = [f"{file}::{name}[{x}-{y}]" for name in "ab" for x in values for y in values]
+        kept = {*items} - other_combinations([f"{file}::plain", *items])
+        for name in "ab":
+            found = [
+                each[:-1].partition("[")[2].split("-") for each in kept if f"::{name}[" in each
+            ]
+            assert len(found) == share
+            assert {x for x, _ in found} == {y for _, y in found} == values
+    assert other_combinations(["a.py::t[p]", "a.py::t[q]"]) == set()
