@@ -50,10 +50,11 @@ def test_the_job_of_a_reclaimed_message_ends_before_it_reruns(
     sqs_stage.make(queue)
     sqs_stage.job(options, LOOP if executor == "asyncio" else "")
     sqs_stage.send(queue, {"n": 0, "gate": "rejected"}, {"n": 1}, {"n": 2}, key="a")
+    worker = sqs_stage.start()
+    sqs_stage.until(lambda: sqs_stage.said("begin") != [], "the job has begun")
     sqs_stage.fail_entries(
         "ChangeMessageVisibilityBatch", queue, code="ReceiptHandleIsInvalid", sender_fault=True
     )
-    worker = sqs_stage.start()
     worker.wait_for_line("SQS rejected ChangeMessageVisibilityBatch")
     sqs_stage.open("rejected")
     sqs_stage.wait(1, n=2)
