@@ -1,5 +1,5 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
-# make check  what to run while you work, in a minute: lint, types, and tests without servers
+# make check  what to run while you work, in a minute: lint, types, and tests of single parts
 # make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
 # make test-rest   what `make test` leaves out, with real processes only; takes as long
 # make smoke  an installed qdo on every supported Python that this machine has
@@ -44,7 +44,7 @@ check: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/dmypy run
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(or $(FILES),$(QUICK))
+	$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(or $(FILES),$(QUICK))
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST := $(REQUIRED) $(BIN)/python -m pytest

@@ -47,6 +47,7 @@ _running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 
 # How long an example takes depends on the other processes of the machine, not on qdo.
 hypothesis.settings.register_profile("qdo", deadline=None)
+hypothesis.settings.register_profile(CHECK, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("qdo")
 
 
@@ -171,6 +172,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.pluginmanager.register(LeftOut())
     choice.exec_all = config.getoption("--exec")
+    if config.getoption("--level") == CHECK:
+        hypothesis.settings.load_profile(CHECK)
     if os.environ.get(clients.REAL) != "1":
         clients.stand_in(os.environ)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

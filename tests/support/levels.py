@@ -19,6 +19,8 @@ CHECK, TEST, REST = "check", "test", "rest"
 SELECTED = {CHECK: {CHECK}, TEST: {CHECK, TEST}, REST: {REST}}
 COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
 """Marks of items that `make check` leaves out."""
+TOGETHER = "tests/integration/"
+"""Tests of several parts: `make check` leaves them out, too."""
 LONG = {
     "tests/acceptance/": "whole fleets",
     "tests/contract/coordinator/test_kazoo_recipes.py": "kazoo's own tests",
@@ -78,8 +80,9 @@ def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     rest = reasons(items)
     found = {}
     for item in items:
-        costly = any(mark.name in COSTLY for mark in item.iter_markers())
-        found[item] = REST if item in rest else TEST if costly else CHECK
+        marks = {mark.name for mark in item.iter_markers()}
+        is_costly = not COSTLY.isdisjoint(marks) or item.nodeid.startswith(TOGETHER)
+        found[item] = REST if item in rest else TEST if is_costly else CHECK
     return found
 
 

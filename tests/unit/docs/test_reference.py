@@ -20,6 +20,7 @@ from qdo.settings.settings import declarations
 from tests.golden.wording import collect
 from tests.support.doc_pages import DOCS
 
+pytestmark = pytest.mark.slow
 KAZOO = ("AUTH_FAILED closing: %s", "Connection dropped: %s", "Session has expired")
 """They go to kazoo's logger, whose lines are shown at the level debug only."""
 SETTINGS = {"extensions": ["docs.reference"], "default_role": "literal", "smartquotes": False}

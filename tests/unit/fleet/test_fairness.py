@@ -212,6 +212,7 @@ def test_every_process_gets_a_permit_in_time(most: int, seed: int) -> None:
     assert longest_wait(most, seed) <= bound(most)
 
 
+@pytest.mark.slow
 def test_permits_are_in_use_most_of_the_time() -> None:
     """Handing on costs a few requests for each turn."""
     for most in (1, 2, 5):

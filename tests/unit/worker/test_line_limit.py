@@ -73,6 +73,7 @@ def test_further_lines_of_a_second_are_counted(
     assert arguments(caplog)[1:] == [("a", 7)]
 
 
+@pytest.mark.slow
 def test_quiet_queues_are_forgotten(now: list[float], caplog: pytest.LogCaptureFixture) -> None:
     """A worker may have many thousands."""
     log = logging.getLogger(NAME)
