@@ -145,8 +145,8 @@ def queue_statuses(
     positions are unknown, without `broker` messages are. So is what the account may not read: see
     `Statuses.unread`.
 
-    :param budget: maximum number of backlogs to request from the broker, those of the queues
-        that most probably need attention first; None: the broker's own limit.
+    :param budget: how many backlogs to request from the broker at most, beginning with the queues
+        that are likely to need attention; None: the broker's own limit.
     :param fault: why there is no broker although messages were sent.
     :raises UnreachableError: the broker cannot be read.
     """

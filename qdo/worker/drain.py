@@ -46,7 +46,7 @@ class Drain:
         """Finish and release; return whether all messages are finished and recorded.
 
         :param member: None without a registration: then only jobs of lost queues may be running.
-        :param session_lost: whether there is no registration because the session was lost.
+        :param session_lost: whether the end of the session took the registration away.
         """
         self._session_lost = session_lost
         _log.info(

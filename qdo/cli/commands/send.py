@@ -202,7 +202,7 @@ def chunks_of_lines(
     :param longest: a line that has more bytes is yielded in parts, so that it can be refused
         before it takes all memory.
     """
-    begun: list[bytes] = []  # parts of a line whose end was not read yet
+    begun: list[bytes] = []  # the parts of a line that was read so far
     size = 0
     while data := stream.read1(CHUNK_BYTES):
         *whole, rest = data.split(b"\n")

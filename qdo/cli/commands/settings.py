@@ -468,7 +468,7 @@ def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
 
     def edit(found: SettingsNode) -> str:
         if found.number != node.number:
-            who = "somebody" if found.current is None else found.current.who
+            who = "another operator" if found.current is None else found.current.who
             raise LiveSettingsReplacedError(who=who)
         return text
 

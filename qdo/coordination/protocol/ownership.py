@@ -149,7 +149,7 @@ class Ownership(Machine):
         return complete and states <= {QueueState.OWNED, QueueState.UNUSABLE}
 
     def empty(self) -> bool:
-        """Return whether nothing is owned or being released any more."""
+        """Return whether no queue is owned or being released."""
         listed = not self._own_node.free or self._own_node.listed
         return self.ended or not (listed or self.unreleased())
 
