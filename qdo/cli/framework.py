@@ -105,7 +105,7 @@ def _invoke(
         return UsageError.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else program
-        message = error.format_message().rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         raise UsageError(reason=f"{message}; see `{path} --help`") from error
 
 

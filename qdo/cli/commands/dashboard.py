@@ -17,7 +17,7 @@ from qdo.errors import UsageError
 from qdo.ops.verdicts import VerdictRules
 from qdo.settings.settings import Settings
 from qdo.system.logs import configure
-from qdo.text import how_to_install
+from qdo.text import describe, how_to_install
 
 if TYPE_CHECKING:
     from qdo.system.web_server import WsgiApp
@@ -111,12 +111,19 @@ def _serve(app: WsgiApp, address: tuple[str, int], tls: dict[str, str]) -> None:
     stopped: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.put(number))
-    server = WebServer(app, address, tls=tls)
-    host, port = server.address
-    shown = f"[{host}]" if ":" in host else host
-    print_message(f"dashboard: {'https' if tls else 'http'}://{shown}:{port}/")
+    try:
+        server = WebServer(app, address, tls=tls)
+    except OSError as error:
+        reason = f"--listen must be a free address of this machine, got {_shown(*address)}"
+        raise UsageError(reason=f"{reason}: {describe(error)}") from error
+    shown = _shown(*server.address)
+    print_message(f"dashboard: {'https' if tls else 'http'}://{shown}/")
     stopped.get()
     server.close()
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address(listen: str) -> tuple[str, int]:

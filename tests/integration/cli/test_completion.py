@@ -53,6 +53,8 @@ def test_bash_completes(tmp_path: Path, words: str, offered: set[str]) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(tmp_path: Path, shell: str) -> None:
+    missing = command(*QDO, "admin", "completion", cwd=tmp_path)
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
     ended = command(*QDO, "admin", "completion", shell, cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     assert "_QDO_COMPLETE" in ended.out

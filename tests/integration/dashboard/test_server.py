@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import signal
+import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_tokens_come_from_closed_files(local_shop: FilledShop, tmp_path: Path) -
         ended = command(*QDO, "dashboard", "--app", "shop", *options, cwd=tmp_path)
         assert ended.code == 2, (options, ended)
         assert VIEWER not in ended.err
+
+
+def test_an_address_in_use_is_a_usage_error(local_shop: FilledShop, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        listen = ("dashboard", "--app", "shop", "--listen", address)
+        ended = command(*QDO, *listen, cwd=tmp_path)
+    assert ended.code == 2
+    assert address in ended.err
 
 
 def test_a_token_of_a_file_lets_in(
