@@ -138,9 +138,16 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in self._table and not name.startswith("-"):
-            hint = did_you_mean(name, self._table)
+            hint = self._hint(ctx, name)
             raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _hint(self, ctx: click.Context, name: str) -> str:
+        for group in ("admin",):
+            found = self.get_command(ctx, group)
+            if isinstance(found, click.Group) and name in found.list_commands(ctx):
+                return f" (did you mean '{group} {name}'?)"
+        return did_you_mean(name, self._table)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self._table))

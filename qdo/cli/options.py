@@ -41,7 +41,7 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     Settings that only name the app, or none, come back as they are, with None for the app.
     Whatever its module prints goes to stderr, because stdout is for the data of the command.
 
-    :raises AppImportError: the app cannot be imported.
+    :raises UsageError: the app cannot be imported.
     """
     if not settings.target:
         return None, settings

@@ -1,7 +1,8 @@
 """Read a history: totals and owners of queues, and single attempts.
 
-Every function raises the errors of `queue_reports`. `since` is a Unix time: the whole minute that
-contains it counts, and claims that ended before are left out. `limit` is the most rows returned.
+Every function raises the errors of `queue_reports`. `since` is a Unix time: totals count the
+whole minute that contains it, and claims that ended before are left out. `limit` is the most rows
+returned.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from email.errors import FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect
 from http.client import HTTPException
 from typing import Any
 
@@ -141,6 +142,10 @@ def _respond(app: WsgiApp, environ: dict[str, Any]) -> _Response:
     return _Response(status, body, headers)
 
 
+_UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect)
+"""Defects after which Python reads no further header: another server may read more of them."""
+
+
 class _RefusedError(Exception):
     """A request that is refused, with a status of HTTP."""
 
@@ -264,7 +269,9 @@ class _Handler(WSGIHandler):
 
     def _length(self) -> int:
         """Return how many bytes the client says that it sends."""
-        if self.headers.get("Transfer-Encoding"):
+        if any(isinstance(each, _UNREAD) for each in self.headers.defects):
+            raise _RefusedError("400 Bad Request", "each header must have a name and a colon")
+        if "Transfer-Encoding" in self.headers:  # also an empty one before another
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         text, *more = self.headers.get_all("Content-Length", ["0"])
         if more or not text.isascii() or not text.isdecimal():
@@ -293,4 +300,5 @@ class _Handler(WSGIHandler):
 
     def _note(self, error: BaseException) -> None:
         client = self.client_address[0]
-        _log.info("closing the HTTP connection of %s: %s", client, printable(describe(error)))
+        # Any client can cause this a thousand times a second.
+        _log.debug("closing the HTTP connection of %s: %s", client, printable(describe(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import stat
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -101,8 +102,18 @@ def dashboard(
         https=https or tls_cert is not None,
         rules=rules,
     )
-    tls = {} if tls_cert is None else {"certfile": tls_cert, "keyfile": tls_key or ""}
-    _serve(app, address, tls)
+    _serve(app, address, {} if tls_cert is None else _tls(tls_cert, tls_key or ""))
+
+
+def _tls(cert: str, key: str) -> dict[str, str]:
+    """Return the options of a server with TLS; raise UsageError if it cannot use the files."""
+    try:
+        # The password is empty, not a secret: without it OpenSSL would ask at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")  # nosec B106
+    except OSError as error:
+        reason = "--tls-cert and --tls-key must be a certificate and its key, without a password"
+        raise UsageError(reason=f"{reason}, got {cert} and {key}: {describe(error)}") from error
+    return {"certfile": cert, "keyfile": key}
 
 
 def _serve(app: WsgiApp, address: tuple[str, int], tls: dict[str, str]) -> None:

@@ -139,7 +139,7 @@ def _changes_since(before: str | None, text: str) -> str | None:
 
 @contextmanager
 def kept_on_failure(text: str, command: str) -> Iterator[None]:
-    """If the block fails, write a text to a new file, for a repetition of `command` with it."""
+    """If the block fails or is interrupted, write a text to a new file, for another `command`."""
     try:
         yield
     except BaseException:

@@ -34,7 +34,7 @@ class Durations:
 
     The messages of a batch end together, so a batch counts as one message.
 
-    :ivar usual_seconds: the longest duration of recent messages.
+    :ivar usual_seconds: a bounded estimate of the longest recent duration, which fades.
     """
 
     __slots__ = ("_missing", "usual_seconds")

@@ -475,6 +475,7 @@ def test_unknown_command(cli: Run) -> None:
     assert ended.err == (
         "qdo: there is no command 'queus' (did you mean 'queues'?); see `qdo --help`\n"
     )
+    assert "'admin tree'" in cli("tree").err
     assert cli("xyzzy").err == "qdo: there is no command 'xyzzy'; see `qdo --help`\n"
 
 

@@ -16,6 +16,8 @@ from tests.support.processes import wait_until
 from tests.support.security.certificates import Authority
 
 POST = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+INNER = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HIDDEN = b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n%s" % (len(INNER), INNER)
 LENGTHS = (b"-5", b"+5", b"5 5", b"5, 5", b"0x5", b"1e3", b"\xb2", b"five", b"9" * 30, b"1" * 5000)
 
 
@@ -43,6 +45,8 @@ def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -
     [
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx",
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding:\r\n" + HIDDEN,
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nno colon\r\n" + HIDDEN,
         *(POST + each + b"\r\n\r\n12345" for each in LENGTHS),
         POST + b"99999999\r\nUpgrade: websocket\r\n\r\nx",
         b"GET / HTTP/1\r\nHost: localhost\r\n\r\n",
@@ -62,6 +66,7 @@ def test_rude_requests_are_refused(
     server = served(stack, local_shop)
     answer = server.send(request_)
     assert not answer or answer.split(b" ")[1][:1] in (b"3", b"4")
+    assert answer.count(b"HTTP/1.1 ") <= 1, "a hidden request was answered"
     assert b"root:" not in answer
     assert b"Location: //" not in answer
     assert "Traceback" not in server.proc.output

@@ -55,6 +55,7 @@ def test_tokens_come_from_closed_files(local_shop: FilledShop, tmp_path: Path) -
     wrong: list[tuple[str, ...]] = [("--token-file", str(path)), ("--listen", "0.0.0.0:0")]
     wrong += [("--token-file", str(tmp_path / "none")), ("--listen", "x"), ("--tls-cert", "x")]
     wrong += [("--allow-actions",), ("--listen", "[::]:99999")]
+    wrong += [("--tls-cert", str(path), "--tls-key", str(path))]
     wrong += [("--listen", f"127.0.0.1:{'7' * 5000}")]
     path.chmod(0o644)
     for options in wrong:
