@@ -17,7 +17,10 @@ from tests.support.security.certificates import Authority
 
 POST = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
 INNER = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
-HIDDEN = b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n%s" % (len(INNER), INNER)
+HIDDEN = b"Content-Length: %d\r\n\r\n%s" % (len(INNER), INNER)
+"""The second request is in the body of the first, for a server that reads this header."""
+CHUNKED = b"Content-Length: 4\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(INNER), INNER)
+"""The same, for a server that reads Transfer-Encoding."""
 LENGTHS = (b"-5", b"+5", b"5 5", b"5, 5", b"0x5", b"1e3", b"\xb2", b"five", b"9" * 30, b"1" * 5000)
 
 
@@ -45,7 +48,8 @@ def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -
     [
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx",
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
-        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding:\r\n" + HIDDEN,
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding:\r\n"
+        b"Transfer-Encoding: chunked\r\n" + CHUNKED,
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nno colon\r\n" + HIDDEN,
         *(POST + each + b"\r\n\r\n12345" for each in LENGTHS),
         POST + b"99999999\r\nUpgrade: websocket\r\n\r\nx",
