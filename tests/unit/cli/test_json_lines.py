@@ -163,6 +163,13 @@ def test_one_queue_for_all_needs_no_object() -> None:
     assert form.outgoing(b'"text"') == Outgoing("all", b'"text"')
 
 
+def test_the_largest_body_is_taken() -> None:
+    form = LineFormat(queue="all", queue_field=None, key_field=None, max_bytes=100)
+    assert len(form.outgoing(b'"%s"' % (b"x" * 98)).body) == 100
+    with pytest.raises(LineProblem):
+        form.outgoing(b'"%s"' % (b"x" * 99))
+
+
 def test_an_endless_line_is_refused_before_it_is_read() -> None:
     """It would take all memory: 800 MB once took 2.4 GB."""
     stream = io.BufferedReader(Pieces([b"x" * 8000] * 100))
