@@ -262,7 +262,11 @@ def test_a_worker_outlives_its_coordinator(fleet: ProcessFleet, zookeeper_server
 def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: ProcessFleet) -> None:
     """After its session: in order, at least once, and no queue is left behind."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
-    killed, other = fleet.start(burst=True), fleet.start(burst=True)
+    killed = fleet.start(job="jobs:gated", burst=True)
+    wait_until(lambda: fleet.assigned() == [20], "the first worker has all queues")
+    other = fleet.start(job="jobs:gated", burst=True)
+    wait_until(lambda: fleet.assigned() == [10, 10], "each has half of them")
+    (fleet.folder / "open").touch()
     pid = str(killed.process.pid)
     wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
     killed.process.kill()
