@@ -88,7 +88,7 @@ setup(
     python_requires=">=3.10",
     # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
     # installed as qdo.programs, to which the link qdo/programs points. An editable installation has
-    # a hook for imports for the same reason: a plain path would cost each start of Python 13 ms less,
+    # a hook for imports for the same reason: a plain path would save each start of Python 13 ms,
     # and put `workers`, `tests` and `docs` of this folder before those of an app.
     packages=find_packages(include=["qdo", "qdo.*"]),
     package_data={

@@ -263,9 +263,9 @@ def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: ProcessFleet) -> N
     """After its session: in order, at least once, and no queue is left behind."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
     killed = fleet.start(job="jobs:gated", burst=True)
-    wait_until(lambda: fleet.assigned() == [20], "the first worker has all queues")
+    wait_until(lambda: fleet.assigned() == [20], "one has all queues", DEADLINE_SECONDS)
     other = fleet.start(job="jobs:gated", burst=True)
-    wait_until(lambda: fleet.assigned() == [10, 10], "each has half of them")
+    wait_until(lambda: fleet.assigned() == [10, 10], "each has half", DEADLINE_SECONDS)
     (fleet.folder / "open").touch()
     pid = str(killed.process.pid)
     wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
