@@ -160,8 +160,6 @@ class Proc:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        if self._process.stdout is not None and not self._reader.is_alive():
-            self._process.stdout.close()
 
     def __enter__(self) -> Proc:
         return self
@@ -182,10 +180,11 @@ class Proc:
     def _read(self) -> None:
         if self._process.stdout is None:
             return
-        for line in self._process.stdout:
-            with self._news:
-                self._lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+        with self._process.stdout as lines:  # open until the last process that has it has ended
+            for line in lines:
+                with self._news:
+                    self._lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
 
 
 @contextlib.contextmanager

@@ -111,8 +111,10 @@ def log_in(browser: Browser, address: str) -> None:
     wait_until(lambda: browser.heading() == "Queues", "the page that was asked for is shown")
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_shown_without_complaint(
-    browser: Browser, served: str, local_shop: FilledShop
+    browser: Browser, served: str, local_shop: FilledShop, width: int, scheme: str
 ) -> None:
     """No error on the console, nothing refused by the policy, nothing wider than the window."""
     browser.look(WIDTHS[-1])
@@ -120,16 +122,14 @@ def test_every_page_is_shown_without_complaint(
     browser.driver.get(f"{served}/events")
     change(local_shop)
     wait_until(lambda: "the warehouse moves" in browser.text(), "the changes are shown", 30)
+    browser.look(width, scheme)
     for name, path in PAGES.items():
-        for width in WIDTHS:
-            for scheme in SCHEMES:
-                browser.look(width, scheme)
-                browser.driver.get(served + path)
-                browser.picture(PICTURES / f"{name}-{width}-{scheme}.png")
-                assert browser.complaints() == [], path
-                assert browser.overflow() == 0, (path, width)
-                assert browser.heading(), path
-                assert browser.unnamed() == [], path
+        browser.driver.get(served + path)
+        browser.picture(PICTURES / f"{name}-{width}-{scheme}.png")
+        assert browser.complaints() == [], path
+        assert browser.overflow() == 0, path
+        assert browser.heading(), path
+        assert browser.unnamed() == [], path
 
 
 def test_an_operator_asks_a_worker(browser: Browser, served: str, local_shop: FilledShop) -> None:

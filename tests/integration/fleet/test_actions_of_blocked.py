@@ -28,7 +28,7 @@ def compute_until_released():
     while not os.path.exists("go"):
         pass
 
-@app.job(policy=policy)
+@app.job(policy=policy, timeout_seconds=120)  # until then the parent lets it block
 def job(message, context):
     open("started", "w").close()
     if message.body == "compute":
