@@ -143,10 +143,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _hint(self, ctx: click.Context, name: str) -> str:
-        for group in ("admin",):
-            found = self.get_command(ctx, group)
-            if isinstance(found, click.Group) and name in found.list_commands(ctx):
-                return f" (did you mean '{group} {name}'?)"
+        admin = self.get_command(ctx, "admin")
+        if isinstance(admin, click.Group) and name in admin.list_commands(ctx):
+            return f" (did you mean 'admin {name}'?)"
         return did_you_mean(name, self._table)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

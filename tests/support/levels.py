@@ -19,7 +19,7 @@ CHECK, TEST, REST = "check", "test", "rest"
 SELECTED = {CHECK: {CHECK}, TEST: {CHECK, TEST}, REST: {REST}}
 COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
 """Marks of items that `make check` leaves out."""
-TOGETHER = "tests/integration/"
+SEVERAL_PARTS = "tests/integration/"
 """Tests of several parts: `make check` leaves them out, too."""
 LONG = {
     "tests/acceptance/": "whole fleets",
@@ -81,7 +81,7 @@ def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     found = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        is_costly = not COSTLY.isdisjoint(marks) or item.nodeid.startswith(TOGETHER)
+        is_costly = not COSTLY.isdisjoint(marks) or item.nodeid.startswith(SEVERAL_PARTS)
         found[item] = REST if item in rest else TEST if is_costly else CHECK
     return found
 
