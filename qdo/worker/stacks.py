@@ -31,6 +31,7 @@ so it is sent only to workers that have registered: they have their handler befo
 PATIENCE_SECONDS = 1.0
 """How long a process may take to write its stacks."""
 _LOOK_SECONDS = 0.005
+_MASKS = re.compile(rb"^(?:ShdPnd|SigBlk):\s*([0-9a-f]+)$", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 
 
@@ -48,18 +49,18 @@ class StackDumps:
         self._using = threading.Lock()
 
     def take(self, pid: int) -> str:
-        """Return the stacks of all threads of the child; "" if it does not write them in time."""
+        """Return the stacks of all threads of the child, as far as it writes them in time."""
         with self._taking:
-            deadline, before = clock() + PATIENCE_SECONDS, 0
+            deadline, before, text = clock() + PATIENCE_SECONDS, -1, b""
             if not self._ask(pid):
                 return ""
             while clock() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 text = self._read()
-                if text and len(text) == before:  # it is complete
-                    return text.decode(errors="replace")
+                if text and len(text) == before and not _is_handling(pid):
+                    break
                 before = len(text)
-        return ""
+        return text.decode(errors="replace")
 
     def close(self) -> None:
         """Stop sending signals; called before the kernel may use the pid again."""
@@ -81,6 +82,19 @@ class StackDumps:
     def _read(self) -> bytes:
         with self._using:
             return b"" if self.fd < 0 else os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+
+
+def _is_handling(pid: int) -> bool:
+    """Return whether the signal waits for the main thread of a process, or its handler runs there.
+
+    The kernel blocks a signal during its handler. Always False without /proc.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = _MASKS.findall(file.read())
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (STACKS_SIGNAL - 1) & 1 for mask in masks)
 
 
 def functions(dump: str) -> list[list[tuple[str, str]]]:

@@ -42,6 +42,39 @@ def test_a_computing_process_writes_its_stacks() -> None:
         assert [name for _, name in stack][:2] == ["<module>", "outer"]
 
 
+SLOW_CHILD = """
+import os, signal, sys, time
+from qdo.worker.stacks import STACKS_SIGNAL
+
+def handler():
+    os.write(fd, b"one half")
+    time.sleep(0.2)
+    os.write(fd, b", the other half")
+
+fd = int(sys.argv[1])
+signal.pthread_sigmask(signal.SIG_BLOCK, [STACKS_SIGNAL])
+print("ready", flush=True)
+signal.sigwait([STACKS_SIGNAL])
+handler()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACKS_SIGNAL])
+time.sleep(60)
+"""
+
+
+def test_no_half_of_the_stacks_is_taken() -> None:
+    """A process that writes slowly may pause for longer than between two looks at its memory."""
+    dumps = StackDumps()
+    argv = [sys.executable, "-c", SLOW_CHILD, str(dumps.fd)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=[dumps.fd]) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert dumps.take(child.pid) == "one half, the other half"
+        finally:
+            child.kill()
+            dumps.close()
+
+
 def test_a_stopped_process_writes_no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "PATIENCE_SECONDS", 0.05)
     dumps = StackDumps()
