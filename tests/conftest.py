@@ -92,9 +92,11 @@ gc.disable()  # until all tests are collected: 1 s of 7 for each process of pyte
 def pytest_collection_finish() -> None:
     """Let collections of garbage pass over the half million objects that every test keeps."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by the servers they use, order them, and leave out those of other levels."""
     add_marks(items)

@@ -89,3 +89,11 @@ def test_combinations_are_shared_out() -> None:
             assert len(found) == share
             assert {x for x, _ in found} == {y for _, y in found} == values
     assert other_combinations(["a.py::t[p]", "a.py::t[q]"]) == set()
+
+
+def test_xdist_knows_the_groups(request: pytest.FixtureRequest) -> None:
+    """Otherwise each of its processes starts all servers; pytest 9.2 hid the groups from it."""
+    for item in request.session.items:
+        names = sorted({str(each.args[0]) for each in item.iter_markers("xdist_group")})
+        if names and request.config.getoption("loadgroup", False):
+            assert item.nodeid.endswith(f"@{'_'.join(names)}")
