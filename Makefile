@@ -47,7 +47,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(or $(FILES),$(QUICK))
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
-PYTEST := $(REQUIRED) $(BIN)/python -m pytest
+PYTEST = $(REQUIRED) TMPDIR=$$(bash .ci/prepare scratch) $(BIN)/python -m pytest
 WHOLE := -n 8 --dist loadgroup --no-loadscope-reorder --durations 20
 
 # Lint and documentation run beside the tests, and are shown if they fail.
