@@ -18,7 +18,7 @@ from qdo.fleet.action_machine import Action
 from qdo.fleet.audit_entries import AuditEntry, entry_name
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
-from tests.support.processes import Proc, freeze, wait_until
+from tests.support.processes import Proc, children, freeze, wait_until
 
 JOBS = """
 import logging
@@ -49,9 +49,9 @@ def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
     runs.close()
 
 
-def started(runs: AppRuns, processes: int = 1) -> Proc:
+def started(runs: AppRuns, processes: int = 1, *options: str) -> Proc:
     """Start workers, and wait until all are registered."""
-    proc = runs.start(JOBS, "--processes", str(processes))
+    proc = runs.start(JOBS, "--processes", str(processes), *options)
     wait_until(lambda: len(workers(runs)) == processes, "the workers")
     return proc
 
@@ -207,9 +207,9 @@ def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
 
 def test_frozen_workers_are_named(runs: AppRuns) -> None:
     """F-1.2: the command does not wait for them, and they do not act later."""
-    parent = started(runs)
+    parent = started(runs, 1, "--session-timeout-seconds", "30")  # its session outlives the stop
     [worker] = workers(runs)
-    [pid] = map(int, re.findall(r"started \(pid (\d+)\)", parent.output))
+    [pid] = children(parent.pid)
     freeze(pid, runs.coordinator)
     try:
         ended = action(runs, worker, "drain", "--timeout", "0.3s", "-o", "json")

@@ -126,7 +126,7 @@ def test_backlogs_have_an_eta(tmp_path: Path) -> None:
             lambda: queues(tmp_path, ENV["QDO_HISTORY"])[0]["eta_seconds"] is None,
             what="the end of the backlog",
         )
-        assert done(tmp_path) == 80
+        wait_until(lambda: done(tmp_path) == 80, what="all messages are in the history")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
 

@@ -43,12 +43,14 @@ def in_thread(message, context):
 def in_process(message, context):
     held(message)
 
-@app.job("waits", executor="thread", timeout_seconds=0.2)
+@app.job("waits", executor="thread")
 def waits(message, context):
-    if message.body == "long":
-        time.sleep(60)
     time.sleep(0.01)
     app.send("echo", message.body)
+
+@app.job("hangs", executor="thread", timeout_seconds=0.2)
+def hangs(message, context):
+    time.sleep(60)
 
 @app.job("mixed-*", executor="thread", timeout_seconds=0.3)
 def mixed(message, context):
@@ -161,7 +163,7 @@ def test_ps_tells_the_processes_of_an_app_apart(held: Held) -> None:
 
 def test_every_executor_in_a_worker_that_gevent_has_patched(held: Held) -> None:
     """Waiting, helper threads and sending work in each; so does a deadline."""
-    held.app.send_many([("waits", "long"), ("waits", "a"), ("async", "b"), ("sends", "c")])
+    held.app.send_many([("hangs", "x"), ("waits", "a"), ("async", "b"), ("sends", "c")])
     config = held.folder / "qdo.toml"
     config.write_text("attempts = 1\n")
     with held.start("-c", str(config), "--burst") as worker:
