@@ -25,7 +25,7 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_DASHBOARD_TOKEN",  # `qdo dashboard` lets in viewers who have it
         "QDO_DASHBOARD_OPERATOR_TOKEN",  # likewise operators
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
-        "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
+        "QDO_JOB_PROCESS",  # a worker process passes its settings to a job's process in it
     }
 )
 """Variables with qdo's prefix that are not settings."""

@@ -154,7 +154,7 @@ class _WorkerPositions:
         return self.id
 
 
-VARIABLE = "QDO_EXECUTOR"
+VARIABLE = "QDO_JOB_PROCESS"
 
 
 class RemoteError(Exception):

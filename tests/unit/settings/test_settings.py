@@ -12,7 +12,12 @@ import pytest
 from qdo import App
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.settings import Settings, declarations
-from qdo.settings.sources import SPECIAL_VARIABLES, is_service_variable, load
+from qdo.settings.sources import (
+    SPECIAL_PREFIXES,
+    SPECIAL_VARIABLES,
+    is_service_variable,
+    load,
+)
 from tests.support.paths import ROOT
 
 SAMPLE = ROOT / "config" / "qdo.toml"
@@ -349,3 +354,11 @@ def test_dead_letters_that_qdo_cannot_limit(broker: str, name: str) -> None:
         Settings(broker=broker, **{name: 5})
     assert caught.value.details["name"] == name
     assert Settings(**{name: 5}).values()[name] == 5
+
+
+def test_every_setting_has_a_variable_of_its_own() -> None:
+    """None is taken for another purpose, and silently ignored."""
+    for each in declarations():
+        assert each.variable not in SPECIAL_VARIABLES
+        assert not each.variable.startswith(SPECIAL_PREFIXES)
+    assert load(environ={"QDO_EXECUTOR": "thread"}).executor == "thread"
