@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     unless --debug is given. A reader of stdout that exits early, such as `head`, is not an error.
     """
     _replace_closed_streams()
+    _escape_what_a_stream_lacks()
     sys.excepthook = print_traceback
     escape_last_resort()
     state = {"debug": False}
@@ -72,6 +74,13 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
 def completion_variable(program: str) -> str:
     """Return the environment variable with which a shell asks a program for completions."""
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
+
+
+def _escape_what_a_stream_lacks() -> None:
+    """Let stdout and stderr escape characters that they cannot encode: one must not hide a list."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _replace_closed_streams() -> None:

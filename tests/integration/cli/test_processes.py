@@ -56,6 +56,20 @@ def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (1, "qdo: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("output", ["table", "csv"])
+def test_a_name_that_a_stream_cannot_encode_hides_no_other(tmp_path: Path, output: str) -> None:
+    with App("a", broker=f"sqlite:{tmp_path / 'messages.db'}") as app:
+        for queue in ("caf\u00e9", "z"):
+            position = uuid.UUID(app.send(queue, 1)).time
+            letter = DeadLetterRecord(queue, position, b"1", None, None, "no", "", 1, "", 1)
+            app.broker.dead_letters.store(letter)
+    argv = ("dead-letters", "--app", "a", "--broker", "sqlite:messages.db", "-o", output)
+    ended = command(*QDO, *argv, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert ended.code == 0, ended.err
+    assert "caf\\xe9" in ended.out
+    assert ended.out.splitlines()[-1].startswith("z")
+
+
 def test_closed_standard_streams(tmp_path: Path) -> None:
     """Started without any of them, as `<&- >&- 2>&-` does, commands do their work all the same."""
     (tmp_path / "work.py").write_text(
