@@ -346,13 +346,20 @@ def unreadable_reason(headers: str | None) -> str | None:
 _UNREADABLE = "qdo cannot read it: "
 
 
+MOST_TIME = 253402300799.0
+"""The Unix time of the last second that Python can write as a date, in the year 9999."""
+
+
 def stored_time(headers: Mapping[str, str], name: str) -> float | None:
-    """Return the Unix time in one of qdo's headers, None if it is missing or invalid."""
+    """Return the Unix time in one of qdo's headers, None if it is missing or invalid.
+
+    Other producers may write any number; those that no date has would end what formats them.
+    """
     try:
         found = float(headers[name])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    return found if 0 <= found <= MOST_TIME else None
 
 
 def with_header(text: str | None, **changed: str | None) -> str | None:
