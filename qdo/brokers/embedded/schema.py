@@ -15,6 +15,9 @@ was sent with a deduplication key.
 `number` numbers the messages of a queue. Messages are only deleted from the old end, so the
 remaining numbers have no gaps and the difference of two numbers is a count.
 
+No id is used twice (AUTOINCREMENT): a reader knows its queue by its id, and a command deletes the
+delayed messages that it has listed by their numbers.
+
 `Query` checks the type of each column that it reads. SQLite stores a value of any type in any
 column. In a damaged file a number may be a text, and the code behind the query would fail at some
 later place. So every query names the types that it expects, and another type is reported as damage,
@@ -31,40 +34,9 @@ from typing import Any
 
 from qdo.system.sqlite import DamagedRowError, Format
 
-_DELAYED = """
-    CREATE TABLE delayed (
-        number INTEGER PRIMARY KEY,
-        app TEXT NOT NULL,
-        due INTEGER NOT NULL,
-        queue INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        key TEXT,
-        headers TEXT,
-        body BLOB NOT NULL
-    );
-    CREATE INDEX delayed_by_due ON delayed (app, due, number);
-    CREATE TABLE dedup (
-        queue INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        id TEXT NOT NULL,
-        until INTEGER NOT NULL,
-        PRIMARY KEY (queue, key)
-    ) WITHOUT ROWID;
-    CREATE INDEX dedup_by_until ON dedup (until)
-"""
-"""`due` and `until` are UUIDv1 times, like the positions of messages."""
-
-MESSAGES = Format(
-    name="message",
-    application_id=0x71646F6D,  # "qdom"
-    version=2,
-    schema="""
-    CREATE TABLE file (
-        id INTEGER PRIMARY KEY CHECK (id = 1),
-        node INTEGER NOT NULL
-    );
+_QUEUES = """
     CREATE TABLE queues (
-        id INTEGER PRIMARY KEY,
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL,
         name TEXT NOT NULL,
         head INTEGER NOT NULL,
@@ -74,6 +46,54 @@ MESSAGES = Format(
         UNIQUE (app, name)
     );
     CREATE INDEX queues_by_head ON queues (head);
+"""
+_DELAYED = """
+    CREATE TABLE delayed (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        app TEXT NOT NULL,
+        due INTEGER NOT NULL,
+        queue INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        key TEXT,
+        headers TEXT,
+        body BLOB NOT NULL
+    );
+    CREATE INDEX delayed_by_due ON delayed (app, due, number);
+"""
+"""`due` is a UUIDv1 time, like the positions of messages."""
+_DEDUP = """
+    CREATE TABLE dedup (
+        queue INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        id TEXT NOT NULL,
+        until INTEGER NOT NULL,
+        PRIMARY KEY (queue, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX dedup_by_until ON dedup (until);
+"""
+"""`until` is a UUIDv1 time."""
+_NO_ID_TWICE = f"""
+    DROP INDEX queues_by_head;
+    ALTER TABLE queues RENAME TO old_queues;
+    DROP INDEX delayed_by_due;
+    ALTER TABLE delayed RENAME TO old_delayed;
+    {_QUEUES} {_DELAYED}
+    INSERT INTO queues SELECT * FROM old_queues;
+    INSERT INTO delayed SELECT * FROM old_delayed;
+    DROP TABLE old_queues;
+    DROP TABLE old_delayed
+"""  # nosec B608 # constants
+
+MESSAGES = Format(
+    name="message",
+    application_id=0x71646F6D,  # "qdom"
+    version=3,
+    schema=_QUEUES
+    + """
+    CREATE TABLE file (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        node INTEGER NOT NULL
+    );
     CREATE TABLE messages (
         queue INTEGER NOT NULL,
         position INTEGER NOT NULL,
@@ -100,9 +120,11 @@ MESSAGES = Format(
     CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
     INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
     """  # nosec B608 # constants
-    + _DELAYED,
+    + _DELAYED
+    + _DEDUP,
     upgrades={
-        1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED,
+        1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
+        2: _NO_ID_TWICE,
     },
 )
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""

@@ -268,3 +268,42 @@ def test_upgraded_and_new_files_have_the_same_tables(tmp_path: Path) -> None:
         return found
 
     assert columns("old.db") == columns("new.db")
+
+
+def test_no_number_of_a_delayed_message_is_used_twice(broker: EmbeddedBroker) -> None:
+    """An operator who discards what was listed does not hit a message that came later."""
+    later = SendOptions(due=NOW + 3600)
+    broker.send(Outgoing("q", b"1", terms=later))
+    listed = broker.delayed.numbers("q")
+    assert broker.delayed.discard("q", listed) == {*listed}
+    broker.send(Outgoing("q", b"2", terms=later))
+    assert broker.delayed.discard("q", listed) == set()
+    assert len(broker.delayed.numbers("q")) == 1
+
+
+def test_a_reader_of_a_deleted_queue_reads_no_other_one(broker: EmbeddedBroker) -> None:
+    """It knows its queue by an id, which no later queue gets."""
+    for name in ("first", "second"):
+        broker.send(Outgoing(name, b"1"))
+        reader = broker.reader(name, 0)
+        (row,) = reader.fetch(10)
+        broker.delete_queue(name, row[0])
+        broker.send(Outgoing(f"after {name}", b"2"))
+        assert list(reader.fetch(10)) == []
+
+
+def test_a_file_of_the_second_format_is_taken_over(path: str) -> None:
+    """Its queues and delayed messages keep their ids."""
+    older = MESSAGES.schema.replace(" AUTOINCREMENT", "")
+    connection = open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 2, older))
+    connection.execute("INSERT INTO queues VALUES (7, 'app', 'q', 700, 1, 1, 1)")
+    connection.execute("INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")
+    due = position_of_time(NOW)
+    connection.execute("INSERT INTO delayed VALUES (9, 'app', ?, 7, 'i', NULL, NULL, x'32')", [due])
+    connection.close()
+    broker = EmbeddedBroker(path, "app")
+    assert bodies(broker, "q") == [b"11"]
+    assert broker.delayed.numbers("q") == [9]
+    broker.send(Outgoing("other", b"3", terms=SendOptions(due=time.time() + 3600)))
+    assert broker.delayed.numbers("other") == [10]
+    broker.close()
