@@ -124,8 +124,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ticks bigint := (SELECT partition_ticks FROM {schema}.about);
     number bigint := place / ticks;
+    known regclass := to_regclass('{schema}.messages_' || number);
 BEGIN
-    IF to_regclass('{schema}.messages_' || number) IS NOT NULL THEN
+    IF known IS NOT NULL THEN
+        -- The transaction that created it may just have committed, and this one has locked
+        -- `messages` before: it would not see the new partition there. Sizing the table takes its
+        -- lock for a moment, which waits for the end of that commit and reads what it has changed.
+        PERFORM pg_relation_size(known, 'init');
         RETURN;
     END IF;
     -- ATTACH takes this lock, too. An advisory lock would not let the session see a table that was
