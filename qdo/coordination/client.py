@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import ssl
 import time
 from dataclasses import dataclass
@@ -30,10 +31,12 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     SessionClosedRequireSaslError,
+    SessionExpiredError,
 )
 from kazoo.protocol.connection import _CONNECTION_DROP, CLOSE_RESPONSE, ConnectionHandler
-from kazoo.protocol.serialization import Connect, Create, Exists, Watch
+from kazoo.protocol.serialization import Close, Connect, Create, Exists, Watch
 from kazoo.protocol.states import EVENT_TYPE_MAP, KeeperState
+from kazoo.retry import ForceRetryError
 
 from qdo.coordination.access import ANYBODY, Access, acl_rejected
 from qdo.coordination.extra_requests import TreeWatchers
@@ -47,11 +50,18 @@ from qdo.errors import (
     SettingsError,
 )
 from qdo.system.clock import clock
-from qdo.text import hide_credentials
+from qdo.text import describe, hide_credentials
 
 CONNECT_SHARE = 0.25
 """Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
-of it, so one unreachable server would cost a session that the next server would have kept."""
+of it, so one unreachable server would cost a session that the next server would have kept. After
+each round of all servers that failed, the share doubles, up to 1: all servers may be slow."""
+DOUBT_TIMEOUTS = 2.0
+"""After so many session timeouts without a connection, a session is presented only to a server that
+has just granted a new one. Its lease has been over for a timeout, and each attempt to resume it,
+answered too late, would keep it alive at the servers, and with it the ownership of queues. A server
+that grants a new session but not this one has lost it, for instance with all its data."""
+_log = logging.getLogger(__name__)
 
 
 class NetworkConnection(ConnectionHandler):
@@ -65,6 +75,8 @@ class NetworkConnection(ConnectionHandler):
     tls_fault: str | None = None
     client: Any
     _socket: Any
+    _failed_rounds = 0
+    _reason = ""
 
     def __init__(self, client: Any, retry: Any, logger: Any, sasl_options: Any) -> None:
         cast(Any, super()).__init__(client, retry, logger=logger, sasl_options=sasl_options)
@@ -80,22 +92,68 @@ class NetworkConnection(ConnectionHandler):
         found = cast(Any, super())._expand_client_hosts()
         return sorted(found, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
 
+    def _connect_loop(self, retry: Any) -> Any:
+        try:
+            return cast(Any, super())._connect_loop(retry)
+        except ForceRetryError:  # no server is left to try
+            if self._failed_rounds == 0 and self.client.lost_at is not None:
+                _log.warning(
+                    "no server of %s resumes the session: %s; trying them again, each with a longer"
+                    " limit",
+                    self.client.address.url,
+                    self._reason or "the name of no server can be resolved",
+                )
+            self._failed_rounds += 1
+            raise
+
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self.server = f"{hostip}:{port}"
         self._host = host
+        granted = False
         try:
+            if self.client.is_in_doubt():
+                self._get_session(hostip, port)
+                granted = True
             timeouts = cast(Any, super())._connect(host, hostip, port)
-        except ConnectionDropped as error:
-            if isinstance(error.__context__, ssl.SSLError):
-                self.tls_fault = _tls_reason(error.__context__)
+        except Exception as error:
+            self._reason = f"{self.server}: {describe(error)}"
+            self._explain(error)
+            if granted:
+                raise SessionExpiredError from error
             raise
-        except SessionClosedRequireSaslError as error:
+        # Do not stop sooner: the time to connect may end during the next attempt.
+        self.tls_fault = None
+        self._failed_rounds = -1  # the round ends with this connection
+        return timeouts
+
+    def _get_session(self, hostip: str, port: int) -> None:
+        """Get a new session from a server, and end it."""
+        driver, seconds = cast(Any, super()), self.connect_seconds
+        asked = Connect(0, 0, int(1000 * self.client.timeout_seconds), 0, bytes(16), False)
+        with self._socket_error_handling():
+            address = hostip, port
+            self._socket = self.handler.create_connection(address, self._host, seconds)
+            try:
+                self._socket.setblocking(0)
+                driver._invoke(seconds, asked)
+                driver._submit(Close(), seconds, 1)
+            finally:
+                self._socket.close()
+                self._socket = None
+
+    def _explain(self, error: Exception) -> None:
+        if isinstance(error, ConnectionDropped) and isinstance(error.__context__, ssl.SSLError):
+            self.tls_fault = _tls_reason(error.__context__)
+        if isinstance(error, SessionClosedRequireSaslError):
             # Servers with enforce.auth.enabled answer so to a wrong password. kazoo does not know
             # it, and its thread would end with a traceback.
             raise AuthFailedError("the servers reject the account") from error
-        # Do not stop sooner: the time to connect may end during the next attempt.
-        self.tls_fault = None
-        return timeouts
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long an attempt to connect to one server may take."""
+        share = CONNECT_SHARE * 2.0 ** min(2, max(0, self._failed_rounds))
+        return share * float(self.client.timeout_seconds)
 
     def command(self, word: bytes) -> str:
         """Send a four-letter command through a connection of its own, as kazoo does.
@@ -105,7 +163,7 @@ class NetworkConnection(ConnectionHandler):
         connection = self.handler.create_connection(
             address=self._socket.getpeername()[:2],
             hostname=self._host,
-            timeout=_connect_seconds(self.client),
+            timeout=CONNECT_SHARE * self.client.timeout_seconds,
         )
         with contextlib.closing(connection):
             connection.sendall(word)
@@ -132,7 +190,7 @@ class NetworkConnection(ConnectionHandler):
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         began = clock()
         if isinstance(request, Connect):
-            timeout = min(timeout, _connect_seconds(self.client))
+            timeout = self.connect_seconds
         answer = cast(Any, super())._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             granted = answer[0].time_out
@@ -160,7 +218,7 @@ class _TransportHandler:
         return getattr(self._handler, name)
 
     def create_connection(self, address: Any, hostname: str, timeout: float, **options: Any) -> Any:
-        limit = min(timeout, _connect_seconds(self._client))
+        limit = min(timeout, self._client._connection.connect_seconds)
         plain = self._handler.create_connection(address=address, timeout=limit)
         if self._context is None:
             return plain
@@ -183,10 +241,6 @@ def _tls_reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message).rstrip(".")
     return str(error.reason or error).replace("_", " ").lower()
-
-
-def _connect_seconds(client: Any) -> float:
-    return float(CONNECT_SHARE * client._session_timeout / 1000.0)
 
 
 _NETWORK = "zookeeper://"
@@ -243,12 +297,15 @@ class Client(KazooClient):
         time at which the present connection was requested, on `qdo.system.clock.clock`; None if
         unknown.
     :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
+    :ivar lost_at: when the connection of the session in force was lost, on
+        `qdo.system.clock.clock`; None without a session, and while it is connected.
     :ivar tree_watchers: its watches on whole trees, until the connection is lost.
     :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
     """
 
     _connection: Any
     _conn_retry: Any
+    _state: Any
     chroot: str
 
     def __init__(
@@ -268,6 +325,7 @@ class Client(KazooClient):
         self._rejected = False
         self.drop_reason = ""
         self.connected_to: str | None = None
+        self.lost_at: float | None = None
         self.tree_watchers = TreeWatchers()
         # kazoo has no types: here and below, super() is cast to Any.
         options.update(access.options())
@@ -310,9 +368,23 @@ class Client(KazooClient):
         reason, self.drop_reason = self.drop_reason, ""
         return f"{self.server} ({reason})" if reason else self.server
 
+    @property
+    def timeout_seconds(self) -> float:
+        """The session timeout, before a server has granted one the requested one."""
+        return self.negotiated_timeout_seconds or float(cast(Any, self)._session_timeout) / 1000.0
+
+    def is_in_doubt(self) -> bool:
+        """Return whether the connection was lost too long ago to just present the session."""
+        patience = DOUBT_TIMEOUTS * self.timeout_seconds
+        return self.lost_at is not None and clock() - self.lost_at > patience
+
     def _session_callback(self, state: Any) -> None:
         if state is not KeeperState.CONNECTED:
             self.tree_watchers.clear()
+        if state is not KeeperState.CONNECTING:
+            self.lost_at = None
+        elif self._state is KeeperState.CONNECTED:
+            self.lost_at = clock()
         if state is KeeperState.EXPIRED_SESSION:
             self.session_over = True
         if state is KeeperState.AUTH_FAILED:

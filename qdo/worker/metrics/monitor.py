@@ -257,6 +257,8 @@ class Monitor:
                     yield f"{slot.name} drains"
                 elif not slot.child.registered or values[catalog.REGISTERED].get(()) != [1.0]:
                     yield f"{slot.name} is not registered at the coordinator"
+                elif values[catalog.LEASE].get(()) == [0.0]:
+                    yield f"{slot.name} starts no message: the coordinator does not respond"
 
     def _collect(self) -> dict[Metric, Series]:
         with self._changing:  # the main loop may wait for it: nothing is read here

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.protocol.states import KazooState
 
-from qdo.coordination.client import connect
+from qdo.coordination.client import Client, connect
 from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
 from tests.support.fleet import MemberFleet
+from tests.support.postgresql.proxy import cutting
 from tests.support.zookeeper import Ensemble, free_ports, wait_until
 
 SESSION_SECONDS = 4.0
@@ -117,6 +120,81 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
     finally:
         silent.cont()
         fleet.close()
+
+
+def test_a_server_that_answers_late_resumes_a_session(
+    zookeeper_server: Ensemble, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later than the first attempts wait: those after them wait longer."""
+    with cutting(zookeeper_server.servers[0].port) as proxy, opened(proxy.port) as client:
+        session = client.client_id
+        proxy.late_seconds = 0.4 * SESSION_SECONDS
+        proxy.cut_all()
+        wait_until(lambda: client.state == KazooState.SUSPENDED, 5.0, "the connection is lost")
+        wait_until(lambda: client.connected, SESSION_SECONDS + 5.0, "the client is back")
+        assert client.client_id == session
+    (record,) = [each for each in caplog.records if each.name == "qdo.coordination.client"]
+    assert record.levelname == "WARNING"
+
+
+def test_a_session_that_no_answer_confirms_ends(zookeeper_server: Ensemble) -> None:
+    """Its client asks for it no more, so the servers end it, and others take the queues."""
+    with (
+        cutting(zookeeper_server.servers[0].port) as proxy,
+        opened(proxy.port) as client,
+        opened(zookeeper_server.servers[0].port) as other,
+    ):
+        client.create("/late", ephemeral=True)
+        proxy.late_seconds = 2 * SESSION_SECONDS
+        proxy.cut_all()
+        wait_until(
+            lambda: other.exists("/late") is None, 4 * SESSION_SECONDS + 5.0, "its node is gone"
+        )
+        proxy.late_seconds = 0.0
+        wait_until(lambda: client.connected, 4 * SESSION_SECONDS, "it has a new session")
+
+
+@pytest.mark.parametrize("left", ["nothing", "an older copy"])
+def test_servers_without_their_data_get_new_sessions(tmp_path: Path, left: str) -> None:
+    """They refuse a session whose client has seen later transactions."""
+    own = Ensemble(tmp_path, 1)
+    own.start()
+    (server,) = own.servers
+    data, copy = server.folder / "data", tmp_path / "copy"
+    try:
+        server.kill()
+        shutil.copytree(data, copy)
+        server.restart()
+        with opened(server.port) as client:
+            session = client.client_id
+            client.create("/seen")
+            server.kill()
+            shutil.rmtree(data)
+            if left == "nothing":
+                data.mkdir()
+            else:
+                shutil.copytree(copy, data)
+            server.restart()
+            wait_until(
+                lambda: client.client_id not in (None, session),
+                4 * SESSION_SECONDS,
+                "it has a new session",
+            )
+            assert client.exists("/seen") is None
+    finally:
+        own.close()
+
+
+@contextlib.contextmanager
+def opened(port: int) -> Iterator[Client]:
+    """Open a client of a server, or of a proxy before it."""
+    client = connect(f"zookeeper://127.0.0.1:{port}", session_timeout_seconds=SESSION_SECONDS)
+    client.open(20.0)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_the_lost_server_is_named_not_the_next_one(zookeeper_server: Ensemble) -> None:

@@ -20,11 +20,13 @@ class CuttingProxy:
 
     :ivar port: where it listens.
     :ivar refusing: whether it closes new connections at once.
+    :ivar late_seconds: how much later each answer arrives.
     :ivar cut_ports: local ports of the connections to the server that it has cut.
     """
 
     def __init__(self, upstream: int) -> None:
         self.refusing = False
+        self.late_seconds = 0.0
         self.cut_ports: list[int] = []
         self._upstream = upstream
         self._direction: Direction = "request"
@@ -112,6 +114,8 @@ class CuttingProxy:
             if not data:
                 return False
             direction: Direction = "request" if source is client else "answer"
+            if direction == "answer":
+                self._over.wait(self.late_seconds)
             allowed = self._allowed(direction, len(data))
             (server if source is client else client).sendall(data[:allowed])
             port = server.getsockname()[1]

@@ -110,6 +110,16 @@ def test_a_parent_that_starts_is_not_ready() -> None:
     assert len(reasons(made.readyz())) == 1
 
 
+def test_a_process_whose_lease_is_over_is_not_ready(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
+    """It is healthy: only the coordinator can help."""
+    children[1].publish(0.0)
+    assert reasons(monitored.healthz()) == []
+    (reason,) = reasons(monitored.readyz())
+    assert "process 2" in reason
+
+
 @pytest.mark.parametrize("state", ["restarting", "ended"])
 def test_a_process_that_is_missing(
     monitored: Monitor, children: list[WatchedProcess], state: str
