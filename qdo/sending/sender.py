@@ -88,7 +88,7 @@ class Sender:
         merged = settings.underlaid(self.given, self.origin)
         if merged.app != self.name:
             merged = merged.merged({"app": self.name}, self.origin)
-        self._settings = merged
+        self._settings = merged = merged.anchored()
         return merged
 
     # --- sending ---

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from qdo.settings.values import (
     convert,
     from_origin,
 )
+from qdo.system.files import absolute
 from qdo.system.logs import FORMATS, LEVELS, LogOptions
 from qdo.text import did_you_mean, hide_credentials
 
@@ -441,6 +443,14 @@ class Settings(AppSettings):
         origins = {**self.origins, **dict.fromkeys(values, origin)}
         return Settings(**{**self.values(), **values}, origins=origins)
 
+    def anchored(self) -> Settings:
+        """Return a copy whose paths are absolute: a job may change the folder of its process."""
+        found = {
+            name: absolute(getattr(self, name)) for name in ("broker", "coordinator", "history")
+        }
+        found |= {name: os.path.abspath(path) for name in _FILES if (path := getattr(self, name))}
+        return dataclasses.replace(self, **found)
+
     def underlaid(self, values: Mapping[str, Any], origin: str) -> Settings:
         """Return a copy in which `values` apply to the settings that are still at their default."""
         check_names(values, origin)
@@ -453,6 +463,11 @@ class Settings(AppSettings):
         return {name: other[name] for name in values if other[name] != getattr(self, name)}
 
 
+_FILES = (
+    *("coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_password_file"),
+    *("keys", "log_config"),
+)
+"""Settings that are paths of files."""
 _KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
 _declared: dict[str, Declaration] = {}
 

@@ -27,6 +27,12 @@ def sqlite_path(url: str) -> str | None:
     return url.removeprefix("sqlite:") if url.startswith("sqlite:") else None
 
 
+def absolute(url: str) -> str:
+    """Return an address with the absolute path of its SQLite file, if it has one."""
+    path = sqlite_path(url)
+    return url if path is None else f"sqlite:{os.path.abspath(path)}"
+
+
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Nonblocking: opening a FIFO in place of a file would wait for its other end."""
 

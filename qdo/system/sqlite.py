@@ -199,12 +199,6 @@ def sqlite_address_error(url: str) -> str | None:
     return None
 
 
-def absolute(url: str) -> str:
-    """Return an address with its file's absolute path, for the log."""
-    path = sqlite_path(url)
-    return url if path is None else f"sqlite:{os.path.abspath(path)}"
-
-
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
     """Convert errors of sqlite3 and the file system to qdo's errors."""

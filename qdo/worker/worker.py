@@ -52,7 +52,6 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox
 from qdo.system.processes import SIGN
-from qdo.system.sqlite import absolute
 from qdo.text import pluralize
 from qdo.worker.actions import OwnActions
 from qdo.worker.drain import Drain, StopRequests
@@ -237,7 +236,7 @@ class Worker:
         policy_of = policy_lookup(self.app, self._live.in_force)
         refuse = not self._process.restarted
         check_jobs(self.app, broker, takes.matcher(), policy_of, refuse=refuse)
-        addresses = absolute(settings.broker), absolute(settings.coordinator)
+        addresses = settings.broker, settings.coordinator
         _log.info("app %s, broker %s, coordinator %s", self.app.name, *addresses)
         watchdog = self._watchdog()
         watchdog.start()

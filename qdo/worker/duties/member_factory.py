@@ -31,7 +31,6 @@ from qdo.settings.hosts import host_shown
 from qdo.settings.live import LiveSettings
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
-from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.queues import has_dynamic_queues
 from qdo.worker.engine.holds import HoldGate
@@ -160,7 +159,7 @@ class MemberFactory:
 
     def _check_broker(self, client: Client, broker: Broker) -> None:
         if broker.identity:
-            address = absolute(self._settings.broker)
+            address = self._settings.broker
             node = BrokerNode(broker.identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
 

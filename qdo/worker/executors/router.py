@@ -92,6 +92,7 @@ class ExecutorRouter(Executor):
         self._settings = settings
         self._target = target
         self._may_start = may_start
+        self._folder = os.getcwd()
         self._made: dict[str, Executor] = {}
 
     def check(self, jobs: Iterable[Job]) -> None:
@@ -142,7 +143,8 @@ class ExecutorRouter(Executor):
         if kind == "process":
             from qdo.worker.executors.process import ProcessExecutor
 
-            return ProcessExecutor(self._settings, self._target or "", self._may_start)
+            target = self._target or ""
+            return ProcessExecutor(self._settings, target, self._folder, self._may_start)
         return GreenletExecutor()
 
 
