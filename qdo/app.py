@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
+from qdo.callables import check_hook
 from qdo.connections.services import (
     AppDocuments,
     kept_registration,
@@ -19,7 +20,7 @@ from qdo.connections.services import (
 from qdo.errors import UsageError
 from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
-from qdo.jobs.options import ExecutorName, Order, check_hook
+from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
 from qdo.sending.sender import Sender
 from qdo.text import pluralize

@@ -38,6 +38,7 @@ class Message:
 
     __slots__ = (
         "_id",
+        "_registration",
         "_stop_at",
         "attempt",
         "body",
@@ -107,11 +108,16 @@ class Message:
     def stopping(self) -> bool:
         """Whether the job should stop now, if it can.
 
-        True while the worker drains, and after nine tenths of the job's `timeout_seconds`. A job
-        that stops early must raise, for instance `qdo.Retry`: a job that returns is done.
+        True while the worker drains, after nine tenths of the job's `timeout_seconds`, and once the
+        worker's lease is over: another worker may then run the message. A job that stops early must
+        raise, for instance `qdo.Retry`: a job that returns is done.
         """
         if SIGN.raised():
             return True
+        registration = SIGN.registration()
+        if getattr(self, "_registration", registration) != registration:
+            return True
+        self._registration = registration
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
 
     @property

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdo.errors import CoordinatorUnreachableError, UnreachableError
+from qdo.errors import CoordinatorUnreachableError, StaleCopyError, UnreachableError
 from qdo.jobs.middleware import Middleware
 from qdo.message import Batch, Message
 from qdo.settings.hosts import describe_process, share_files, writer_shown
+from qdo.system.clock import clock
 from qdo.system.per_process import PerProcess
 from qdo.text import describe
 
@@ -108,17 +109,22 @@ class AppDocuments:
     def _wait_for(self, message: Message | Batch) -> None:
         """Wait for documents that are as new as a message asks for.
 
-        Late documents must not stop a queue: after `AFTER_SECONDS` the job gets those at hand.
+        Late documents must not stop a queue: after `AFTER_SECONDS` for all sets together, the job
+        gets those at hand.
         """
         after = _after(message)
         if not after:
             return
+        until = clock() + AFTER_SECONDS
         for documents in self:
             try:
-                documents.fresh(after, AFTER_SECONDS)
+                if (left := until - clock()) <= 0:
+                    name = f"documents {documents.name!r}"
+                    raise StaleCopyError(what=name, seconds=AFTER_SECONDS)
+                documents.fresh(after, left)
             except UnreachableError as error:
                 _log.warning(
-                    "message %s of queue %s: its job runs with documents that are too old: %s",
+                    "message %s of queue %s: its job gets older documents than it asks for: %s",
                     _first(message).id,
                     _first(message).queue,
                     describe(error),

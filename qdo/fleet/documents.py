@@ -10,7 +10,6 @@ CoordinatorUnreachableError if the copy is not complete in time.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any, Final, Protocol
 
 import ujson
 
+from qdo.callables import check_done, check_hook
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import (
     ANY_VERSION,
@@ -46,7 +46,6 @@ from qdo.errors import (
     NotFoundError,
     SetFullError,
     StaleCopyError,
-    UsageError,
 )
 from qdo.fleet.folder_view import MAX_BYTES, MAX_NODES, CopiedNode, FolderView
 from qdo.fleet.names import checked_name
@@ -281,12 +280,7 @@ class Documents(Mapping[str, Any]):
 
         :raises UsageError: it is not a function, or it is ``async def`` and would never run.
         """
-        given: Any = function
-        if not callable(given) or inspect.iscoroutinefunction(given):
-            raise UsageError(
-                reason=f"on_change of documents {self.name!r} must get a function of (name, value)"
-                f" that is not 'async def', got {function!r}"
-            )
+        check_hook(function, ("name", "value"), f"on_change of documents {self.name!r}")
         self._listeners.append(function)
         return function
 
@@ -379,7 +373,8 @@ class Documents(Mapping[str, Any]):
         entry = view.entries.get(name)
         for listener in self._listeners:
             try:
-                listener(name, None if entry is None or entry.fault else entry.value.value)
+                value = None if entry is None or entry.fault else entry.value.value
+                check_done(listener(name, value), listener, "listener")
             except Exception:  # noqa: BLE001 - the code of an app must not stop the copy
                 _log.exception(
                     "a listener of documents %s failed for %s; the others are called",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from qdo.callables import describe_callable
 from qdo.errors import PolicyError, UsageError
 from qdo.fleet.limit_node import rate_of
 from qdo.jobs.options import (
@@ -17,7 +18,6 @@ from qdo.jobs.options import (
     check_limits,
     check_order,
     check_placement,
-    describe_callable,
 )
 from qdo.jobs.retry import Policy, QueuePolicy, may_overlap
 from qdo.message import Message

@@ -15,9 +15,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from qdo.callables import (
+    check_call,
+    check_done,
+    check_hook,
+    check_plain,
+    describe_callable,
+    is_async,
+)
 from qdo.errors import UsageError
 from qdo.jobs.job import Job
-from qdo.jobs.options import check_call, check_hook, check_plain, describe_callable, is_async
 from qdo.message import Message
 from qdo.outcomes import Event
 
@@ -71,26 +78,54 @@ class Middleware:
 
 
 def compose(
-    function: Callable[..., Any], registered: Sequence[Middleware]
+    function: Callable[..., Any],
+    registered: Sequence[Middleware],
+    check_start: Callable[[], object] = lambda: None,
 ) -> Callable[[Any, Any], Any]:
     """Return a job's function with its middleware around it, the first registered outermost.
 
-    Without middleware for the job, return the function itself, at no cost per call.
+    A call raises UsageError if the job, or a middleware, returns work that has not been done.
+
+    :param check_start: called between the middleware, which may wait for long, and the job; raises
+        if the job may no longer start.
     """
-    around = [each.function for each in registered if each.is_for(function)]
-    if not around:
-        return function
-    wrap = _wrap_async if is_async(function) else _wrap
-    whole = function
-    for middleware in reversed(around):
-        whole = wrap(middleware, whole)
+    wrap, whole = (_wrap_async, _finish_async) if is_async(function) else (_wrap, _finish)
+    around = [each.function for each in reversed(registered) if each.is_for(function)]
+    call = whole(function, check_start if around else None)
+    for middleware in around:
+        call = wrap(middleware, call)
     # Errors and logs name the job, not its middleware.
-    return functools.update_wrapper(whole, function)
+    return functools.update_wrapper(call, function)
+
+
+CheckStart = Callable[[], object] | None
+
+
+def _finish(function: Callable[..., Any], check_start: CheckStart) -> Callable[[Any, Any], Any]:
+    def call(message: Any, context: Any) -> None:
+        if check_start is not None:
+            check_start()
+        result = function(message, context)
+        if result is not None:
+            check_done(result, function, "job")
+
+    return call
+
+
+def _finish_async(
+    function: Callable[..., Any], check_start: CheckStart
+) -> Callable[[Any, Any], Any]:
+    async def call(message: Any, context: Any) -> None:
+        if check_start is not None:
+            check_start()
+        check_done(await function(message, context), function, "job")
+
+    return call
 
 
 def _wrap(middleware: MiddlewareFunction, inner: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def call(message: Any, context: Any) -> None:
-        middleware(inner, message, context)
+        check_done(middleware(inner, message, context), middleware, "middleware")
 
     return call
 
@@ -107,7 +142,7 @@ def _wrap_async(
             made.append(inner(message, context))
             return made[-1]
 
-        await middleware(call_next, message, context)
+        result = await middleware(call_next, message, context)
         for each in made:
             # Otherwise the message would be done without its job.
             if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == "CORO_CREATED":
@@ -116,6 +151,7 @@ def _wrap_async(
                     reason=f"middleware {name} called call_next without waiting for it; write "
                     "await call_next(message, context)"
                 )
+        check_done(result, middleware, "middleware")
 
     return call
 
@@ -171,10 +207,11 @@ class Hooks:
         check_hook(hook, ("message", "context", "error"), "job_failure")
         self.job_failure = hook
 
-    def composed(self, job: Job) -> Job:
-        """Return a job whose function includes the middleware; the job itself without any."""
-        function = compose(job.function, [*self.own_middleware, *self.middleware])
-        return job if function is job.function else replace(job, function=function)
+    def composed(self, job: Job, check_start: Callable[[], object] = lambda: None) -> Job:
+        """Return a job whose function includes the middleware; see `compose`."""
+        registered = [*self.own_middleware, *self.middleware]
+        function = compose(job.function, registered, check_start)
+        return replace(job, function=function)
 
     def _already(self, hook: str, remedy: str) -> UsageError:
         return UsageError(reason=f"app {self._app!r} already has a {hook}; {remedy}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from qdo.callables import check_hook, describe_callable, is_async
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import rate_of
 from qdo.queues import name_error
@@ -16,72 +16,7 @@ if TYPE_CHECKING:
 
 def check_job(function: Any, first: str = "message") -> None:
     """Raise UsageError unless `function` can be called with `first`, a message or batch."""
-    check_call(function, (first, "context"), "job")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            reason=f"job {describe_callable(function)} is a generator and would never run; "
-            "write it without 'yield'"
-        )
-
-
-def check_hook(
-    function: Any, arguments: tuple[str, ...], role: str, *, may_be_async: bool = False
-) -> None:
-    """Raise UsageError unless `function` can be called as a hook and runs when it is called."""
-    check_call(function, arguments, role)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            reason=f"{role} {describe_callable(function)} is a generator and would never run; "
-            "write it without 'yield'"
-        )
-    if not may_be_async:
-        check_plain(function, role)
-
-
-def check_plain(function: Any, role: str) -> None:
-    """Raise UsageError if calling `function` returns a coroutine: qdo would not await it."""
-    if is_async(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            reason=f"{role} {describe_callable(function)} is 'async def' and would never run; "
-            "write it with 'def'"
-        )
-
-
-def is_async(function: Any) -> bool:
-    """Return whether calling a function, or an object, returns a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - the question is its kind
-    )
-
-
-def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
-    """Raise UsageError unless `function`, in this role, accepts these positional arguments."""
-    wanted = f"({', '.join(arguments)})"
-    if not callable(function):
-        raise UsageError(reason=f"{role} must be a function, got {function!r}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # some callables written in C have no signature
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        name = getattr(function, "__name__", "function")
-        raise UsageError(
-            reason=f"{role} {describe_callable(function)}{signature} cannot be called with {wanted}"
-            f"; write def {name}{wanted}"
-        ) from error
-
-
-def describe_callable(function: Any) -> str:
-    """Return a function as MODULE:NAME, for errors and logs.
-
-    A wrapper, such as composed middleware, has the name of the function that it wraps.
-    """
-    function = getattr(function, "__wrapped__", function)
-    module = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(function)
+    check_hook(function, (first, "context"), "job", may_be_async=True)
 
 
 ExecutorName = Literal["greenlet", "thread", "process"]

@@ -1,21 +1,25 @@
 """Processes on Linux: their trees, memory, command lines, limits, and the flag that stops jobs.
 
-A flag tells jobs to end: `Message.stopping` reads it. The flag is one byte. A worker that runs jobs
-in child processes shares its page with them. A job there sees it even while it computes: without a
-thread, a message or a lock.
+A flag tells jobs to end: `Message.stopping` reads it. A worker that runs jobs in child processes
+shares its page with them. A job there sees it even while it computes: without a thread, a message
+or a lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import resource
 import signal
+import struct
 import sys
 import tempfile
 from collections.abc import Collection
+
+from qdo.system.clock import clock
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
@@ -150,19 +154,47 @@ def ensure_open_files(connections: int) -> int:
     return min(connections, max(soft - RESERVE, soft // 2, 1))
 
 
+_LEASE_AT, _LEASE = 8, struct.Struct("@dQ")
+
+
 class StopFlag:
-    """A flag that can be shared with child processes."""
+    """Reasons for the jobs of a worker process to stop; its job processes share the memory.
+
+    One byte tells whether the worker drains. The other values are the time until which its lease is
+    valid, and how often it has registered: a job must not continue because a lease began after its
+    own was over.
+    """
 
     def __init__(self) -> None:
-        self._page: mmap.mmap | bytearray = bytearray(1)
+        self._page: mmap.mmap | bytearray = bytearray(_LEASE_AT + _LEASE.size)
         self._file = -1
+        self.show(False)
 
     def raised(self) -> bool:
-        """Return whether the worker of this process is draining."""
-        return self._page[0] != 0
+        """Return whether the worker of this process is draining, or has lost its lease."""
+        return self._page[0] != 0 or not self.leased()
+
+    def leased(self) -> bool:
+        """Return whether the worker's lease is valid; True in a process without a worker."""
+        return clock() < float(_LEASE.unpack_from(self._page, _LEASE_AT)[0])
+
+    def registration(self) -> int:
+        """Return how often the worker of this process has registered."""
+        return int(_LEASE.unpack_from(self._page, _LEASE_AT)[1])
 
     def show(self, stopping: bool) -> None:
+        """Show whether the worker is draining; its end also ends its lease."""
         self._page[0] = stopping
+        if not stopping:
+            _LEASE.pack_into(self._page, _LEASE_AT, math.inf, 0)
+
+    def begin_lease(self) -> None:
+        """Show that the worker has registered anew; see `move_lease`."""
+        _LEASE.pack_into(self._page, _LEASE_AT, -math.inf, self.registration() + 1)
+
+    def move_lease(self, until: float) -> None:
+        """Show until when the worker's lease is valid."""
+        _LEASE.pack_into(self._page, _LEASE_AT, until, self.registration())
 
     def share(self) -> int:
         """Return a file descriptor for `adopt` in a child process."""
@@ -170,7 +202,7 @@ class StopFlag:
             handle = _unnamed_file()
             os.ftruncate(handle, mmap.PAGESIZE)
             page = mmap.mmap(handle, mmap.PAGESIZE)
-            page[0] = self._page[0]
+            page[: len(self._page)] = self._page[:]
             self._page, self._file = page, handle
         return self._file
 

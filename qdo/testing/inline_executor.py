@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from qdo.callables import is_async
 from qdo.errors import UsageError
-from qdo.jobs.options import is_async, kind_of
+from qdo.jobs.options import kind_of
 from qdo.message import Batch, Message
 from qdo.testing.clock import Clock
 from qdo.testing.faults import Reach

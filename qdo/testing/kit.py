@@ -14,10 +14,10 @@ from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.callables import is_async
 from qdo.coordination.queue_admin import Which, with_decision, with_seek
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.errors import NoJobError, NotSettledError, UsageError
-from qdo.jobs.options import is_async
 from qdo.ops.decisions import OperatorDecision
 from qdo.outcomes import OutcomeName
 from qdo.queues import QueueFilter

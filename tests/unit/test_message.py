@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 
 import pytest
 
+from qdo import message
 from qdo.message import Message
 from qdo.positions import (
     format_position,
@@ -15,6 +17,8 @@ from qdo.positions import (
     position_of_time,
     time_of_position,
 )
+from qdo.system.clock import clock
+from qdo.system.processes import StopFlag
 
 SAMPLE = 135471512647131000
 
@@ -59,3 +63,54 @@ def test_a_message_tells_when_it_was_sent() -> None:
     message = Message("orders", SAMPLE, {"a": 1}, attempt=3, id="abc")
     assert message.time == pytest.approx(1327858464.7131)
     assert repr(message) == "<Message abc of 'orders', attempt 3>"
+
+
+@pytest.fixture
+def sign(monkeypatch: pytest.MonkeyPatch) -> StopFlag:
+    """A flag that the messages of the test read."""
+    made = StopFlag()
+    monkeypatch.setattr(message, "SIGN", made)
+    return made
+
+
+def test_a_message_stops_once_the_lease_is_over(sign: StopFlag) -> None:
+    """Until then the job may run on, even in a process that shares the flag."""
+    seen = Message("q", SAMPLE, 1)
+    assert not seen.stopping
+    sign.begin_lease()
+    sign.move_lease(clock() + 1000)
+    other = StopFlag()
+    other.adopt(os.dup(sign.share()))
+    first = Message("q", SAMPLE, 1)
+    assert not first.stopping
+    sign.move_lease(clock() - 1)
+    assert first.stopping
+    assert not other.leased()
+
+
+def test_another_lease_does_not_let_an_old_job_continue(sign: StopFlag) -> None:
+    """The worker has lost its queues in between, and another one may run the message."""
+    sign.begin_lease()
+    sign.move_lease(clock() + 1000)
+    old = Message("q", SAMPLE, 1)
+    assert not old.stopping
+    sign.move_lease(float("-inf"))
+    sign.begin_lease()
+    sign.move_lease(clock() + 1000)
+    assert old.stopping
+    assert not Message("q", SAMPLE, 1).stopping
+
+
+def test_the_flag_forgets_its_lease_with_the_worker(sign: StopFlag) -> None:
+    sign.begin_lease()
+    sign.show(False)
+    assert sign.leased()
+    assert not Message("q", SAMPLE, 1).stopping
+
+
+@pytest.mark.parametrize("sent", ["1e308", "-1e308", "nan", "253402300800", "-1", "x", ""])
+def test_times_that_no_date_has_are_none(sent: str) -> None:
+    """A producer in another language may write anything: the position tells the time then."""
+    foreign = Message("q", SAMPLE, 1, headers={"qdo-sent": sent, "qdo-due": sent})
+    assert foreign.time == time_of_position(SAMPLE)
+    assert foreign.due is None

@@ -51,20 +51,22 @@ class Lease:
     :ivar until: start a message only while ``clock() < until``; seconds.
     :ivar timeout_seconds: negotiated session timeout.
     :ivar contact: the time at which the last acknowledged transaction was sent; seconds.
+    :ivar on_moved: called with `until` when it changes, on the thread that changes it.
     """
 
-    __slots__ = ("_unproven", "contact", "timeout_seconds", "until")
+    __slots__ = ("_unproven", "contact", "on_moved", "timeout_seconds", "until")
 
     def __init__(self, timeout_seconds: float, heard_at: float) -> None:
         self.timeout_seconds = timeout_seconds
         self.contact = heard_at
         self.until = heard_at + SHARE * timeout_seconds
+        self.on_moved: Callable[[float], None] | None = None
         self._unproven: deque[tuple[float, float]] = deque()
 
     def heard(self, at: float) -> None:
         """Record that the leader has heard of the session since this time."""
         if self.until != float("-inf"):
-            self.until = max(self.until, at + SHARE * self.timeout_seconds)
+            self._move(max(self.until, at + SHARE * self.timeout_seconds))
 
     def renew(self, sent_at: float, acknowledged_at: float) -> None:
         """Record an acknowledged transaction; call it in the order of sending."""
@@ -77,7 +79,12 @@ class Lease:
             unproven.append((sent_at, acknowledged_at))
 
     def end(self) -> None:
-        self.until = float("-inf")
+        self._move(float("-inf"))
+
+    def _move(self, until: float) -> None:
+        self.until = until
+        if self.on_moved is not None:
+            self.on_moved(until)
 
 
 class Renewal(Machine):

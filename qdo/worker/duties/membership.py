@@ -18,6 +18,7 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
 from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
+from qdo.system.processes import SIGN
 from qdo.text import describe, pluralize
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.duties.member_factory import MemberFactory, MemberParts
@@ -154,6 +155,9 @@ class MembershipLoop(Duty):
             self._members.close(member)
             raise
         name_worker(member.name)
+        SIGN.begin_lease()
+        member.lease.on_moved = SIGN.move_lease
+        SIGN.move_lease(member.lease.until)
         self._current.member = member
         self._current.state = "running"
         self._status.refresh()

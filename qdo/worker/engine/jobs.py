@@ -26,7 +26,7 @@ from qdo.text import describe, join_some
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.engine.slot import ClaimSink, Slot
-from qdo.worker.executors.base import Executor, JobCall, NotStarted
+from qdo.worker.executors.base import Executor, JobCall, NotStarted, check_lease
 from qdo.worker.metrics.meters import JobMeter
 
 _log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class JobTable:
             return NO_JOB
         bound = self._bound.get(job)
         if bound is None:
-            call = self._executor.bind(self._app.hooks.composed(job))
+            call = self._executor.bind(self._app.hooks.composed(job, check_lease))
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qdo.callables import check_done
 from qdo.history.recorder import Recorder
 from qdo.message import Message
 from qdo.outcomes import Event, OutcomeName
@@ -96,7 +97,7 @@ class Observers:
         )
         for observer in self._observers:
             try:
-                observer(event)
+                check_done(observer(event), observer, "observer")
             except JobAborted:
                 raise
             except BaseException:  # noqa: BLE001 - an app's hook must not end the worker

@@ -23,6 +23,7 @@ import time
 
 from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.callables import check_done
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
 from qdo.errors import KeyMissingError, UnsupportedError
 from qdo.jobs.retry import (
@@ -128,7 +129,8 @@ class Outcomes:
     def call_failure_hook(self, message: Message, error: BaseException) -> None:
         """Call the app's `job_failure`; its own errors are only logged."""
         try:
-            self._engine.app.hooks.job_failure(message, self._engine.context, error)
+            hook = self._engine.app.hooks.job_failure
+            check_done(hook(message, self._engine.context, error), hook, "job_failure")
         except JobAborted:
             raise
         except BaseException:  # noqa: BLE001 - an app's hook must not end the worker

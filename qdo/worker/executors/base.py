@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from qdo.errors import JobTimeoutError
 from qdo.message import Message
 from qdo.outcomes import JobInterrupt as JobInterrupt
+from qdo.system.processes import SIGN
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -38,6 +39,16 @@ OnStart: TypeAlias = Callable[[Message], None]
 
 class NotStarted(BaseException):
     """The job was not started: once it could run, its queue could no longer be processed."""
+
+
+def check_lease() -> None:
+    """Raise NotStarted if the worker's lease is over, in the worker and in its job processes.
+
+    Middleware may wait for long after the decision to start a message: qdo's own waits for
+    documents.
+    """
+    if not SIGN.leased():
+        raise NotStarted
 
 
 class Executor(abc.ABC):

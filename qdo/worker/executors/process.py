@@ -87,7 +87,7 @@ class JobProcess:
     :raises OSError: it cannot be started.
     """
 
-    def __init__(self, settings: Settings, target: str, queues: str) -> None:
+    def __init__(self, settings: Settings, target: str, queues: str, folder: str) -> None:
         self.served = 0
         self._channel, theirs = _sockets.socketpair()
         sign = SIGN.share()
@@ -103,6 +103,7 @@ class JobProcess:
             self._process = _processes.Popen(
                 [*ARGV, process_title(f"job {queues}", settings, target)],
                 stdin=_processes.DEVNULL,
+                cwd=folder,
                 env={**_environment(settings), VARIABLE: json.dumps(parameters)},
                 pass_fds=(theirs.fileno(), sign),
             )
@@ -240,13 +241,17 @@ _log = logging.getLogger(__name__)
 
 
 class ProcessExecutor(Executor):
-    """The processes of every job; `ExecutorRouter` has the same parameters."""
+    """The processes of every job; `ExecutorRouter` has the same parameters.
+
+    :param folder: in which they start, and import the app: a job may have left it since.
+    """
 
     def __init__(
-        self, settings: Settings, target: str, may_start: Callable[[Message], bool]
+        self, settings: Settings, target: str, folder: str, may_start: Callable[[Message], bool]
     ) -> None:
         self._settings = settings
         self._target = target
+        self._folder = folder
         self._may_start = may_start
         self._pools: list[_Pool] = []
 
@@ -254,7 +259,7 @@ class ProcessExecutor(Executor):
         """Return a call that sends the message to a process and waits for its answer."""
         pool = _Pool(
             job,
-            lambda: JobProcess(self._settings, self._target, job.queues),
+            lambda: JobProcess(self._settings, self._target, job.queues, self._folder),
             self._settings.executor_processes,
             self._may_start,
             on_start,
@@ -349,6 +354,8 @@ class _Pool:
             finally:
                 over.close()
             self._keep(spawned)
+            if "not_started" in answer:
+                continue
             if "undecodable" in answer:
                 reason = one_line(answer["undecodable"])
                 return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)

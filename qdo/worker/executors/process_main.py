@@ -1,6 +1,6 @@
 """A job's process: ``python -m qdo.worker.executors.process_main``, started by its worker process.
 
-Its parameters are JSON in the environment variable QDO_EXECUTOR: ``settings``, ``target``
+Its parameters are JSON in the environment variable QDO_JOB_PROCESS: ``settings``, ``target``
 (MODULE:APP or null), ``queues`` (the glob of the job), and two descriptors: ``channel``, the socket
 to the worker process, and ``sign``, the page of the stop flag.
 
@@ -31,6 +31,7 @@ from qdo.system import logs as log
 from qdo.system.processes import SIGN
 from qdo.text import describe, one_line
 from qdo.worker.executors import process_frames as wire
+from qdo.worker.executors.base import NotStarted, check_lease
 from qdo.worker.executors.process_frames import VARIABLE, keep
 
 
@@ -61,7 +62,7 @@ def _run(parameters: dict[str, Any], channel: socket.socket) -> int:
     log.set_up(settings.logging)
     try:
         app, _ = prepare(settings, parameters["target"])
-        job = app.hooks.composed(_job(app, parameters["queues"]))
+        job = app.hooks.composed(_job(app, parameters["queues"]), check_lease)
         manager: AbstractContextManager[Any] = app.hooks.job_context()
         context = manager.__enter__()
     except BaseException as error:  # noqa: BLE001 - the worker process must know of any error
@@ -99,6 +100,9 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         error: BaseException | None = None
         try:
             job.function(message, context)
+        except NotStarted:
+            channel.sendall(wire.pack({"serial": head["serial"], "not_started": True}))
+            continue
         except BaseException as raised:  # noqa: BLE001 - a job's SystemExit must not end it
             error = raised
         if os.getpid() != own:

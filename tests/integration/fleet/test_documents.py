@@ -22,6 +22,7 @@ from qdo.errors import (
     NotFoundError,
     SetFullError,
     SharedNameError,
+    UsageError,
 )
 from qdo.fleet import folder_view
 from qdo.fleet.documents import MAX_DOCUMENT_BYTES, CoordinatorDocuments, Documents
@@ -125,10 +126,20 @@ def test_changes_are_reported_with_their_values(plans: Plans) -> None:
     seen: list[tuple[str, Any]] = []
     yours.on_change(lambda name, value: seen.append((name, value)))
     yours.on_change(lambda name, value: 1 / 0)
+    yours.on_change(lambda name, value: _nothing())
     yours.fresh(mine.put("acme", 2))
     mine.delete("acme")
     yours.fresh()
     assert seen == [("acme", 2), ("acme", None)]
+
+
+async def _nothing() -> None:
+    """Do what no listener may: as a coroutine it would never run."""
+
+
+def test_listeners_run_when_they_are_called(plans: Plans) -> None:
+    with pytest.raises(UsageError):
+        plans().on_change(_nothing)
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".", "..", "x" * 201, "a\nb", "😀", None, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import qdo
 from qdo.errors import DocumentConflictError, UsageError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.processes import Proc, paused, wait_until, whole_lines
+from tests.support.zookeeper import Ensemble
 
 JOBS = """
 import qdo
@@ -65,10 +67,10 @@ class DocumentShop:
         (folder / "shop.py").write_text(JOBS)
         self.app = qdo.App("shop", broker=self.broker, coordinator=coordinator)
 
-    def start(self) -> Proc:
+    def start(self, *options: str) -> Proc:
         return Proc.python(
-            *("-m", "qdo.cli.worker", "shop:app"),
-            *("--broker", self.broker, "--coordinator", self.coordinator, "--burst"),
+            *("-m", "qdo.cli.worker", "shop:app", *(options or ("--burst",))),
+            *("--broker", self.broker, "--coordinator", self.coordinator),
             cwd=self.folder,
             env={"PYTHONPATH": str(ROOT)},
         )
@@ -96,6 +98,29 @@ def test_each_executor_sees_what_its_message_asks_for(shop: DocumentShop) -> Non
     found = [line.split() for line in shop.said()]
     assert len(found) == 20 * len(QUEUES)
     assert all(int(value) >= int(body) for _, body, value in found)
+
+
+def test_no_job_starts_once_the_lease_is_over(tmp_path: Path, zookeeper_server: Ensemble) -> None:
+    """Its message waits for documents while the coordinator, and so the lease, is away."""
+    shop = DocumentShop(tmp_path, zookeeper_server.url(f"/{tmp_path.name}"))
+    stamp = shop.app.documents("plans").put("acme", 0)
+    for queue in QUEUES:
+        shop.app.send(queue, "first", after=stamp)
+    (server,) = zookeeper_server.servers
+    with shop.start("--session-timeout-seconds", "2") as worker:
+        wait_until(lambda: len(shop.said()) == len(QUEUES), "all have run")
+        with paused(server.pid):
+            for queue in QUEUES:
+                shop.app.send(queue, "second", after=stamp + 10**9)
+            late = "gets older documents"
+            wait_until(lambda: worker.output.count(late) == len(QUEUES), "all have waited")
+            assert "the lease expired" in worker.output
+            assert len(shop.said()) == len(QUEUES)
+        again = {f"{queue} second 0" for queue in QUEUES}
+        wait_until(lambda: again <= {*shop.said()}, "all have run again")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    shop.app.close()
 
 
 def test_jobs_see_changes_while_the_worker_runs(shop: DocumentShop) -> None:

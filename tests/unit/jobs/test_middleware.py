@@ -11,8 +11,7 @@ import pytest
 
 from qdo import App, Message
 from qdo.errors import UsageError
-from qdo.jobs.middleware import Middleware, compose
-from qdo.worker.executors.router import GreenletExecutor
+from qdo.jobs.middleware import Middleware
 
 MESSAGE = Message("q", 1, None)
 
@@ -84,21 +83,6 @@ def test_the_first_registered_is_outermost_of_coroutines(app: App) -> None:
     assert steps == ["one", "two", "job", "two", "one"]
 
 
-def test_an_app_without_middleware_pays_nothing(app: App) -> None:
-    """For each message the job's function itself is called."""
-    app.job()(plain)
-    job = app.jobs[0]
-    assert app.hooks.composed(job) is job
-    assert GreenletExecutor().bind(app.hooks.composed(job)) is plain
-
-
-def test_a_job_that_no_middleware_is_for_pays_nothing(app: App) -> None:
-    """Middleware of the other kind is left out when the call is made, not at each message."""
-    app.middleware(jobs="async")(async_around)
-    app.job()(plain)
-    assert app.hooks.composed(app.jobs[0]).function is plain
-
-
 def test_errors_name_the_job_and_not_what_is_around_it(app: App) -> None:
     """Logs and dead letters speak of the function that the app's developer knows."""
     app.middleware(around)
@@ -165,9 +149,21 @@ def test_jobs_of_both_kinds_each_have_their_own(app: App) -> None:
     assert asyncio.run(found["b"](MESSAGE, None)) is None
 
 
-def test_nothing_around_nothing() -> None:
-    """An empty list of middleware has no effect."""
-    assert compose(plain, []) is plain
+def test_the_job_starts_only_if_it_may_after_its_middleware(app: App) -> None:
+    """Middleware may wait for long; without any, executors have just asked."""
+    steps: list[str] = []
+
+    def refuse() -> None:
+        steps.append("asked")
+        raise LookupError
+
+    app.middleware(jobs="sync")(lambda call_next, message, context: call_next(message, context))
+    app.job("a")(lambda message, context: steps.append("job"))
+    app.job("b")(asynchronous)
+    with pytest.raises(LookupError):
+        app.hooks.composed(app.jobs[0], refuse).function(MESSAGE, None)
+    assert asyncio.run(app.hooks.composed(app.jobs[1], refuse).function(MESSAGE, None)) is None
+    assert steps == ["asked"]
 
 
 # --- rejections -----------------------------------------------------------------------

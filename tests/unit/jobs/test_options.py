@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from qdo.app import App
+from qdo.callables import is_async
 from qdo.errors import UsageError
-from qdo.jobs.options import is_async, kind_of
+from qdo.jobs.options import kind_of
 from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.worker.executors.router import ExecutorRouter

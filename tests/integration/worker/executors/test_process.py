@@ -115,6 +115,11 @@ def act(message, context):
 def timed(message, context):
     act(message, context)
 
+async def later(message, context):
+    say("done", message.queue)
+
+app.job("unfinished", executor="process")(lambda *arguments: later(*arguments))
+
 @app.job("small", executor="process", memory_mib=128)
 def small(message, context):
     act(message, context)
@@ -315,6 +320,15 @@ def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
         until(lambda: all(shop.done(queue) == ["after"] for queue in queues.values()))
     assert len(shop.letters()) == (len(POISONS) if then == "dead-letter" else 0)
     assert len(shop.errors) == 2 * len(POISONS) - 1  # an undecodable message is tried once
+
+
+def test_work_that_a_job_returns_is_a_failure(shop: Shop) -> None:
+    engine = shop.open(attempts=1).engine
+    engine.send("unfinished", 1)
+    engine.start("unfinished")
+    until(shop.letters)
+    assert shop.letters()[0].startswith("UsageError: ")
+    assert shop.done("unfinished") == []
 
 
 @pytest.mark.parametrize("poison", ["spin", "c", "sleep"])

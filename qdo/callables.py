@@ -1,0 +1,88 @@
+"""Checks of functions that apps hand over, when they are registered and when they return."""
+
+from __future__ import annotations
+
+import inspect
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+from qdo.errors import UsageError
+
+
+def check_hook(
+    function: Any, arguments: tuple[str, ...], role: str, *, may_be_async: bool = False
+) -> None:
+    """Raise UsageError unless `function` can be called as a hook and runs when it is called."""
+    check_call(function, arguments, role)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            reason=f"{role} {describe_callable(function)} is a generator and would never run; "
+            "write it without 'yield'"
+        )
+    if not may_be_async:
+        check_plain(function, role)
+
+
+def check_plain(function: Any, role: str) -> None:
+    """Raise UsageError if calling `function` returns a coroutine: qdo would not await it."""
+    if is_async(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            reason=f"{role} {describe_callable(function)} is 'async def' and would never run; "
+            "write it with 'def'"
+        )
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling a function, or an object, returns a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the question is its kind
+    )
+
+
+def check_done(result: Any, function: Any, role: str) -> None:
+    """Raise UsageError if what a function returned is work that has not been done.
+
+    A decorator, a lambda or a partial hides from `check_job` that a call returns a coroutine or a
+    generator: without this check a message would be done although no line of its job has run.
+    """
+    if isinstance(result, _LAZY) or hasattr(type(result), "__await__"):
+        if isinstance(result, (CoroutineType, GeneratorType)):
+            result.close()  # otherwise Python warns of a coroutine that was never awaited
+        raise UsageError(
+            reason=f"{role} {describe_callable(function)} must return once its work is done, got "
+            f"an unfinished {type(result).__name__}; write it, and its decorators, with "
+            "'async def' and await the call, or with 'def' and without 'yield'"
+        )
+
+
+_LAZY = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
+def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
+    """Raise UsageError unless `function`, in this role, accepts these positional arguments."""
+    wanted = f"({', '.join(arguments)})"
+    if not callable(function):
+        raise UsageError(reason=f"{role} must be a function, got {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some callables written in C have no signature
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", "function")
+        raise UsageError(
+            reason=f"{role} {describe_callable(function)}{signature} cannot be called with {wanted}"
+            f"; write def {name}{wanted}"
+        ) from error
+
+
+def describe_callable(function: Any) -> str:
+    """Return a function as MODULE:NAME, for errors and logs.
+
+    A wrapper, such as composed middleware, has the name of the function that it wraps.
+    """
+    function = getattr(function, "__wrapped__", function)
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(function)
