@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten long texts: programs get the name of the test in an environment variable."""
+    if isinstance(val, (str, bytes)) and len(val) > 200:
+        data = val if isinstance(val, bytes) else val.encode(errors="backslashreplace")
+        return f"{val[:40]!a}... {len(val)} {zlib.crc32(data):x}"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

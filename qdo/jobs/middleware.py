@@ -95,7 +95,15 @@ def compose(
     for middleware in around:
         call = wrap(middleware, call)
     # Errors and logs name the job, not its middleware.
-    return functools.update_wrapper(call, function)
+    call = functools.update_wrapper(call, function)
+    if not around:
+        call.unchecked = function  # type: ignore[attr-defined]
+    return call
+
+
+def unchecked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a composed function without its check of the result, if that is all there is."""
+    return getattr(call, "unchecked", call)
 
 
 CheckStart = Callable[[], object] | None

@@ -445,9 +445,8 @@ class Settings(AppSettings):
 
     def anchored(self) -> Settings:
         """Return a copy whose paths are absolute: a job may change the folder of its process."""
-        found = {
-            name: absolute(getattr(self, name)) for name in ("broker", "coordinator", "history")
-        }
+        addresses = ("broker", "coordinator", "history")
+        found: dict[str, Any] = {name: absolute(getattr(self, name)) for name in addresses}
         found |= {name: os.path.abspath(path) for name in _FILES if (path := getattr(self, name))}
         return dataclasses.replace(self, **found)
 

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 QDO = ROOT / "qdo"
 LAYERS = (
     {"__init__", "_version", "errors", "outcomes", "positions", "text"},
-    {"backoff", "broker_errors"},
+    {"backoff", "broker_errors", "callables"},
     {"encoding", "queues", "system"},
     {"coordination", "encryption", "message"},
     {"fleet"},

@@ -18,6 +18,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import UnreachableError, UsageError
 from qdo.jobs.job import Job
+from qdo.jobs.middleware import unchecked
 from qdo.jobs.options import Order
 from qdo.jobs.retry import Policy
 from qdo.message import Batch, Message
@@ -193,7 +194,7 @@ class JobTable:
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
-                self._observers.bind(call)
+                self._observed(call)
                 if job.batch is None
                 else self._observers.bind_batch(call, job.queues),
                 job.checkpoint == "message",
@@ -207,6 +208,12 @@ class JobTable:
                 None if meters is None else meters.of(job.queues),
             )
         return bound
+
+    def _observed(self, call: JobCall) -> JobCall:
+        """Return the call of a job that takes single messages."""
+        observed = self._observers.bind(call)
+        # `RowRunner` looks at results, too. A call less for each message is 7 % of the rate.
+        return unchecked(call) if observed is call else observed
 
 
 def in_batches(call: JobCall) -> JobCall:

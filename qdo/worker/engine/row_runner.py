@@ -11,6 +11,7 @@ from types import CodeType
 
 import ujson
 
+from qdo.callables import check_done
 from qdo.encoding import is_raw
 from qdo.encryption.marks import OpenedRows
 from qdo.message import Message
@@ -85,7 +86,9 @@ class RowRunner:
                     attempt,
                     scheme,
                 )
-                call(message, context)
+                result = call(message, context)
+                if result is not None:
+                    check_done(result, call, "job")
                 claim.done = position
                 if not claim.open or clock() >= until:
                     break

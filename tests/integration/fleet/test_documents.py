@@ -213,7 +213,8 @@ def test_a_hostile_node_costs_only_itself(
 
 
 @pytest.mark.parametrize(
-    "data", [b'"caf\xe9"', b'{"quota": 1}' + b" " * 4 * MAX_DOCUMENT_BYTES + b"2", b"[" * 100_000]
+    "data",
+    [b'"caf\xe9"', b'{"quota": 1}' + b" " * 4 * MAX_DOCUMENT_BYTES + b"2", b"[" * 100_000],
 )
 def test_a_value_on_stdin_is_stored_whole_or_not_at_all(
     plans: Plans, tmp_path: Path, coordinator_url: str, data: bytes

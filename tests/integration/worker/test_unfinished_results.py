@@ -43,7 +43,7 @@ async def async_generator(message: Message, context: Any) -> Any:
     yield
 
 
-class Job:
+class CallableJob:
     """An object whose call is not known to return a generator."""
 
     def __call__(self, *arguments: Any) -> Any:
@@ -83,7 +83,7 @@ FORMS: dict[str, Function] = {
     "wrapped coroutine": wrapped(coroutine),
     "wrapped generator": wrapped(generator),
     "partial of a lambda": functools.partial(lambda context, message, _: coroutine(message, _), {}),
-    "object": Job(),
+    "object": CallableJob(),
     "awaitable": lambda message, context: Promise(),
     "coroutine of a coroutine": nested,
     "task of a coroutine": task,

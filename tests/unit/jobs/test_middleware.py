@@ -11,7 +11,8 @@ import pytest
 
 from qdo import App, Message
 from qdo.errors import UsageError
-from qdo.jobs.middleware import Middleware
+from qdo.jobs.middleware import Middleware, unchecked
+from qdo.worker.executors.router import GreenletExecutor
 
 MESSAGE = Message("q", 1, None)
 
@@ -147,6 +148,17 @@ def test_jobs_of_both_kinds_each_have_their_own(app: App) -> None:
     found = {job.queues: app.hooks.composed(job).function for job in app.jobs}
     assert found["a"](MESSAGE, None) is None
     assert asyncio.run(found["b"](MESSAGE, None)) is None
+
+
+def test_a_job_without_middleware_pays_nothing(app: App) -> None:
+    """Middleware of the other kind is left out when the call is made, not at each message."""
+    app.middleware(jobs="async")(async_around)
+    app.job("a")(plain)
+    app.job("b")(asynchronous)
+    first, second = (app.hooks.composed(job).function for job in app.jobs)
+    assert unchecked(GreenletExecutor().bind(app.hooks.composed(app.jobs[0]))) is plain
+    assert unchecked(first) is plain
+    assert unchecked(second) is second
 
 
 def test_the_job_starts_only_if_it_may_after_its_middleware(app: App) -> None:

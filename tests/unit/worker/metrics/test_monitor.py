@@ -168,7 +168,7 @@ def test_only_registered_processes_are_ready(
         (1.0, False, False),
     ):
         children[0].registered = registered
-        children[0].publish(registered=published)
+        children[0].publish(1.0, registered=published)
         assert (reasons(monitored.readyz()) == []) == ready
     assert reasons(monitored.healthz()) == []
 
