@@ -44,7 +44,8 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
             reason=f"app {app.name!r} has no job; decorate a function with @app.job(), "
             "in a module that is imported together with the app"
         )
-    return app, app.use(settings)
+    app.use(settings)
+    return app, app.anchor()
 
 
 def choose_target(settings: Settings, target: str | None) -> str | None:

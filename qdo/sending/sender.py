@@ -63,7 +63,8 @@ class Sender:
         The file and the environment are read at first use.
         """
         if self._settings is None:
-            self._settings = self.use(load(defaults=self.given, defaults_origin=self.origin))
+            self.use(load(defaults=self.given, defaults_origin=self.origin))
+            return self.anchor()
         return self._settings
 
     @property
@@ -88,8 +89,16 @@ class Sender:
         merged = settings.underlaid(self.given, self.origin)
         if merged.app != self.name:
             merged = merged.merged({"app": self.name}, self.origin)
-        self._settings = merged = merged.anchored()
+        self._settings = merged
         return merged
+
+    def anchor(self) -> Settings:
+        """Make the paths in the settings absolute, for as long as this process runs; return them.
+
+        Commands that end soon show them as they were given.
+        """
+        self._settings = anchored = self.settings.anchored()
+        return anchored
 
     # --- sending ---
 
