@@ -35,14 +35,15 @@ def spin(seconds):
 
 @app.job(policy=policy)
 @app.job("limited", policy=policy, timeout_seconds=1)
+@app.job("patient", policy=policy, timeout_seconds=120)  # until then the parent lets it block
 def job(message, context):
     out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
     if message.body == "wait":
         time.sleep(3600)
     if message.body == "long":
         spin(3)
-    if message.body == "longer":
-        spin(5)
+    while message.body == "held" and not os.path.exists("go"):
+        pass
     if message.body == "often":
         spin(0.9)
     if message.body == "endless":
@@ -141,7 +142,7 @@ def test_a_blocked_process_ends_without_its_parent(runs: AppRuns) -> None:
 
 def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
     """By `qdo workers`, while the job blocks; later the worker is running again."""
-    send(runs, "q", "longer")
+    send(runs, "patient", "held")
     runs.start(APP)
 
     def state() -> tuple[str, str]:
@@ -162,7 +163,8 @@ def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
         return found[-1][0] == "blocked"
 
     wait_until(is_blocked, "the blocked worker")
-    assert re.fullmatch(r"queue q, message \S+, job jobs:job", found[-1][1])
+    assert re.fullmatch(r"queue patient, message \S+, job jobs:job", found[-1][1])
+    (runs.folder / "go").touch()
     wait_until(lambda: state() == ("running", ""), "the worker runs again")
 
 
