@@ -39,8 +39,10 @@ from __future__ import annotations
 import builtins
 import fnmatch
 import importlib
+import inspect
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -365,8 +367,42 @@ class RuleTable:
 
     def rule(self, where: str) -> Rule:
         """Return the rule, with its exception imported."""
-        kind = _imported(self.exception, where)
+        kind = self._kind(where)
         return Rule(kind, **{name: getattr(self, name) for name in OPTIONS})
+
+    def _kind(self, where: str) -> Any:
+        module, colon, path = self.exception.rpartition(":")
+        try:
+            found: Any = importlib.import_module(module) if colon else builtins
+            for part in path.split("."):
+                found = getattr(found, part)
+        except Exception as error:
+            raise PolicyError(
+                where=where,
+                reason=f"cannot import the exception {self.exception!r} of a rule "
+                f"({type(error).__name__}: {error}); write MODULE:NAME, or the name of a built-in "
+                "one",
+            ) from error
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRuleTable(RuleTable):
+    """A rule in the live settings, whose writers must not choose a module to import and run."""
+
+    def _kind(self, where: str) -> Any:
+        module, colon, path = self.exception.rpartition(":")
+        found: Any = sys.modules.get(module) if colon else builtins
+        for part in path.split("."):
+            found = inspect.getattr_static(found, part, None)
+        if found is None:
+            raise PolicyError(
+                where=where,
+                reason="the exception of a live rule must be in a module that the app has "
+                f"imported, got {self.exception!r}; import it in the app, or write the rule into "
+                "the settings file",
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,12 +437,15 @@ class QueuePolicy:
             ) from error
 
 
-def read_tables(value: Any, origin: str = "") -> tuple[QueuePolicy, ...]:
+def read_tables(
+    value: Any, origin: str = "", rule: type[RuleTable] = RuleTable
+) -> tuple[QueuePolicy, ...]:
     """Return the tables of the setting `policies`; checks all but exceptions, imports nothing.
 
     :param origin: their origin in brackets, for error messages.
+    :param rule: the class of their rules.
     """
-    tables = tuple(_table(each, f"policies{origin}") for each in value)
+    tables = tuple(_table(each, f"policies{origin}", rule) for each in value)
     seen: set[str] = set()
     for table in tables:
         if table.queues in seen:
@@ -417,7 +456,7 @@ def read_tables(value: Any, origin: str = "") -> tuple[QueuePolicy, ...]:
     return tables
 
 
-def _table(value: Any, origin: str) -> QueuePolicy:
+def _table(value: Any, origin: str, rule: type[RuleTable]) -> QueuePolicy:
     if isinstance(value, QueuePolicy):
         return value
     known = {"queues", "rules", *OPTIONS}
@@ -437,11 +476,11 @@ def _table(value: Any, origin: str) -> QueuePolicy:
         )
     if rules is not None and not isinstance(rules, (list, tuple)):
         raise PolicyError(where=where, reason="rules must be tables; write [[policies.rules]]")
-    found = None if rules is None else tuple(_rule(each, where) for each in rules)
+    found = None if rules is None else tuple(_rule(each, where, rule) for each in rules)
     return QueuePolicy(queues, **options, rules=found)
 
 
-def _rule(value: Any, where: str) -> RuleTable:
+def _rule(value: Any, where: str, rule: type[RuleTable]) -> RuleTable:
     given = _checked_keys(value, {"exception", *OPTIONS}, where)
     exception = given.get("exception")
     if not isinstance(exception, str) or not re.fullmatch(r"([\w.]+:)?[\w.]+", exception):
@@ -457,7 +496,7 @@ def _rule(value: Any, where: str) -> RuleTable:
             reason=f"it must have at least one of {', '.join(OPTIONS)}",
         )
     check_options(f"{where}: the rule for {exception}", options)
-    return RuleTable(exception, **options)
+    return rule(exception, **options)
 
 
 def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str, Any]:
@@ -470,21 +509,6 @@ def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str,
             hint = did_you_mean(str(name).lower(), sorted(known))
             raise UnknownSettingError(name=name, origin=origin, hint=hint)
     return value
-
-
-def _imported(name: str, where: str) -> Any:
-    module, colon, path = name.rpartition(":")
-    try:
-        found: Any = importlib.import_module(module) if colon else builtins
-        for part in path.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise PolicyError(
-            where=where,
-            reason=f"cannot import the exception {name!r} of a rule "
-            f"({type(error).__name__}: {error}); write MODULE:NAME, or the name of a built-in one",
-        ) from error
-    return found
 
 
 def policy_for(

@@ -16,10 +16,9 @@ from qdo.errors import QdoError, SettingsError
 from qdo.fleet.settings_machine import MAX_WHY_CHARACTERS, SettingsReport, SettingsVersion
 from qdo.settings.settings import Settings, check_names, declarations
 from qdo.settings.sources import parse_toml
-from qdo.settings.values import convert
+from qdo.settings.values import LIVE, convert
 from qdo.system import logs
-
-ORIGIN = "live settings"
+from qdo.text import describe
 
 
 def live_names() -> list[str]:
@@ -33,8 +32,8 @@ def read_live(text: str) -> dict[str, Any]:
     :raises UnknownSettingError: a name is not a setting.
     :raises SettingsError: the text is not TOML, a value is invalid, or a setting cannot be live.
     """
-    table = parse_toml(text, ORIGIN)
-    check_names(table, ORIGIN)
+    table = parse_toml(text, LIVE)
+    check_names(table, LIVE)
     known = {each.name: each for each in declarations()}
     for name in table:
         if not known[name].live:
@@ -43,7 +42,7 @@ def read_live(text: str) -> dict[str, Any]:
                 reason="it cannot be changed while processes run; set it in the settings file of"
                 f" each host. These can: {', '.join(live_names())}",
             )
-    return {name: convert(known[name], value, ORIGIN) for name, value in table.items()}
+    return {name: convert(known[name], value, LIVE) for name, value in table.items()}
 
 
 def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
@@ -86,7 +85,7 @@ def differences(before: str, after: str) -> dict[str, tuple[Any, Any]]:
 
 def _as_json(text: str) -> dict[str, Any]:
     # TOML has times, and JSON does not.
-    found: dict[str, Any] = json.loads(json.dumps(parse_toml(text, ORIGIN), default=str))
+    found: dict[str, Any] = json.loads(json.dumps(parse_toml(text, LIVE), default=str))
     return found
 
 
@@ -143,8 +142,9 @@ class LiveSettings:
     def check(self, version: SettingsVersion) -> str | None:
         try:
             self._check(self._settings_of(version))
-        except QdoError as error:
-            return str(error)[:MAX_WHY_CHARACTERS]
+        except Exception as error:  # noqa: BLE001 - others write the text; it must end no worker
+            reason = str(error) if isinstance(error, QdoError) else describe(error)
+            return reason[:MAX_WHY_CHARACTERS]
         return None
 
     def use(self, version: SettingsVersion | None) -> None:

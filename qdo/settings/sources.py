@@ -106,16 +106,42 @@ def _read_toml(path: str) -> dict[str, Any]:
     return parse_toml(data, path)
 
 
+MAX_DOTS = 200
+"""Of a line: an address of many servers has some."""
+MAX_DEPTH = 10
+
+
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
-    """Return the table in a TOML text; errors name its origin."""
+    """Return the table in a TOML text; errors name its origin.
+
+    Whoever may write the live settings chooses the text. The time of the parser grows with the
+    square of the parts of a key, and code that prints deep values fails.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        text = text.decode() if isinstance(text, bytes) else text
+        if max((line.count(".") for line in text.splitlines()), default=0) > MAX_DOTS:
+            raise ValueError(f"a line must have at most {MAX_DOTS} dots")
+        found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError
         raise SettingsSyntaxError(origin=origin, reason=error) from error
+    if _depth(found) > MAX_DEPTH:
+        reason = f"values must be nested at most {MAX_DEPTH} deep"
+        raise SettingsSyntaxError(origin=origin, reason=reason)
+    return found
+
+
+def _depth(table: Any) -> int:
+    """Return how deep tables and arrays are nested, at most one more than allowed."""
+    depth, level = 0, [table]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [each for values in inner for each in values if isinstance(each, (dict, list))]
+    return depth
 
 
 def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:

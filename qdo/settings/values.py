@@ -9,7 +9,7 @@ from typing import Any
 
 from qdo.brokers.registry import kind_of
 from qdo.errors import SettingsError
-from qdo.jobs.retry import QueuePolicy, read_tables
+from qdo.jobs.retry import LiveRuleTable, QueuePolicy, RuleTable, read_tables
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
 from qdo.text import hide_credentials
 
@@ -199,6 +199,10 @@ class Declaration:
         return "--" + self.name.replace("_", "-")
 
 
+LIVE = "live settings"
+"""The origin of settings that workers take from the coordinator."""
+
+
 def convert(declaration: Declaration, value: Any, origin: str) -> Any:
     """Return `value` in the setting's type; text, as in the environment, is parsed.
 
@@ -230,7 +234,8 @@ def from_origin(origin: str) -> str:
 
 def _read_tables(name: str, value: Any, origin: str) -> tuple[QueuePolicy, ...]:
     if isinstance(value, (list, tuple)):
-        return read_tables(value, from_origin(origin))
+        rule = LiveRuleTable if origin == LIVE else RuleTable
+        return read_tables(value, from_origin(origin), rule)
     raise SettingsError(
         name=name,
         reason=f"it must be a list of tables, got {value!r}{from_origin(origin)}; the environment "

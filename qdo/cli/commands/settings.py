@@ -34,9 +34,10 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.live_settings import Edit, SettingsChange, next_number, read_answers, read_settings
 from qdo.fleet.settings_machine import MAX_TEXT_BYTES, SettingsNode, SettingsVersion, check_size
 from qdo.settings.listing import live_items, pins_of
-from qdo.settings.live import ORIGIN, differences, live_names, read_live
+from qdo.settings.live import differences, live_names, read_live
 from qdo.settings.settings import Settings, check_names, declarations
-from qdo.settings.values import convert
+from qdo.settings.sources import parse_toml
+from qdo.settings.values import LIVE, convert
 from qdo.text import join_some, pluralize
 
 _SCHEMA = "qdo.settings-change/1"
@@ -482,7 +483,8 @@ def _text(client: Any, layout: Any, number: int | None) -> str:
 
 
 def _document(text: str) -> tomlkit.TOMLDocument:
+    parse_toml(text, LIVE)  # within its bounds; tomlkit has none
     try:
         return tomlkit.parse(text)
     except ValueError as error:
-        raise SettingsSyntaxError(origin=ORIGIN, reason=error) from error
+        raise SettingsSyntaxError(origin=LIVE, reason=error) from error

@@ -258,6 +258,32 @@ def test_hostile_nodes_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client)
     assert items(qdo("settings", "set", "fetch", "6", "-o", "json"))[0]["version"] == 3
 
 
+HOSTILE_TEXTS = {
+    "deep": "attempts" + ".a" * 1500 + " = 1",
+    "many parts": ".".join(["a"] * 30_000) + " = 1",
+    "a module": '[[policies]]\nqueues = "*"\n[[policies.rules]]\n'
+    'exception = "ends:Error"\nattempts = 1',
+}
+
+
+@pytest.mark.parametrize("place", ["current", "proposal"])
+def test_hostile_texts_end_no_worker(runs: AppRuns, qdo: Qdo, outsider: Client, place: str) -> None:
+    """The node is valid, and what it says is not. Operators see it, and replace it."""
+    (runs.folder / "ends.py").write_text("import os\nos._exit(9)\n")
+    worker = start(runs)
+    path = runs.layout.fleet.settings
+    for number, text in enumerate(HOSTILE_TEXTS.values(), start=1):
+        version = {"id": f"{number:010}", "number": 10 * number, "text": text, "at": 1e9}
+        outsider.set(path, json.dumps({place: version}).encode())
+        runs.app.send("q", number)
+        wait_until(lambda count=number: len(runs.runs("q")) == count, f"after {text[:60]}")  # type: ignore[misc]
+        shown = qdo("settings", "show")
+        assert "Traceback" not in shown.err
+        assert qdo("settings", "apply", "-", stdin="fetch = 6").code == 0
+        assert in_force(qdo) == {"fetch": 6}
+    assert worker.output.count("registered;") == 1
+
+
 def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
     worker = start(runs)
     assert qdo("settings", "set", "fetch", "77").code == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from qdo.errors import SettingsError, UnknownSettingError, UsageError
-from qdo.fleet.settings_machine import SettingsReport, SettingsVersion
+from qdo.errors import QdoError, SettingsError, UnknownSettingError, UsageError
+from qdo.fleet.settings_machine import MAX_WHY_CHARACTERS, SettingsReport, SettingsVersion
 from qdo.settings.live import (
     LiveSettings,
     LogLevelFollower,
@@ -23,6 +25,12 @@ CODE = "App('test')"
 
 def version(text: str, number: int = 1) -> SettingsVersion:
     return SettingsVersion("0123456789", number, text)
+
+
+def rule_of(exception: str) -> str:
+    """Return live settings with a rule for an exception."""
+    rule = f'[[policies.rules]]\nexception = "{exception}"\nattempts = 1'
+    return f'[[policies]]\nqueues = "*"\n{rule}'
 
 
 def test_values_are_converted_and_checked() -> None:
@@ -135,3 +143,51 @@ def test_only_a_change_of_the_level_changes_the_log(monkeypatch: pytest.MonkeyPa
     follower.changed(Settings())
     follower.changed(Settings(log_level="error", log_config="log.json"))
     assert levels == ["debug", "info"]
+
+
+HOSTILE = {
+    "a deep setting": "attempts" + ".a" * 1500 + " = 1",
+    "a deep setting within the bounds of a line": "attempts" + ".a" * 150 + " = 1",
+    "a key of many parts": ".".join(["a"] * 30_000) + " = 1",
+    "a table of many parts": f"[{'.'.join(['a'] * 30_000)}]",
+    "deep arrays": "attempts = " + "[" * 500 + "]" * 500,
+    "deeper arrays": "attempts = " + "[" * 30_000 + "]" * 30_000,
+    "a module that ends the process": rule_of("tests.unit.settings.ends_the_process:Error"),
+    "a module that is not imported": rule_of("lib2to3.main:StdoutRefactoringTool"),
+    "a package that imports on demand": rule_of("qdo:testing.TestKit"),
+    "no exception": rule_of("os:path"),
+    "an attribute of an attribute": rule_of("os:path.os.system"),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_text_is_refused_and_nothing_else_happens(text: str) -> None:
+    """A worker reads what others have written, in the loop that keeps its session."""
+    before = {*sys.modules}
+    live = LiveSettings(Settings(), CODE, check=check_rules)
+    why = live.check(version(text))
+    assert why is not None
+    assert len(why) <= MAX_WHY_CHARACTERS
+    assert {*sys.modules} == before
+    assert differences(text, "attempts = 3") == {"attempts": (None, 3)} or "rules" in text
+
+
+def check_rules(settings: Settings) -> None:
+    """Check policies as a worker does."""
+    settings.policy_of("q", None)
+
+
+def test_any_error_of_a_check_refuses_the_version() -> None:
+    def check(settings: Settings) -> None:
+        raise RecursionError
+
+    assert LiveSettings(Settings(), CODE, check=check).check(version("attempts = 3"))
+
+
+def test_rules_may_name_what_the_app_has_imported() -> None:
+    live = LiveSettings(Settings(), CODE, check=check_rules)
+    assert live.check(version(rule_of("qdo.errors:QdoError"))) is None
+    assert live.check(version(rule_of("LookupError"))) is None
+    live.use(version(rule_of("qdo.errors:QdoError")))
+    (found,) = live.in_force.now.policy_of("q", None).rules
+    assert found.exception is QdoError
