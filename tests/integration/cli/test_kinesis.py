@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -357,11 +356,10 @@ def test_a_shard_without_its_position_is_named(
 def test_one_unreadable_shard_hides_no_other(
     qdo: Run, proxy: Proxy, stream: str, fault: str
 ) -> None:
-    """Nor does it hold up the list for long."""
+    """Nor does it hold up the list for long: it is asked for a few times only."""
     proxy.spoil(fault, "GetShardIterator", name=SHARD, count=0, seconds=11)
-    start = time.monotonic()
     ended = qdo("queues", "-o", "json")
-    assert time.monotonic() - start < 30
+    assert len(proxy.log("GetShardIterator")) <= 6  # of both shards
     assert ended.code == 4, ended.err
     items = {each["queue"]: each for each in json.loads(ended.out)["items"]}
     assert items[SHARD]["error"] is not None

@@ -35,7 +35,6 @@ def spin(seconds):
 
 @app.job(policy=policy)
 @app.job("limited", policy=policy, timeout_seconds=1)
-@app.job("patient", policy=policy, timeout_seconds=120)  # until then the parent lets it block
 def job(message, context):
     out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
     if message.body == "wait":
@@ -143,7 +142,7 @@ def test_a_blocked_process_ends_without_its_parent(runs: AppRuns) -> None:
 def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
     """By `qdo workers`, while the job blocks; later the worker is running again."""
     send(runs, "patient", "held")
-    runs.start(APP)
+    runs.start(APP + 'app.job("patient", timeout_seconds=120)(job)\n')  # so long it may block
 
     def state() -> tuple[str, str]:
         command = Proc.python(
