@@ -48,7 +48,7 @@ check: $(STAMP)
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST = $(REQUIRED) TMPDIR=$$(bash .ci/prepare scratch) $(BIN)/python -m pytest
-WHOLE := -n 8 --dist loadgroup --no-loadscope-reorder --durations 20
+WHOLE := -n 6 --dist loadgroup --no-loadscope-reorder --durations 20
 
 # Lint and documentation run beside the tests, and are shown if they fail.
 BESIDE := $(VENV)/beside.log

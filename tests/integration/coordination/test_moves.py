@@ -40,6 +40,13 @@ def write(message):
     with open("out", "a") as out:
         out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
+HELD = f"""
+import os, time
+open("held", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+{JOBS}
+"""
 QUEUES = ("a", "b", "c", "slow")
 
 
@@ -262,8 +269,10 @@ def test_a_dry_run_tells_what_the_leader_does_next(runs: AppRuns) -> None:
     started(runs, 1)
     first = leader(runs)
     assert rebalance(runs) == {}
+    runs.start(HELD)  # before the freeze: the leader's session must outlast it
+    wait_until((runs.folder / "held").exists, "the second worker is about to register")
     with frozen(runs, pid_of(runs, first)):
-        runs.start(JOBS)
+        (runs.folder / "go").touch()
         wait_until(lambda: len(workers(runs)) == 2, "the second worker")
         joined = other(runs, "a")
         found = rebalance(runs)
