@@ -29,8 +29,6 @@ from __future__ import annotations
 
 import importlib.resources
 
-from psycopg import errors
-
 from qdo.broker_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
@@ -142,7 +140,6 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
     found = found_format(connection, address)
     if found is None:
         raise SchemaMissingError(server=address.server, schema=address.schema)
-    _check_owner(connection, address)
     if found < FORMAT:
         raise UsageError(
             reason=f"schema {address.schema} in database {address.server} has format {found}, and "
@@ -154,30 +151,6 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
         raise SchemaNewerError(
             path=address.server, schema=address.schema, found=found, known=FORMAT
         )
-
-
-def _check_owner(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Raise PostgresqlUnsuitableError if the schema belongs to another role than its tables."""
-    found = connection.execute(_OWNERS, (f"{address.schema}.about",)).fetchone()
-    if found is not None and found[0] != found[1]:
-        raise _foreign_schema(address, *found)
-
-
-_OWNERS = """
-SELECT pg_get_userbyid(nspowner), pg_get_userbyid(relowner)
-FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-WHERE pg_class.oid = to_regclass(%s)
-"""
-FOREIGN_SCHEMA = "QD003"
-
-
-def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> PostgresqlUnsuitableError:
-    return PostgresqlUnsuitableError(
-        server=address.server,
-        reason=f"schema {address.schema} must belong to {wanted}, got {owner}, who may replace its"
-        " functions and get the rights of others; drop it, or run `qdo admin broker init` as"
-        " its owner",
-    )
 
 
 def is_missing(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
@@ -200,13 +173,7 @@ def create(
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(7104)")  # two at once: one creates
         if found_format(connection, address) is None:
-            try:
-                connection.execute(script(address.schema, partition_seconds), prepare=False)
-            except errors.Error as error:
-                if error.sqlstate != FOREIGN_SCHEMA:
-                    raise
-                owner = str(error.diag.message_detail)
-                raise _foreign_schema(address, owner, connection.info.user) from error
+            connection.execute(script(address.schema, partition_seconds), prepare=False)
             return True
     check_format(connection, address)
     return False

@@ -2,20 +2,6 @@
 -- `qdo admin broker init` runs this with the name of the schema and the seconds of a partition.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
--- The owner of a schema may replace its functions, which run with the rights of who creates them.
-DO $$
-DECLARE
-    stranger name;
-BEGIN
-    SELECT pg_get_userbyid(nspowner) INTO stranger FROM pg_namespace
-        WHERE nspname = '{schema}' AND pg_get_userbyid(nspowner) <> current_user;
-    IF stranger IS NOT NULL THEN
-        RAISE EXCEPTION 'schema {schema} belongs to another role' USING
-            ERRCODE = 'QD003', DETAIL = stranger,
-            HINT = 'Drop it, or run this as its owner.';
-    END IF;
-END
-$$;
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
 
 CREATE TABLE {schema}.about (

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
+from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
@@ -203,29 +203,3 @@ def test_strangers_may_nothing(roles: Roles) -> None:
     name = roles.create("onlooker")
     roles.take(name)
     assert denied(roles, name, "read") == set(TABLES)
-
-
-def test_a_schema_that_a_stranger_made_is_refused(
-    roles: Roles, postgresql: PostgresqlDatabase
-) -> None:
-    """Its owner may replace functions that run with the rights of the administrator."""
-    name = roles.create("onlooker")
-    with postgresql.connect() as owner:
-        owner.execute("DROP SCHEMA qdo CASCADE")
-        owner.execute(sql.SQL("CREATE SCHEMA qdo AUTHORIZATION {}").format(sql.Identifier(name)))
-        with pytest.raises(PostgresqlUnsuitableError):
-            prepared(postgresql.url())
-        assert owner.execute("SELECT to_regclass('qdo.about')").fetchone() == (None,)
-        owner.execute("DROP SCHEMA qdo")
-
-
-def test_a_schema_that_was_given_away_is_refused(
-    roles: Roles, postgresql: PostgresqlDatabase
-) -> None:
-    name = roles.create("onlooker")
-    with postgresql.connect() as owner:
-        owner.execute(sql.SQL("ALTER SCHEMA qdo OWNER TO {}").format(sql.Identifier(name)))
-        with pytest.raises(PostgresqlUnsuitableError):
-            roles.broker("postgres").send(Outgoing("q", b"1"))
-        owner.execute("ALTER SCHEMA qdo OWNER TO postgres")
-    roles.broker("postgres").send(Outgoing("q", b"1"))
