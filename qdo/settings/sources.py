@@ -114,8 +114,8 @@ MAX_DEPTH = 10
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
     """Return the table in a TOML text; errors name its origin.
 
-    Whoever may write the live settings chooses the text. The time of the parser grows with the
-    square of the parts of a key, and code that prints deep values fails.
+    Operators and attackers can write the live settings, so the text has bounds: the time of the
+    parser grows with the square of the parts of a key, and code that prints deep values fails.
     """
     if sys.version_info >= (3, 11):
         import tomllib

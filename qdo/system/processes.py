@@ -189,7 +189,7 @@ class StopFlag:
             _LEASE.pack_into(self._page, _LEASE_AT, math.inf, 0)
 
     def begin_lease(self) -> None:
-        """Show that the worker has registered anew; see `move_lease`."""
+        """Count a registration of the worker, whose lease `move_lease` then shows."""
         _LEASE.pack_into(self._page, _LEASE_AT, -math.inf, self.registration() + 1)
 
     def move_lease(self, until: float) -> None:
