@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.support import zookeeper
 from tests.support.aws import clients
@@ -125,6 +127,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+class Failures:
+    """Name a failed test at once: a run that is ended from outside prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print its name and the last line of its error."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message.splitlines()[:1] if crash else []
+            reporter.ensure_newline()
+            reporter.write_line(f"failed: {report.nodeid} ({report.when}) {''.join(reason)}")
+
+
 class LeftOut:
     """What `make test` has left out, for its last lines."""
 
@@ -160,6 +178,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     choice.exec_now = item.get_closest_marker("exec") is not None
 
 
+def _end_later(item: pytest.Item) -> None:
+    """End this process, with the stacks of its threads, if the test takes twice its timeout.
+
+    pytest-timeout interrupts a test once. Without this, a teardown that then waits for a thread
+    holds the whole run; with it, xdist reports that test and goes on in a new process.
+    """
+    mark = item.get_closest_marker("timeout")
+    seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=stderr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Bound the time of a test and its fixtures."""
+    _end_later(item)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Set the bound again, which pytest has just taken away because the test has failed."""
+    if isinstance(node, pytest.Item):
+        _end_later(node)
+
+
 def pytest_sessionfinish() -> None:
     """End the server that forks processes."""
     choice.close()
@@ -182,6 +229,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.pluginmanager.register(LeftOut())
+    config.pluginmanager.register(Failures(config))
     choice.exec_all = config.getoption("--exec")
     if config.getoption("--level") == CHECK:
         hypothesis.settings.load_profile(CHECK)
