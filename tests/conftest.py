@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import uuid
@@ -239,6 +240,21 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """pytest's own, without the lines of kazoo that qdo does not show either.
+
+    A client that a former test has closed may still print them, from its thread.
+    """
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or not record.name.startswith("kazoo")
+
+    caplog.handler.addFilter(is_shown)
+    yield caplog
+    caplog.handler.removeFilter(is_shown)
 
 
 def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
