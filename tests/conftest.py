@@ -27,7 +27,7 @@ from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
 from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
-from tests.support.marks import MARKS, add_marks, longest_first
+from tests.support.marks import MARKS, add_marks, in_order
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
 from tests.support.shared_servers import (
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests by the servers they use, order them, and leave out those of other levels."""
     add_marks(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=longest_first)
+        items[:] = in_order(items)
     config.stash[LEVELS] = known = levels(items)
     chosen = config.getoption("--level")
     stride = config.getoption("--fault-stride")

@@ -93,6 +93,10 @@ SIMULATION = "tests/simulation/"
 TESTS = f"{ROOT / 'tests'}/"
 
 
+COMPUTES = 4
+"""The kind of the shortest tests, which neither start processes nor ask servers."""
+
+
 def add_marks(items: list[pytest.Item]) -> None:
     """Mark each test by its fixtures, its parameters and the functions that it reaches."""
     for item in items:
@@ -107,15 +111,30 @@ def add_marks(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(name))
 
 
-def longest_first(item: pytest.Item) -> int:
-    """Return a key to sort tests by, so that no long one begins when the others are done."""
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return tests in the order to start them.
+
+    The longest come first, so that none begins when the others are done. They mostly wait, so
+    the shortest, which compute, are spread between them: both cores have work at all times.
+    """
+    ordered = sorted(items, key=_kind)
+    waiting = [item for item in ordered if _kind(item) < COMPUTES]
+    computing = ordered[len(waiting) :]
+    mixed = []
+    share = len(computing) / (len(waiting) + 1)
+    for number, item in enumerate(waiting):
+        mixed += [*computing[round(number * share) : round((number + 1) * share)], item]
+    return mixed + computing[round(len(waiting) * share) :]
+
+
+def _kind(item: pytest.Item) -> int:
     if any(item.get_closest_marker(name) for name in ("slow", "timeout")):
         return 0
     if item.nodeid.startswith(PROCESS_FOLDERS):
         return 1
     if item.get_closest_marker("processes"):
         return 2
-    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper", "postgresql"))) else 4
+    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper", "postgresql"))) else COMPUTES
 
 
 def marks_of(item: pytest.Item) -> set[str]:
