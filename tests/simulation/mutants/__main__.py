@@ -103,6 +103,8 @@ def _verdict(mutant: Mutant, found: dict[str, object]) -> str:
         return "UNEXPECTED"
     if found["invariant"] in mutant.breaks.split():
         return "found"
+    if found["invariant"] == "crash":
+        return "CRASHES"  # which says nothing about the rule
     return f"found, expected {mutant.breaks}"
 
 

@@ -56,6 +56,12 @@ OWN_VERSION = _edit(
 )
 STUCK = "liveness 6"
 SERIAL = _edit("worker_node_writer", "return not self._closed", "return True")
+# Without serial claims the place is that of another write, which must not end the process.
+PLACE = _edit(
+    "worker_node_writer",
+    "answer.versions[self._written_at]",
+    "answer.versions[min(self._written_at, len(answer.versions) - 1)]",
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -123,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Deleted nodes are created again, and versions start at 0 again.
     Mutant(
         "claim: no node was deleted",
-        "2 3 4",
+        "2 3 4 6",
         (
             _edit(
                 "rebalancer",
@@ -132,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
-    Mutant("own-node version and serial claims, both", "1", (OWN_VERSION, SERIAL)),
+    Mutant("own-node version and serial claims, both", "1", (OWN_VERSION, SERIAL, PLACE)),
     # Without it a seek's request to the owner is overwritten; no queue gets a second owner.
     Mutant("own-node version", "3 4 liveness", (OWN_VERSION,)),
     Mutant("own-node version: safety", "", (OWN_VERSION,), (), STUCK),
@@ -145,9 +151,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # A late registration leaves a second worker node, without a worker.
     Mutant("late requests land: safety", "", (), ("late_requests",), STUCK),
-    Mutant("serial claims", "liveness", (SERIAL,)),
+    Mutant("serial claims", "liveness", (SERIAL, PLACE)),
     # A list made before the other transaction was answered names a queue that it has released.
-    Mutant("serial claims: safety", "1", (SERIAL,), (), STUCK),
+    Mutant("serial claims: safety", "1", (SERIAL, PLACE), (), STUCK),
     Mutant(
         "release: queue version",
         "2 3",
