@@ -50,7 +50,7 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class HoldsRead:
-    """The holds, and the workers that obey them.
+    """The holds in force, and the workers that obey them.
 
     :ivar zxid: place of the last change in the coordinator's total order.
     :ivar obeyed: by worker, the place up to which it obeys.
@@ -88,12 +88,21 @@ def new_hold(
 
 
 def read_holds(client: Client, layout: Layout) -> HoldsRead:
-    """Return the holds, and up to where each worker obeys."""
+    """Return the holds in force, and up to where each worker obeys."""
     found = read(client, layout.fleet.holds)
     obeyed = _obeyed(client, layout, list_workers(client, layout))
     if isinstance(found, NodeRead):
-        return HoldsRead(HoldNode.parse(found.data), found.mzxid, obeyed)
+        node = HoldNode.parse(found.data)
+        return HoldsRead(replace(node, holds=in_force(client, node.holds)), found.mzxid, obeyed)
     return HoldsRead(HoldNode(), 0, obeyed)
+
+
+def in_force(client: Client, holds: Iterable[Hold]) -> tuple[Hold, ...]:
+    """Return the holds whose makers live; without a leader the others stay in the node."""
+    found = tuple(holds)
+    makers = sorted({hold.by for hold in found if hold.by})
+    alive = {"", *(node.path for node in read_nodes(client, makers))}
+    return tuple(hold for hold in found if hold.by in alive)
 
 
 def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | None = None) -> int:
@@ -109,7 +118,7 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
         nonlocal entry
         if not isinstance(node, NodeRead):  # no worker has ever started
             make_folder(client, path)
-        holds = (*_holds(node), hold)
+        holds = (*in_force(client, _holds(node)), hold)
         length = sum(len(glob) for each in holds for glob in each.queues)
         if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
             raise RejectedError(
@@ -223,7 +232,7 @@ def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
             break
         if each.by and any(overlap(a, b) for a in each.queues for b in hold.queues):
             earlier.append(each)
-    return [each for each in earlier if isinstance(read(client, each.by), NodeRead)]
+    return list(in_force(client, earlier))
 
 
 def _edit(

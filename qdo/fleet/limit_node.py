@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qdo.coordination.znodes.values import encode, load, shown, text_of
@@ -70,6 +71,12 @@ class LimitNode:
     def workers(self) -> frozenset[str]:
         """The processes that hold or want something."""
         return frozenset(each.worker for each in (*self.permits, *self.starts))
+
+    def held_by(self, workers: Collection[str]) -> LimitNode:
+        """Return the limit without the shares of other processes."""
+        permits = tuple(each for each in self.permits if each.worker in workers)
+        starts = tuple(each for each in self.starts if each.worker in workers)
+        return replace(self, permits=permits, starts=starts)
 
     def encode(self) -> bytes:
         value: dict[str, Any] = {**self.extra, "max": self.max}

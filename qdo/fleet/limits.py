@@ -15,7 +15,7 @@ from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
-from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.layout import Layout, clients_of
 from qdo.errors import LimitNotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.components import require_level
@@ -157,6 +157,12 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
 
 
 def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
+    """Return the limits by name, without the shares of processes that are gone."""
     names = names_below(client, layout.fleet.limits)
     nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
-    return {node.path.rpartition("/")[2]: LimitNode.parse(node.data) for node in nodes}
+    # List them after the limits were read: a process has a node before it holds anything.
+    clients = names_below(client, clients_of(layout.root))
+    alive = {*names_below(client, layout.workers), *(f"client/{name}" for name in clients)}
+    return {
+        node.path.rpartition("/")[2]: LimitNode.parse(node.data).held_by(alive) for node in nodes
+    }

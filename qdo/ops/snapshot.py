@@ -18,6 +18,7 @@ from qdo.coordination.znodes.worker_node import WorkerNode, parse_assignment
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, NotFoundError, PositionAheadError, QdoError
 from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet.holds import in_force
 from qdo.ops.peek import waiting_rows
 from qdo.positions import TIME_POSITIONS
 from qdo.queues import QueueFilter
@@ -484,8 +485,10 @@ def _reached(
 
 
 def _holds(client: Client | None, layout: Layout) -> tuple[Hold, ...]:
-    found = read_nodes(client, [layout.fleet.holds]) if client else []
-    return HoldNode.parse(found[0].data).holds if found else ()
+    if client is None:
+        return ()
+    nodes = read_nodes(client, [layout.fleet.holds])
+    return in_force(client, [hold for node in nodes for hold in HoldNode.parse(node.data).holds])
 
 
 def _matching(names: Iterable[str], glob: str) -> Iterable[str]:

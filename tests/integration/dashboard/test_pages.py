@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from werkzeug.test import Client
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.fleet.holds import new_hold, pause
+from qdo.fleet.holds import add_hold, new_hold, pause
 from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop
 from tests.support.processes import wait_until
 
@@ -96,9 +97,12 @@ def test_a_queue_shows_its_holds_and_changes(shop: FilledShop) -> None:
     """Those whose glob matches its name, and no others."""
     pause(shop.client, LAYOUT, new_hold(["ord*"], "the customer moves"))
     pause(shop.client, LAYOUT, new_hold(["other*"], "another reason"))
+    gone = f"{LAYOUT.components}/client/host-0000000001"
+    add_hold(shop.client, LAYOUT, replace(new_hold(["ord*"], "its maker is gone"), by=gone))
     text = shop.visitor().page("/queue?name=orders-1")
     assert text.count("the customer moves") >= 2
     assert "another reason" not in text
+    assert "its maker is gone" not in text
 
 
 def test_dead_letters_are_grouped_by_error(shop: FilledShop) -> None:

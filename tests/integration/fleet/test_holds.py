@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from qdo.coordination.protocol.machine import NoResponse, Op
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet import holds
 from qdo.fleet.audit import read_entries
+from qdo.fleet.hold_machine import MAX_HOLDS, HoldNode
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, wait_until
@@ -126,6 +128,23 @@ def test_a_pause_ends_by_itself(runs: AppRuns, qdo: Qdo) -> None:
     runs.app.send("q", 1)
     wait_until(lambda: len(runs.runs("q")) == 2, "the end of the pause")
     assert items(qdo("pause", "--list", "-o", "json")) == []
+
+
+def test_a_section_ends_with_its_maker_in_commands(runs: AppRuns, qdo: Qdo) -> None:
+    """Also while no worker leads, who would remove it from the node."""
+    runs.app.send("q", 0)
+    maker = f"{runs.layout.components}/client/host-0000000001"
+    runs.client.ensure_path(maker)
+    holds.add_hold(runs.client, runs.layout, replace(holds.new_hold(["q"], "moves"), by=maker))
+    assert [item["kind"] for item in items(qdo("pause", "--list", "-o", "json"))] == ["section"]
+    assert items(qdo("queues", "-o", "json"))[0]["held"] == "section: moves"
+    runs.client.delete(maker)
+    assert items(qdo("pause", "--list", "-o", "json")) == []
+    assert items(qdo("queues", "-o", "json"))[0]["held"] is None
+    # Those that are over take no place.
+    over = [replace(holds.new_hold(["q"]), by=maker) for _ in range(MAX_HOLDS)]
+    runs.client.set(runs.layout.fleet.holds, HoldNode(tuple(over)).encode())
+    assert items(qdo("pause", "q", "--allow-none", "-o", "json"))
 
 
 HOSTILE = [

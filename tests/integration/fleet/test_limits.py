@@ -15,6 +15,7 @@ import pytest
 import qdo
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
@@ -236,6 +237,17 @@ def test_the_kit_gives_every_permit_and_keeps_queue_rates() -> None:
             kit.send("own-1", body)
         kit.run_until_settled()
     assert times == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+def test_shares_end_with_their_processes_in_commands(shop: LimitShop) -> None:
+    """Also before another process needs them and removes them from the node."""
+    shop.limit("crm", max="2")
+    holders = [ShareHolder(name, 1, 1) for name in ("worker-0000000001", "client/h-0000000002")]
+    path = shop.layout.fleet.limit("crm")
+    shop.client.set(path, LimitNode(max=2, permits=tuple(holders)).encode())
+    assert list_limits(shop.client, shop.layout)["crm"].permits == ()
+    shop.client.ensure_path(f"{shop.layout.components}/{holders[1].worker}")
+    assert list_limits(shop.client, shop.layout)["crm"].permits == (holders[1],)
 
 
 def wake(pid: int) -> None:
