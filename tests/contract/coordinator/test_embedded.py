@@ -222,6 +222,28 @@ def test_log_is_merged(client: Client, embedded_url: str) -> None:
     assert Path(f"{database_of(embedded_url)}-wal").stat().st_size < 16 << 20
 
 
+def test_log_is_merged_beside_readers(
+    client: Client, embedded_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of old pages delays a merge; the next commits try again, and the log begins anew."""
+    monkeypatch.setattr(embedded_store, "_MERGE_PAGES", 60)
+    client.create("/a")
+    path = database_of(embedded_url)
+    reader = sqlite3.connect(path, isolation_level=None)
+    sizes = []
+    for _ in range(8):
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM node").fetchone()
+        for _ in range(30):
+            client.set("/a", b"")
+        reader.execute("ROLLBACK")
+        for _ in range(3):
+            client.set("/a", b"")
+        sizes.append(Path(f"{path}-wal").stat().st_size)
+    reader.close()
+    assert sizes[-1] < 2 * sizes[0]
+
+
 @pytest.mark.slow
 def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
     """A watcher that was taken away is free at once, not when the next request comes."""
