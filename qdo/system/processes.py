@@ -111,6 +111,12 @@ def _proportional(pid: int) -> int:
     return 0
 
 
+def waited_seconds(thread: int) -> float:
+    """Return how long a thread of this process could run but had no processor (Linux)."""
+    fields = _read(f"/proc/self/task/{thread}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def _read(path: str) -> bytes:
     """Return the content of a file of /proc, nothing if its process has ended."""
     try:

@@ -242,6 +242,7 @@ class Worker:
         watchdog.start()
         try:
             with self.app.hooks.job_context() as context:
+                watchdog.started()
                 running = self._build(broker, takes, context)
                 duties = self._build_duties(running)
                 try:

@@ -3,6 +3,7 @@
 While the loop is blocked, the process sends no heartbeat and no checkpoint, and all its other
 queues wait. A timer of the loop stores the time in `LoopWatchdog.beat`, and a native thread
 checks it. Turns record nothing for this: the thread reads the job from the main thread's stack.
+A job context may block the loop for much longer: its process has no session yet.
 
 Both the time and the finding are also stored in memory shared with the parent. The parent keeps
 the session of a blocked process alive, and ends the process when its job has blocked the loop for
@@ -14,6 +15,7 @@ from __future__ import annotations
 import _thread
 import logging
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -24,7 +26,10 @@ import gevent
 
 from qdo.system.clock import clock as boot_clock
 from qdo.system.native import guarded, native_lock, original, start_thread
+from qdo.system.processes import waited_seconds
+from qdo.worker.engine.jobs import BoundJob
 from qdo.worker.engine.pipeline import running_in
+from qdo.worker.executors.base import START_SECONDS
 from qdo.worker.shared_memory import LoopState
 
 _log = logging.getLogger(__name__)
@@ -38,6 +43,7 @@ PATIENCE = 3.0
 """Session timeouts for which a job without a time limit may block the loop."""
 OVERDUE_SECONDS = 5.0
 """How long after the limit the process exits by itself: its parent has died, or hangs."""
+_CONTEXT = "the job context"
 
 
 def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -> float:
@@ -56,8 +62,8 @@ class BlockedLoop:
     """A finding of the watchdog.
 
     :ivar kind: "blocked": the loop has not run for `seconds`; "over": it runs again after
-        `seconds`; "stopped": the whole process did not run (SIGSTOP, suspend, overloaded
-        machine).
+        `seconds`; "stopped": the process, or the thread of its loop, could not run (SIGSTOP,
+        suspend, overloaded machine).
     :ivar blocked_by: the message and the job in flight.
     """
 
@@ -77,36 +83,59 @@ class Watch:
         self._blocked_since: float | None = None
         self._stopped_until = 0.0
         self._stopped_seconds = 0.0
+        self._waited = self._starved_seconds = 0.0
+        self._beat = self._starved_beat = 0.0
         self.blocked_seconds = 0.0
 
     def check(
-        self, now: float, cpu: float, beat: float, look: Callable[[float], tuple[str, str]]
+        self,
+        now: float,
+        cpu: float,
+        beat: float,
+        look: Callable[[float], tuple[str, str]],
+        waited: float = 0.0,
     ) -> BlockedLoop | None:
         """Compare the clock with the loop's last beat; return a finding if there is a new one.
 
         :param cpu: processor time of the process so far, in seconds.
         :param look: returns the message and job in flight, and the stack. Its argument is the beat
             since which the loop has been blocked.
+        :param waited: how long the loop's thread has waited for a processor so far, in seconds.
         """
         slept, self._checked_at = now - self._checked_at, now
         self.blocked_seconds = 0.0
         burnt, self._cpu = cpu - self._cpu, cpu
+        starved, self._waited = waited - self._waited, waited
         if slept > self._limit and burnt < slept / 2:
             # This thread did not run either, and the process used no processor time.
             self._stopped_until = now
             self._stopped_seconds += slept
             return BlockedLoop("stopped", slept)
+        before = self._starved_seconds
+        self._starved_seconds = before + starved if beat == self._beat else 0.0
+        self._beat = beat
         if now - beat < self._limit:
-            stopped, self._stopped_seconds = self._stopped_seconds, 0.0
+            stopped, self._stopped_seconds = self._stopped_seconds + before, 0.0
             since, self._blocked_since = self._blocked_since, None
             return None if since is None else BlockedLoop("over", beat - since - stopped)
+        blocked = now - beat - self._stopped_seconds - self._starved_seconds
         if self._blocked_since is not None:
-            self.blocked_seconds = now - beat - self._stopped_seconds
+            self.blocked_seconds = blocked
             return None
         if now - self._stopped_until < self._limit:
             return None
+        found = look(beat)  # the parent reads it, and counts the whole time
+        if blocked < self._limit:
+            return self._starving(beat)
         self._blocked_since = beat
-        return BlockedLoop("blocked", now - beat - self._stopped_seconds, *look(beat))
+        return BlockedLoop("blocked", blocked, *found)
+
+    def _starving(self, beat: float) -> BlockedLoop | None:
+        """Return a finding, once for each beat, about a machine that does not run the loop."""
+        if self._starved_seconds < self._limit or self._starved_beat == beat:
+            return None
+        self._starved_beat = beat
+        return BlockedLoop("stopped", self._starved_seconds)
 
 
 class LoopWatchdog:
@@ -142,10 +171,13 @@ class LoopWatchdog:
         self._exit = exit
         self._clock = clock
         self._watched: int = _get_ident()
+        self._native = threading.get_native_id()
+        self._starting = True
         self._stopping = native_lock()
         self._ended = native_lock()
         self._blocked_by = "no job"
         self._allowed = self._longest
+        self._job: BoundJob | None = None
         self.beat = clock()
         self._timer = gevent.get_hub().loop.timer(self._limit / CHECKS, self._limit / CHECKS)
 
@@ -155,6 +187,11 @@ class LoopWatchdog:
         self._store_beat()
         self._timer.start(self._store_beat)
         start_thread(guarded("watchdog", self._run))
+
+    def started(self) -> None:
+        """Let the parent watch the loop, too, once the job context is entered."""
+        self._starting = False
+        self._store_beat()
 
     def stop(self) -> None:
         """Stop watching; returns when the thread has ended."""
@@ -166,14 +203,17 @@ class LoopWatchdog:
 
     def _store_beat(self) -> None:
         self.beat = self._clock()
-        self._state.beat(self.beat, self._contact(), self._longest)
+        if not self._starting:
+            self._state.beat(self.beat, self._contact(), self._longest)
 
     def _run(self) -> None:
         try:
             watch = Watch(self._limit, self._clock(), time.process_time())
             while not self._stopping.acquire(timeout=self._limit / CHECKS):
                 self._tick()
-                report = watch.check(self._clock(), time.process_time(), self.beat, self._look)
+                waited = waited_seconds(self._native)
+                times = self._clock(), time.process_time(), self.beat
+                report = watch.check(*times, self._look, waited)
                 if report is not None:
                     self._report(report)
                 if watch.blocked_seconds > self._allowed + OVERDUE_SECONDS:
@@ -183,7 +223,13 @@ class LoopWatchdog:
 
     def _leave(self) -> None:
         """Exit: the job may block forever, and no other process ends this one."""
-        if self._exit is not None:
+        if self._exit is not None and self._starting:
+            _log.error(
+                "the job context has computed for more than %g s; this process exits",
+                START_SECONDS,
+            )
+            self._exit(1)
+        elif self._exit is not None:
             _log.error(
                 "the event loop is still blocked by %s, and the parent process did not end this"
                 " process; exiting",
@@ -193,32 +239,54 @@ class LoopWatchdog:
 
     def _look(self, beat: float) -> tuple[str, str]:
         frame = sys._current_frames().get(self._watched)
+        stack = "".join(traceback.format_stack(frame))
+        if self._starting:
+            self._allowed = START_SECONDS
+            return _CONTEXT, stack
         running = running_in(frame)
-        blocked_by, self._allowed = "no message in flight", self._longest
-        if running is not None:
-            message, job = running.message, running.job
+        self._job = None if running is None else running.job
+        if running is None:
+            entry, blocked_by, self._allowed = 0, "code outside of jobs", self._longest
+        else:
+            entry, message, job = running.entry, running.message, running.job
             blocked_by = f"queue {message.queue}, message {message.id}, job {job.name}"
             self._allowed = block_limit(job.timeout_seconds, self._session_timeout)
-            self._state.blocked(beat, self._allowed, running.entry, blocked_by)
-        return blocked_by, "".join(traceback.format_stack(frame))
+        self._state.blocked(beat, self._allowed, entry, blocked_by)
+        return blocked_by, stack
 
     def _report(self, report: BlockedLoop) -> None:
-        if report.kind == "blocked":
-            self._blocked_by = report.blocked_by
-            _log.warning(
-                "the event loop has been blocked for %.1f s by %s; all other queues of this process"
-                " are waiting, and after %g s the process is ended and the attempt has failed. Make"
-                ' the job yield, or run it with executor="thread" or "process". Stack:\n%s',
-                report.seconds,
-                report.blocked_by,
-                self._allowed,
-                report.stack,
-            )
-        elif report.kind == "over":
+        if report.kind == "stopped":
+            _log.warning("this process did not run for %.1f s; continuing", report.seconds)
+        elif report.kind == "over" and self._blocked_by != _CONTEXT:
             _log.warning(
                 "the event loop runs again after %.1f s, blocked by %s",
                 report.seconds,
                 self._blocked_by,
             )
-        else:
-            _log.warning("this process did not run for %.1f s; continuing", report.seconds)
+        elif report.kind == "blocked":
+            self._blocked_by = report.blocked_by
+            self._report_blocked(report)
+
+    def _report_blocked(self, report: BlockedLoop) -> None:
+        if report.blocked_by == _CONTEXT:
+            _log.info(
+                "the job context has computed for %.1f s; the worker starts once it is entered, and"
+                " after %g s the process is ended. Stack:\n%s",
+                report.seconds,
+                self._allowed,
+                report.stack,
+            )
+            return
+        job, remedy = self._job, "Make the code at the end of the stack yield"
+        if job is not None and job.executor == "greenlet":
+            remedy = 'Make the job yield, or run it with executor="thread" or "process"'
+        _log.warning(
+            "the event loop has been blocked for %.1f s by %s; all other queues of this process"
+            " are waiting, and after %g s the process is ended%s. %s. Stack:\n%s",
+            report.seconds,
+            report.blocked_by,
+            self._allowed,
+            "" if job is None else " and the attempt has failed",
+            remedy,
+            report.stack,
+        )

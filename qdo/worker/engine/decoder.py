@@ -45,7 +45,7 @@ class Decoder:
         if len(body) > self._most:
             id = self.undecoded(turn, (position, body, None, None), 1).id
             raise LargeBodyError(queue=turn.slot.queue, id=id, limit=self._most, size=len(body))
-        return JsonText(body) if turn.job.decodes else load_large(body)
+        return JsonText(body) if turn.job.executor == "process" else load_large(body)
 
     def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
         """Return the message of a row, and the error if the row cannot be decoded."""

@@ -139,8 +139,7 @@ class BoundJob:
     """Maximum messages of one call; 0 if the job takes single messages."""
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
-    decodes: bool = False
-    """Its process decodes large bodies."""
+    executor: str = "greenlet"
     gate: Gate | None = None
     """Gives the permits that each message needs; None if it needs none."""
     meter: JobMeter | None = None
@@ -203,7 +202,7 @@ class JobTable:
                 job.batch or 0,
                 job.batch_wait_seconds,
                 job.timeout_seconds,
-                self._executor.decodes(job),
+                self._executor.kind(job),
                 self._limits.gate(job),
                 None if meters is None else meters.of(job.queues),
             )

@@ -37,6 +37,11 @@ OnStart: TypeAlias = Callable[[Message], None]
 """Called on the thread that starts the job, once nothing can prevent the start."""
 
 
+START_SECONDS = 600.0
+"""How long a process may compute in its job context. With the executor `process`: how long it may
+take to import the app and enter the context."""
+
+
 class NotStarted(BaseException):
     """The job was not started: once it could run, its queue could no longer be processed."""
 
@@ -66,9 +71,9 @@ class Executor(abc.ABC):
         :param on_start: called for every message whose job starts.
         """
 
-    def decodes(self, job: Job) -> bool:
-        """Return whether the call of a job accepts a large body as `JsonText`."""
-        return False
+    def kind(self, job: Job) -> str:
+        """Return the name of a job's executor; a process accepts large bodies as `JsonText`."""
+        return "greenlet"
 
     def under_way(self) -> int:
         """Return how many jobs are running outside the event loop's thread."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gevent
+import gevent.fileobject  # gevent.subprocess would import it at the first start of a process
 from gevent import socket as cooperative_sockets
 from gevent import subprocess as cooperative_processes
 from gevent.lock import BoundedSemaphore
@@ -32,7 +33,15 @@ from qdo.settings.values import PASSWORD_VARIABLE
 from qdo.system.processes import SIGN, descendants, memory_bytes, module_argv
 from qdo.text import describe, one_line, pluralize
 from qdo.worker.executors import process_frames as wire
-from qdo.worker.executors.base import Executor, JobAborted, JobCall, NotStarted, OnStart, timed_out
+from qdo.worker.executors.base import (
+    START_SECONDS,
+    Executor,
+    JobAborted,
+    JobCall,
+    NotStarted,
+    OnStart,
+    timed_out,
+)
 from qdo.worker.executors.process_frames import END, VARIABLE
 
 if TYPE_CHECKING:
@@ -40,8 +49,6 @@ if TYPE_CHECKING:
 
 
 ARGV = module_argv("qdo.worker.executors.process_main")
-START_SECONDS = 60.0
-"""How long a process may take to import the app and enter its context."""
 LEAVE_SECONDS = 5.0
 """How long a process may take to leave the context when the worker ends it."""
 REAP_SECONDS = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -98,7 +99,10 @@ class ExecutorRouter(Executor):
     def check(self, jobs: Iterable[Job]) -> None:
         """Raise UsageError if a job cannot run in its executor."""
         for job in jobs:
-            kind = kind_of(job, self._settings.executor)
+            kind = self.kind(job)
+            if kind == "process":
+                # Now, not in a turn: on a busy machine it blocks the event loop for too long.
+                importlib.import_module("qdo.worker.executors.process")
             if kind == "process" and self._target is None:
                 raise UsageError(
                     reason=f"job {job.name} with executor 'process' must be imported by its "
@@ -112,14 +116,14 @@ class ExecutorRouter(Executor):
                 )
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        kind = kind_of(job, self._settings.executor)
+        kind = self.kind(job)
         executor = self._made.get(kind)
         if executor is None:
             executor = self._made[kind] = self._make(kind)
         return executor.bind(job, on_start)
 
-    def decodes(self, job: Job) -> bool:
-        return kind_of(job, self._settings.executor) == "process"
+    def kind(self, job: Job) -> str:
+        return kind_of(job, self._settings.executor)
 
     def under_way(self) -> int:
         return sum(executor.under_way() for executor in self._made.values())
@@ -190,8 +194,8 @@ class LimitedExecutor(Executor):
         if self._unstarted <= 0:
             self._on_reached()
 
-    def decodes(self, job: Job) -> bool:
-        return self._inner.decodes(job)
+    def kind(self, job: Job) -> str:
+        return self._inner.kind(job)
 
     def under_way(self) -> int:
         return self._inner.under_way()

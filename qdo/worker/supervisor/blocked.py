@@ -295,7 +295,7 @@ def _cause(report: LoopReport) -> str:
 
 
 def _job(report: LoopReport) -> str:
-    return report.blocked_by or "an unknown job that lets no other thread run"
+    return report.blocked_by or "a job that lets no other thread run, or by a busy machine"
 
 
 def _is_blocked(child: ChildProcess, report: LoopReport) -> bool:

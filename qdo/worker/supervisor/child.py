@@ -379,7 +379,7 @@ def _exit_level(code: int, *, stopping: bool) -> int:
 def _how(child: ChildProcess, code: int) -> str:
     """Return how an unfinished child ended."""
     if child.blamed is not None:
-        return f"was killed: a job blocked its loop for {child.blamed.limit_seconds:g} s"
+        return f"was killed: its event loop was blocked for {child.blamed.limit_seconds:g} s"
     return f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from qdo.errors import (
 )
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
+from qdo.worker.duties import watchdog
 from qdo.worker.duties.burst import FleetSurvey
 from qdo.worker.engine.slot import ClaimSink, Slot, TurnResult
 from qdo.worker.executors.base import JobAborted
@@ -653,6 +655,63 @@ def test_a_job_that_blocks_the_loop_is_named_while_it_does(
     assert f"queue q, message {ids[0]}, job" in text
     assert "blocking" in text
     assert "time.sleep(0.01)" in text
+
+
+def test_only_jobs_are_told_to_yield(
+    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook of a job in a thread, and code outside of jobs, block the loop by themselves."""
+    engine = make(session_timeout_seconds=1.0)
+
+    def block(text: str) -> None:
+        deadline = time.monotonic() + 10
+        while text not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    @engine.app.job(executor="thread")
+    def job(message: Message, context: Any) -> None:
+        pass
+
+    @engine.app.observer
+    def observe(event: Any) -> None:
+        block("by queue q")
+
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: "runs again after" in caplog.text)
+    gevent.spawn(block, "outside of jobs").join()
+    text = caplog.text
+    assert text.count("has been blocked for") == text.count("Make the code") == 2
+    assert text.count("the attempt has failed") == 1
+
+
+@pytest.mark.parametrize("limit", [0.4, 600.0])
+def test_a_context_has_a_limit_of_its_own(
+    make: Callable[..., EngineSetup],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+) -> None:
+    """It computes for longer than a job may block the loop: starting is no blocked job."""
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.2)
+    monkeypatch.setattr(watchdog, "OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "START_SECONDS", limit)
+    engine = make(session_timeout_seconds=1.0)
+    codes: list[int] = []
+    engine.worker._process = replace(engine.worker._process, exit=codes.append)
+
+    @engine.app.context
+    def resources() -> Iterator[None]:
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            time.sleep(0.01)
+        yield
+
+    with caplog.at_level("INFO"):
+        engine.start()
+    assert bool(codes) == (limit < 0.8)
+    assert f"after {limit:g} s the process is ended" in caplog.text
+    assert (f"has computed for more than {limit:g} s" in caplog.text) == bool(codes)
 
 
 def test_the_component_says_what_the_worker_does(make: Callable[..., EngineSetup]) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
+
 import pytest
 
+from qdo.system.processes import waited_seconds
 from qdo.worker.duties.watchdog import BlockedLoop, Watch, block_limit
 
 
@@ -80,6 +87,35 @@ def test_a_loop_that_wakes_slowly_after_a_stop_is_not_blocked() -> None:
     report = watch.check(131.05, 0.8, 100.0, look)
     assert report is not None
     assert (report.kind, round(report.seconds, 3)) == ("blocked", 1.05)
+
+
+def test_a_loop_that_waits_for_a_processor_is_not_blocked() -> None:
+    """Other programs use the machine: no job is blamed, and the time counts for none."""
+    watch = Watch(1.0, 100.0, 0.0)
+    assert watch.check(100.25, 0.0, 100.0, look, waited=7.0) is None
+    for step in range(2, 12):
+        now = 100 + step * 0.25
+        report = watch.check(now, step * 0.01, 100.0, look, waited=7 + (step - 1) * 0.24)
+        assert (report == BlockedLoop("stopped", pytest.approx(1.2))) == (step == 6)
+    blocked = watch.check(104.0, 1.5, 100.0, look, waited=9.4)
+    assert blocked == BlockedLoop("blocked", pytest.approx(1.6), *look(0.0))
+    assert watch.check(104.25, 1.5, 104.1, look) == BlockedLoop("over", pytest.approx(1.7))
+
+
+@pytest.mark.exec
+def test_the_wait_for_a_processor_is_measured() -> None:
+    """Beside a process that computes on the only processor that this thread may use."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        before, deadline = waited_seconds(threading.get_native_id()), time.monotonic() + 10
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            while waited_seconds(threading.get_native_id()) < before + 0.01:
+                assert time.monotonic() < deadline
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert waited_seconds(0) == 0.0
 
 
 @pytest.mark.parametrize(("timeout", "limit"), [(None, 30.0), (1.0, 10.0), (600.0, 600.0)])
