@@ -14,8 +14,9 @@ import pytest
 from qdo.broker_errors import PostgresqlBusyError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import writer
-from qdo.brokers.postgresql.listener import RETRY_SECONDS
+from qdo.brokers.postgresql.listener import RETRY_SECONDS, NotificationListener
 from qdo.brokers.registry import open_broker
 from qdo.positions import position_now
 from tests.support.brokers import rows
@@ -184,6 +185,60 @@ def test_due_messages_of_a_locked_queue_stop_no_wake_up(
     assert "blocked" not in woken
     holder.rollback()
     wait_until(lambda: "blocked" in woken, "the due message has arrived")
+
+
+def later(queue: str, seconds: float) -> Outgoing:
+    return Outgoing(queue, b"later", terms=SendOptions(due=time.time() + seconds))
+
+
+def test_due_messages_of_other_queues_pass_a_locked_one(
+    broker: Broker, holder: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also those that become due while the listener waits; it warns once of what stays late."""
+    monkeypatch.setattr(listener_module, "LATE_SECONDS", 0.1)
+    holder.rollback()
+    woken: list[str] = []
+    broker.send_many([later("blocked", 0.2), later("free", 0.3), later("free", 1.0)])
+    holder.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
+    broker.listen(woken.extend)
+    wait_until(lambda: woken.count("free") == 2, "both messages have arrived")
+    assert "blocked" not in woken
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    holder.rollback()
+    wait_until(lambda: "blocked" in woken, "the due message has arrived")
+
+
+def test_one_listener_moves_and_the_others_look_again(
+    postgresql: PostgresqlDatabase, broker: Broker, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """They neither wait nor warn, and look at their usual pace."""
+    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 0.3)
+    looks: list[float] = []
+    look = NotificationListener._look
+
+    def counted(listener: NotificationListener, connection: Any) -> int | None:
+        looks.append(time.monotonic())
+        return look(listener, connection)
+
+    monkeypatch.setattr(NotificationListener, "_look", counted)
+    woken: list[str] = []
+    broker.send_many([later("free", 0.1), later("blocked", 0.1)])
+    with psycopg.connect(postgresql.conninfo()) as mover:
+        wait_until(
+            lambda: mover.execute("SELECT qdo.move_due('app', 1, 1)").fetchone() == (1,),
+            "another moves the first",
+        )
+        broker.listen(woken.extend)
+        began = len(looks)
+        wait_until(lambda: len(looks) >= began + 3, "the listener looks")
+        assert not waiting(postgresql)
+    assert looks[began + 2] - looks[began] > 0.3
+    assert caplog.records == []
+    wait_until(lambda: set(woken) >= {"blocked"}, "the second has arrived")
+    assert sorted(row.body for row in rows(broker, "free")) == [b"first", b"later"]
 
 
 def test_closing_a_broker_ends_calls_that_wait(

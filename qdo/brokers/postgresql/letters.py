@@ -165,8 +165,6 @@ SELECT number, due, key, headers, body {_OF_QUEUE}
 ORDER BY due, number LIMIT %(limit)s
 """  # nosec B608 # constants
 _NUMBERS = f"SELECT number {_OF_QUEUE}"  # nosec B608 # constants
-_LOCK = "SELECT pg_advisory_xact_lock(7108, hashtext(%s))"
-"""The lock of `move_due`: it reads the messages that are due before it deletes them."""
 _REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"  # nosec B608 # constants
 
 
@@ -192,10 +190,7 @@ class PostgresqlDelayedMessages(_Tables, DelayedMessages):
         remove = self._sql(_REMOVE_DELAYED)
 
         def work(connection: PostgresqlConnection) -> set[int]:
-            with connection.transaction():
-                connection.execute(_LOCK, (self._app,))
-                # A separate statement sees the messages that were moved while this one waited.
-                return {number for (number,) in connection.execute(remove, parameters)}
+            return {number for (number,) in connection.execute(remove, parameters)}
 
         return self._writer.run(work)
 

@@ -27,12 +27,8 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from qdo.brokers.postgresql.session import (
-    PostgresqlConnection,
-    PostgresqlSession,
-    loop_poll,
-    with_lock_timeout,
-)
+from qdo.broker_errors import PostgresqlBusyError
+from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
 from qdo.positions import format_position
@@ -53,8 +49,10 @@ AGAIN_SECONDS = (0.02, 0.25)
 KNOWN_NAMES = 100_000
 """How many names of queues a listener remembers, at about 100 bytes each."""
 RETRY_SECONDS = 1.0
-MOVE_LOCK_SECONDS = 0.5
-"""How long due messages wait for the locks of their queues; the listener looks again meanwhile."""
+LOCKED_SECONDS = 0.2
+"""Time between two attempts to move messages of locked queues; each waits as long for a lock."""
+LATE_SECONDS = 5.0
+"""How late messages are when the listener names locks as the reason."""
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 """Limits of one transaction that moves due messages, because it locks their queues."""
@@ -85,6 +83,7 @@ class NotificationListener:
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
         self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
+        self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
         self._next_xid = 2**62
         self._running: list[int] = []
@@ -96,9 +95,15 @@ class NotificationListener:
         self._known: set[str] = set()
         self._named: set[str] = set()
         self._retries = RetryLog(log, f"database {address.server}")
+        self._told_of_locks = False
+        self._elsewhere = False  # another listener moves what is due
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
+            deadline = time.monotonic() + LOOK_SECONDS
+            while self._elsewhere and time.monotonic() < deadline:
+                time.sleep(AGAIN_SECONDS[0])
+                self._pause = self._step()
         except BaseException:
             self._session.close()
             raise
@@ -170,13 +175,24 @@ class NotificationListener:
 
     def _step(self) -> float:
         """Move due messages and wake changed queues; return the seconds to wait."""
+        self._elsewhere = False
+        pauses = [POLL_SECONDS if self._pooled else LOOK_SECONDS]
         while (due := self._session.run(self._look)) is not None and due <= 0:
-            self._session.run(self._move)
+            try:
+                moved = self._session.run(self._move)
+            except PostgresqlBusyError as error:
+                self._tell_of_locks(error, -due / _SECOND)
+                pauses.append(LOCKED_SECONDS)
+                break
+            self._elsewhere = moved is None
+            if not moved:
+                break  # the listener that moves notifies
+        else:
+            self._told_of_locks = False
+            pauses += [] if due is None else [due / _SECOND]
         now = time.monotonic()
         self._again = [each for each in self._again if each > now]
-        pauses = [POLL_SECONDS if self._pooled else LOOK_SECONDS]
         pauses += [each - now for each in self._again[:1]]
-        pauses += [] if due is None else [due / _SECOND]
         return min(pauses)
 
     def _look(self, connection: PostgresqlConnection) -> int | None:
@@ -220,11 +236,25 @@ class NotificationListener:
         )
         connection.execute(self._advance_statement, (self._last_position,))
 
-    def _move(self, connection: PostgresqlConnection) -> None:
+    def _move(self, connection: PostgresqlConnection) -> int | None:
+        """Move due messages and notify; return their number, None while another listener moves."""
         limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
-        with_lock_timeout(
-            connection, lambda each: each.execute(self._move_statement, limits), MOVE_LOCK_SECONDS
-        )
+        (moved,) = connection.execute(self._move_statement, limits).fetchone() or (None,)
+        if moved:
+            connection.execute(self._notify_statement, (self._app,))
+        return None if moved is None else int(moved)
+
+    def _tell_of_locks(self, error: PostgresqlBusyError, late_seconds: float) -> None:
+        """Warn once while due messages stay late; a short wait is the usual course."""
+        if late_seconds > LATE_SECONDS and not self._told_of_locks:
+            self._told_of_locks = True
+            log.warning(
+                "delayed messages are %.0f s late: %s; retrying every %g s, and moving those of"
+                " other queues meanwhile",
+                late_seconds,
+                error,
+                LOCKED_SECONDS,
+            )
 
     def _wait(self, seconds: float) -> None:
         """Wait for a notification that makes a look necessary, the end or a time."""

@@ -356,28 +356,63 @@ END
 $$;
 
 -- Move due messages into their queues, in order of due time; return their number. Messages beyond
--- the limits are left for the next call; the first may be larger.
+-- the limits are left for the next call; the first may be larger. Of calls at the same time, the one
+-- that locks the app's next message moves; the others return NULL. Messages of locked queues wait
+-- for a later call. If nothing else is due, the call waits for one of those queues: a queue with
+-- many senders is locked at most moments, and its lock goes to those that wait.
 CREATE FUNCTION {schema}.move_due(of_app text, most integer, most_bytes bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
-    numbers bigint[];
+    now bigint := {schema}.clock();
+    locked bigint[] := ARRAY[]::bigint[];
+    asked bigint[];
+    free bigint[];
+    chosen bigint[];
+    names text[];
+    keys text[];
+    heads text[];
+    bodies bytea[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(7108, hashtext(of_app));
-    SELECT array_agg(number) INTO numbers FROM (
+    PERFORM FROM {schema}.delayed WHERE number = (
+        SELECT number FROM {schema}.delayed WHERE app = of_app AND due <= now
+        ORDER BY due, number LIMIT 1) FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        SELECT array_agg(DISTINCT queue) INTO asked FROM (
+            SELECT queue FROM {schema}.delayed
+            WHERE app = of_app AND due <= now AND queue <> ALL (locked)
+            ORDER BY due, number LIMIT most) AS due;
+        IF asked IS NULL THEN  -- all queues are locked; any of them, or one could keep others back
+            free := ARRAY[locked[1 + floor(random() * cardinality(locked))]];
+            PERFORM FROM {schema}.queues WHERE id = ANY (free) FOR NO KEY UPDATE;
+            EXIT;
+        END IF;
+        free := ARRAY(SELECT id FROM {schema}.queues WHERE id = ANY (asked)
+            ORDER BY id FOR NO KEY UPDATE SKIP LOCKED);
+        EXIT WHEN cardinality(free) > 0;
+        locked := locked || asked;
+    END LOOP;
+    -- A later statement sees what was moved before the locks were free.
+    SELECT array_agg(number) INTO chosen FROM (
         SELECT number, sum(size) OVER (ORDER BY due, number) - size AS before FROM (
-            SELECT number, due, octet_length(body) AS size FROM {schema}.delayed
-            WHERE app = of_app AND due <= {schema}.clock() ORDER BY due, number LIMIT most
+            SELECT number, due, octet_length(body) + coalesce(octet_length(headers), 0) AS size
+            FROM {schema}.delayed WHERE app = of_app AND due <= now AND queue = ANY (free)
+            ORDER BY due, number LIMIT most
         ) AS due
     ) AS sized WHERE before < most_bytes;
-    IF numbers IS NULL THEN
-        RETURN 0;
+    -- Delete first: what an operator is canceling is either canceled or moved.
+    WITH gone AS (DELETE FROM {schema}.delayed WHERE number = ANY (chosen) RETURNING *)
+    SELECT array_agg(queues.name ORDER BY due, number), array_agg(key ORDER BY due, number),
+        array_agg(headers ORDER BY due, number), array_agg(body ORDER BY due, number)
+        INTO names, keys, heads, bodies
+        FROM gone JOIN {schema}.queues ON queues.id = queue;
+    IF names IS NOT NULL THEN
+        PERFORM {schema}.append(of_app, names, keys, heads, bodies, NULL, NULL);
     END IF;
-    PERFORM {schema}.append(of_app, array_agg(queues.name ORDER BY due, number),
-            array_agg(key ORDER BY due, number), array_agg(headers ORDER BY due, number),
-            array_agg(body ORDER BY due, number), NULL, NULL)
-        FROM {schema}.delayed JOIN {schema}.queues ON queues.id = queue WHERE number = ANY (numbers);
-    DELETE FROM {schema}.delayed WHERE number = ANY (numbers);
-    RETURN cardinality(numbers);
+    RETURN coalesce(cardinality(names), 0);
 END
 $$;
 
