@@ -71,8 +71,8 @@ class DeadLetterEntry:
 class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
-    :ivar marks: returns the marks of messages that are sent again, None if their ids need no
-        proof. Called for a retry only: not every reader of dead letters may read the keys.
+    :ivar marks: returns the marks of messages whose id is in a header, None if their ids need no
+        proof. Not called for reading: not every reader of dead letters may read the keys.
     """
 
     marks: Callable[[], IdMarks | None] | None = None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
 MAX_DEDUP_KEY = 1000
+MAX_DEDUP_SECONDS = 366 * 86_400
 MAX_KEY = 1000
 """Longest keys, in characters."""
 MAX_HEADERS_BYTES = 64 * 1024
@@ -223,8 +224,11 @@ def _dedup_key(key: Any) -> str:
 def _dedup_seconds(seconds: float | None) -> float:
     if seconds is None:
         return DEDUP_SECONDS
-    if not _is_number(seconds) or not 0 < seconds < LATEST_SECONDS:
-        raise UsageError(reason=f"dedup_seconds must be a number above 0, got {seconds!r}")
+    if not _is_number(seconds) or not 0 < seconds <= MAX_DEDUP_SECONDS:
+        raise UsageError(
+            reason=f"dedup_seconds must be a number above 0 and at most {MAX_DEDUP_SECONDS}, 366"
+            f" days, got {seconds!r}"
+        )
     return float(seconds)
 
 

@@ -27,6 +27,7 @@ from qdo.brokers.postgresql.writer import (
     check_text,
 )
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
+from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
@@ -206,12 +207,15 @@ class PostgresqlBroker(Broker):
             self._checked_size(message)
         if not messages:
             return []
-        stage = StageWork(self._address, self._app, messages, self.max_queues, self.id_node)
+        stage = StageWork(self._address, self._app, messages, self._marks(), self.id_node)
         return stage.run(connection)
 
     def _change(self, messages: Sequence[Outgoing]) -> Change:
-        work = SendWork(self._address.schema, self._app, messages, self.max_queues)
+        work = SendWork(self._address.schema, self._app, messages, self._marks())
         return Change(work, frozenset(message.queue for message in messages))
+
+    def _marks(self) -> IdMarks | None:
+        return None if self.dead_letters.marks is None else self.dead_letters.marks()
 
     def _ids(self, positions: Iterable[int]) -> list[str]:
         return [message_id(position, self.id_node) for position in positions]

@@ -76,4 +76,5 @@ KIND = BrokerKind(
     address_error=partial(parse_error, postgresql_address),
     schema=BrokerSchema(script=_script, is_missing=_is_missing, create=_create, grants=_grants),
     connector=_connector,
+    foreign_senders=True,
 )

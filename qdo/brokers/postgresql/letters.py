@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages
-from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_headers
+from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
@@ -43,7 +43,7 @@ DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position <= (
 _EXPIRED = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND dead_at < %(before)s"  # nosec B608 # constants
 _RESEND = (
     "SELECT {schema}.append(%(app)s, ARRAY[%(queue)s], ARRAY[%(key)s::text],"
-    " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL, NULL)"
+    " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL)"
 )
 
 
@@ -137,7 +137,8 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
         if found is None:
             return None
         body, message_key, headers = found
-        again = retried_headers(headers, message_id(position, self._node))
+        letter = DeadLetterRecord(queue, position, body, message_key, headers, "", "", 0, "", 0)
+        again = self.headers_again(letter, message_id(position, self._node))
         message = {**key, "key": message_key, "headers": again, "body": body}
         (moved,) = connection.execute(self._sql(_RESEND), message).fetchone() or (None,)
         connection.execute(self._sql(_REMOVE), key)

@@ -55,12 +55,10 @@ _TABLES: dict[str, dict[str, str]] = {
     "onlooker": dict.fromkeys(("about", "queues", "messages", "delayed", "dead_letters"), "SELECT"),
 }
 _SENDING = (
-    "append(text, text[], text[], text[], bytea[], integer, integer)",
+    "append(text, text[], text[], text[], bytea[], integer)",
     "channel(text)",
-    "send(text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[], integer,"
-    " integer)",
-    "stage(bigint, text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[],"
-    " integer)",
+    "send(text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[], integer)",
+    "stage(bigint, text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[])",
 )
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
@@ -70,6 +68,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "drop_partitions()",
+        "limit_queues(text, integer)",
         "look(text, bigint, bigint[])",
         "move_due(text, integer, bigint)",
         "trim(text, text, bigint, bigint)",

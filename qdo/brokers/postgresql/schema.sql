@@ -11,13 +11,21 @@ CREATE TABLE {schema}.about (
     partition_ticks bigint NOT NULL CHECK (partition_ticks > 0)
 );
 
+-- Its row is locked while queues of the app are created, so that they are counted.
+CREATE TABLE {schema}.apps (
+    name text PRIMARY KEY CHECK (length(name) <= 200),
+    max_queues integer NOT NULL DEFAULT 100000
+);
+
+-- The limits of sizes in this file are those of `app.send`, which other programs could pass by.
 CREATE TABLE {schema}.queues (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
     name text NOT NULL CONSTRAINT queue_name CHECK (
-        length(name) <= 200 AND name ~ '^[^/[:cntrl:]]+$' AND name NOT IN ('.', '..', 'zookeeper')),
+        length(name) <= 200 AND name NOT IN ('.', '..', 'zookeeper')
+        AND name ~ '^[^/\u0001-\u001f\u007f-\u009f\ue000-\uf8ff\ufff0-\U0010ffff]+$'),
     trimmed bigint NOT NULL DEFAULT 0,
-    largest integer NOT NULL DEFAULT 4096,
+    largest integer NOT NULL DEFAULT 4096 CHECK (largest > 0),
     xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     UNIQUE (app, name)
 ) WITH (fillfactor = 70);
@@ -27,9 +35,9 @@ CREATE TABLE {schema}.messages (
     queue bigint NOT NULL,
     position bigint NOT NULL,
     xid bigint NOT NULL,
-    key text,
-    headers text,
-    body bytea NOT NULL,
+    key text CHECK (length(key) <= 1000),
+    headers text CHECK (octet_length(headers) <= 131072),  -- 64 KiB and those that qdo adds
+    body bytea NOT NULL CHECK (octet_length(body) <= 67108864),
     PRIMARY KEY (queue, position)
 ) PARTITION BY RANGE (position);
 CREATE INDEX messages_by_xid ON {schema}.messages (xid, queue);
@@ -41,14 +49,13 @@ CREATE TABLE {schema}.outgoing (
     xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     app text NOT NULL,
     name text NOT NULL,
-    key text,
-    headers text,
-    body bytea NOT NULL,
+    key text CHECK (length(key) <= 1000),
+    headers text CHECK (octet_length(headers) <= 131072),
+    body bytea NOT NULL CHECK (octet_length(body) <= 67108864),
     id text NOT NULL,
     due bigint,
     dedup_key text,
-    dedup_ticks bigint,
-    max_queues integer
+    dedup_ticks bigint
 );
 CREATE INDEX outgoing_by_xid ON {schema}.outgoing (xid);
 
@@ -57,16 +64,17 @@ CREATE TABLE {schema}.delayed (
     app text NOT NULL,
     due bigint NOT NULL,
     queue bigint NOT NULL,
-    key text,
-    headers text,
-    body bytea NOT NULL
+    key text CHECK (length(key) <= 1000),
+    headers text CHECK (octet_length(headers) <= 131072),
+    body bytea NOT NULL CHECK (octet_length(body) <= 67108864)
 );
 CREATE INDEX delayed_by_due ON {schema}.delayed (app, due, number);
 CREATE INDEX delayed_by_queue ON {schema}.delayed (queue);
 
+-- The key is a digest of the sender's role and key: no role suppresses the message of another.
 CREATE TABLE {schema}.dedup (
     queue bigint NOT NULL,
-    key text NOT NULL,
+    key bytea NOT NULL,
     id text NOT NULL,
     until bigint NOT NULL,
     PRIMARY KEY (queue, key)
@@ -150,14 +158,13 @@ $$;
 -- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
 -- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
 -- the lock timeout of the caller applies.
-CREATE FUNCTION {schema}.lock_queues(
-    of_app text, names text[], max_queues integer, lock_ms integer
-) RETURNS void
+CREATE FUNCTION {schema}.lock_queues(of_app text, names text[], lock_ms integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wanted integer := CASE cardinality(names) WHEN 1 THEN 1
         ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
     found integer := 1;
+    most integer;
     missing text;
 BEGIN
     IF lock_ms IS NOT NULL THEN
@@ -174,15 +181,17 @@ BEGIN
             GET DIAGNOSTICS found = ROW_COUNT;
             EXIT WHEN found >= wanted;
         END IF;
-        IF max_queues IS NOT NULL THEN
-            PERFORM pg_advisory_xact_lock(7107, hashtext(of_app));
-            SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
-                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
-            ) LIMIT 1;
-            IF missing IS NOT NULL AND wanted - found > max_queues
-                    - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
-                RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing;
-            END IF;
+        SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
+        IF most IS NULL THEN
+            INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
+            CONTINUE;
+        END IF;
+        SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
+            SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
+        ) LIMIT 1;
+        IF missing IS NOT NULL AND wanted - found > most
+                - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
+            RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing, HINT = most;
         END IF;
         INSERT INTO {schema}.queues (app, name)
             SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
@@ -192,11 +201,21 @@ BEGIN
 END
 $$;
 
+-- Limit the number of queues of an app. Senders may not.
+CREATE FUNCTION {schema}.limit_queues(of_app text, most integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF most IS DISTINCT FROM (SELECT max_queues FROM {schema}.apps WHERE name = of_app) THEN
+        INSERT INTO {schema}.apps (name, max_queues) VALUES (of_app, most)
+            ON CONFLICT (name) DO UPDATE SET max_queues = excluded.max_queues;
+    END IF;
+END
+$$;
+
 -- Append messages to their queues; return the position of the first. The others follow it in the
 -- given order.
 CREATE FUNCTION {schema}.append(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[],
-    max_queues integer, lock_ms integer
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -204,7 +223,7 @@ DECLARE
     own_xid bigint := pg_current_xact_id()::text::bigint;
     first bigint;
 BEGIN
-    PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    PERFORM {schema}.lock_queues(of_app, names, lock_ms);
     LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
     first := {schema}.reserve(count);
     PERFORM {schema}.add_partition(first);
@@ -215,11 +234,13 @@ BEGIN
             WITH ORDINALITY AS given(name, key, head, body, place)
         JOIN {schema}.queues ON app = of_app AND queues.name = given.name;
     -- Rare, because sizes are rounded up to powers of two: a new version of the row is dead weight.
-    IF (SELECT max(octet_length(body)) FROM unnest(bodies) AS body) > 4096 THEN
+    IF (SELECT max(octet_length(body) + coalesce(octet_length(head), 0))
+            FROM unnest(bodies, headers) AS given(body, head)) > 4096 THEN
         UPDATE {schema}.queues SET largest = sizes.size FROM (
-            SELECT name, (2 ^ ceil(log(2, max(octet_length(body)))))::integer AS size
-            FROM unnest(names, bodies) AS given(name, body)
-            WHERE octet_length(body) > 4096 GROUP BY name
+            SELECT name, (2 ^ ceil(log(2, max(bytes))))::integer AS size FROM (
+                SELECT name, octet_length(body) + coalesce(octet_length(head), 0) AS bytes
+                FROM unnest(names, bodies, headers) AS given(name, body, head)
+            ) AS given WHERE bytes > 4096 GROUP BY name
         ) AS sizes WHERE app = of_app AND queues.name = sizes.name AND largest < sizes.size;
     END IF;
     RETURN first;
@@ -239,7 +260,7 @@ $$;
 -- return their ids. A message with a due time has an id.
 CREATE FUNCTION {schema}.send(
     of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
-    dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer, lock_ms integer
+    dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
 ) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -249,14 +270,21 @@ DECLARE
     place bigint;
     known text;
     id text;
+    digest bytea;
 BEGIN
-    PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    PERFORM {schema}.lock_queues(of_app, names, lock_ms);
     now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
     FOR i IN 1 .. cardinality(names) LOOP
         SELECT queues.id INTO own FROM {schema}.queues WHERE app = of_app AND name = names[i];
         IF dedup_keys[i] IS NOT NULL THEN
+            IF dedup_ticks[i] NOT BETWEEN 0 AND 316224000000000 THEN  -- 366 days
+                RAISE EXCEPTION 'the window of a deduplication key is too long'
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+            digest := sha256(convert_to(
+                length(session_user) || ':' || session_user || dedup_keys[i], 'UTF8'));
             SELECT dedup.id INTO known FROM {schema}.dedup
-                WHERE queue = own AND key = dedup_keys[i] AND until > now;
+                WHERE queue = own AND key = digest AND until > now;
             IF FOUND THEN
                 sent := sent || known;
                 CONTINUE;
@@ -268,7 +296,7 @@ BEGIN
                 VALUES (of_app, dues[i], own, keys[i], headers[i], bodies[i]);
         ELSE
             place := {schema}.append(of_app, names[i:i], keys[i:i], headers[i:i], bodies[i:i],
-                max_queues, NULL);
+                NULL);
             id := coalesce(id, {schema}.message_id(place));
         END IF;
         IF dedup_keys[i] IS NOT NULL THEN
@@ -276,7 +304,7 @@ BEGIN
                 SELECT queue, key FROM {schema}.dedup WHERE until <= now ORDER BY until
                 LIMIT 16 FOR UPDATE SKIP LOCKED);
             INSERT INTO {schema}.dedup (queue, key, id, until)
-                VALUES (own, dedup_keys[i], id, now + dedup_ticks[i])
+                VALUES (own, digest, id, now + dedup_ticks[i])
                 ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, until = excluded.until;
         END IF;
         sent := sent || id;
@@ -289,7 +317,7 @@ $$;
 -- this schema from one of the same name in another database.
 CREATE FUNCTION {schema}.stage(
     of_node bigint, of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
-    dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer
+    dues bigint[], dedup_keys text[], dedup_ticks bigint[]
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -297,10 +325,9 @@ BEGIN
         RAISE EXCEPTION 'another schema' USING ERRCODE = 'QD002';
     END IF;
     INSERT INTO {schema}.outgoing
-        (app, name, key, headers, body, id, due, dedup_key, dedup_ticks, max_queues)
-        SELECT of_app, given.*, stage.max_queues
-        FROM unnest(names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks)
-            AS given;
+        (app, name, key, headers, body, id, due, dedup_key, dedup_ticks)
+        SELECT of_app, given.* FROM unnest(
+            names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks) AS given;
 END
 $$;
 
@@ -317,13 +344,13 @@ BEGIN
     END IF;
     -- Lock all queues first: a transaction that adds a partition must not wait for a queue.
     FOR sending IN
-        SELECT app, min(max_queues) AS max_queues, array_agg(name) AS names
+        SELECT app, array_agg(name) AS names
         FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app ORDER BY app
     LOOP
-        PERFORM {schema}.lock_queues(sending.app, sending.names, sending.max_queues, NULL);
+        PERFORM {schema}.lock_queues(sending.app, sending.names, NULL);
     END LOOP;
     FOR sending IN
-        SELECT app, min(max_queues) AS max_queues, array_agg(name ORDER BY number) AS names,
+        SELECT app, array_agg(name ORDER BY number) AS names,
             array_agg(key ORDER BY number) AS keys, array_agg(headers ORDER BY number) AS headers,
             array_agg(body ORDER BY number) AS bodies, array_agg(id ORDER BY number) AS ids,
             array_agg(due ORDER BY number) AS dues,
@@ -333,7 +360,7 @@ BEGIN
     LOOP
         PERFORM {schema}.send(sending.app, sending.names, sending.keys, sending.headers,
             sending.bodies, sending.ids, sending.dues, sending.dedup_keys, sending.dedup_ticks,
-            sending.max_queues, NULL);
+            NULL);
         -- Transactions that notify commit one after the other, each with its own write to disk. So
         -- only one of those that commit at once does; listeners look again soon for the others.
         IF pg_try_advisory_xact_lock(7110, hashtext('{schema}.' || sending.app)) THEN
@@ -410,7 +437,7 @@ BEGIN
         INTO names, keys, heads, bodies
         FROM gone JOIN {schema}.queues ON queues.id = queue;
     IF names IS NOT NULL THEN
-        PERFORM {schema}.append(of_app, names, keys, heads, bodies, NULL, NULL);
+        PERFORM {schema}.append(of_app, names, keys, heads, bodies, NULL);
     END IF;
     RETURN coalesce(cardinality(names), 0);
 END
@@ -546,7 +573,7 @@ CREATE FUNCTION {schema}.bury(
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM {schema}.lock_queues(of_app, ARRAY[of_queue], NULL, NULL);
+    PERFORM {schema}.lock_queues(of_app, ARRAY[of_queue], NULL);
     INSERT INTO {schema}.dead_letters
         SELECT id, of_position, body, key, headers, error, traceback, attempts, worker, fence,
             dead_at FROM {schema}.queues WHERE app = of_app AND name = of_queue

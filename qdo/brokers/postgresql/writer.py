@@ -16,6 +16,7 @@ not ask the server for them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -38,6 +39,7 @@ from qdo.brokers.postgresql.session import (
 )
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.encoding import is_utf8, with_header
+from qdo.encryption.marks import IdMarks
 from qdo.errors import QdoError, QueueLimitError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
 
@@ -98,7 +100,8 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._session = PostgresqlSession(address, self._prepare)
         self._address = address
         schema = address.schema
-        self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._set_limit = f"SELECT {schema}.limit_queues(%s, %s)"  # nosec B608 # as above
         self._notify = f"SELECT pg_notify({schema}.channel(%s), %s)"  # nosec B608 # as above
         self._notified = 0.0
         self._unannounced: set[str] = set()
@@ -123,6 +126,9 @@ class PostgresqlWriter(GroupedCalls[Work]):
         check_format(connection, self._address)
         if not self._address.pooled:
             connection.execute(f"SET lock_timeout = {round(GROUP_LOCK_SECONDS * 1000)}")
+        if (limit := self._limit()) is not None:
+            with contextlib.suppress(errors.InsufficientPrivilege):  # a sender's role
+                connection.execute(self._set_limit, (self._app, limit))
 
     def release(self) -> None:
         self._session.close()
@@ -174,7 +180,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
                 lambda connection: self._appended(connection, messages, lock_seconds), writes=True
             )
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-            return refusal(error, self._limit())
+            return refusal(error)
         self.commits += 1
         for call in calls:
             count = len(call.work)  # type: ignore[arg-type]
@@ -185,7 +191,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     def _appended(
         self, connection: PostgresqlConnection, messages: Sequence[Outgoing], lock_seconds: float
     ) -> int:
-        query = (self._app, *columns(messages), self._limit(), round(lock_seconds * 1000))
+        query = (self._app, *columns(messages), round(lock_seconds * 1000))
         (first,) = connection.execute(self._append, query).fetchone() or (0,)
         self._unannounced.update(message.queue for message in messages)
         return int(first)
@@ -198,7 +204,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
                 lambda connection: self._limited(connection, change), writes=True
             )
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-            return refusal(error, self._limit())
+            return refusal(error)
         self.commits += 1
         self._unannounced |= UNKNOWN  # messages may be delayed, and queues deleted
         call.finish(result)
@@ -296,10 +302,11 @@ def _is_of_one(error: BaseException) -> bool:
     return refused or type(error) is PostgresqlError or not isinstance(error, QdoError)
 
 
-def refusal(error: BaseException, limit: int | None) -> BaseException:
+def refusal(error: BaseException) -> BaseException:
     """Return an error as callers of `App.send` know it."""
     cause = error.__cause__
     if isinstance(cause, errors.Error) and cause.sqlstate == TOO_MANY_QUEUES:
+        limit = int(cause.diag.message_hint or 0)
         return QueueLimitError(queue=cause.diag.message_detail, limit=limit)
     return error
 
@@ -335,11 +342,10 @@ class SendWork:
     """Sends messages with options, in the given order; its result is their ids."""
 
     def __init__(
-        self, schema: str, app: str, messages: Sequence[Outgoing], max_queues: int | None
+        self, schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
     ) -> None:
-        self._statement = f"SELECT {schema}.send(%s, {_ARRAYS}, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
-        arrays = arrays_of(messages)
-        self._parameters = (app, *arrays, max_queues, None)
+        self._statement = f"SELECT {schema}.send(%s, {_ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._parameters = (app, *arrays_of(messages, marks), None)
 
     def __call__(self, connection: PostgresqlConnection) -> list[str]:
         (ids,) = connection.execute(self._statement, self._parameters).fetchone() or ([],)
@@ -354,14 +360,14 @@ class StageWork:
         address: SchemaAddress,
         app: str,
         messages: Sequence[Outgoing],
-        max_queues: int | None,
+        marks: IdMarks | None,
         node: int,
     ) -> None:
         self._address = address
-        self._statement = f"SELECT {address.schema}.stage(%s, %s, {_ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
-        arrays = arrays_of(messages, with_ids=True)
+        self._statement = f"SELECT {address.schema}.stage(%s, %s, {_ARRAYS})"  # nosec B608 # the address allows a-z, 0-9 and _
+        arrays = arrays_of(messages, marks, with_ids=True)
         self._ids: list[str] = arrays[4]
-        self._parameters = (node, app, *arrays, max_queues)
+        self._parameters = (node, app, *arrays)
 
     def run(self, connection: Any) -> list[str]:
         """Keep the messages in the transaction of a connection; return their ids.
@@ -415,7 +421,9 @@ def _executor(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     )
 
 
-def arrays_of(messages: Sequence[Outgoing], *, with_ids: bool = False) -> tuple[Any, ...]:
+def arrays_of(
+    messages: Sequence[Outgoing], marks: IdMarks | None, *, with_ids: bool = False
+) -> tuple[Any, ...]:
     """Return the arrays that `send` and `stage` take.
 
     A delayed message has no position yet, so it gets a random id, which a header keeps.
@@ -432,7 +440,10 @@ def arrays_of(messages: Sequence[Outgoing], *, with_ids: bool = False) -> tuple[
         own = new_id() if later is not None or with_ids else None
         ids.append(own)
         dues.append(later)
-        headers.append(message.headers if own is None else with_header(message.headers, qdo_id=own))
+        head = message.headers if own is None else with_header(message.headers, qdo_id=own)
+        if own is not None and marks is not None:
+            head = marks.marked(message.queue, head, message.body)
+        headers.append(head)
     names, keys, _, bodies = columns(messages)
     terms = [message.terms for message in messages]
     dedup_keys = [None if each is None else each.dedup_key for each in terms]

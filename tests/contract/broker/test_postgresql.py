@@ -6,6 +6,7 @@ import asyncio
 import json
 import queue
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,17 @@ from sqlalchemy.pool import NullPool
 from qdo.app import App
 from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
+from qdo.encoding import parsed, unreadable_reason, with_header
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
+from qdo.positions import message_id
+from qdo.settings.settings import Settings
+from qdo.settings.vaults import marks_of
+from tests.support.fakes.key_files import key, write_keys
 from tests.support.postgresql.schema import prepared
+from tests.support.processes import wait_until
 from tests.support.shared_servers import SharedPostgresql
 
 
@@ -206,15 +214,71 @@ def test_asynchronous_sessions_send_within_their_transaction(app: App, postgresq
     assert _bodies(app) == [b"2"]
 
 
-@pytest.mark.parametrize("name", ["bad/name", "line\nfeed", "", ".", "zookeeper", "x" * 201])
+BAD_NAMES = [
+    "bad/name",
+    "line\nfeed",
+    "",
+    ".",
+    "zookeeper",
+    "x" * 201,
+    "\ue000",
+    "\x9f",
+    "\U0001f600",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_senders_with_sql_cannot_make_bad_names(app: App, postgresql_url: str, name: str) -> None:
     """A queue that no worker can take and no command can delete."""
     assert app.broker.catalog.names() == []
     with _psycopg(postgresql_url) as connection, pytest.raises(psycopg.errors.CheckViolation):
         connection.execute(
-            "SELECT qdo.append('shop', ARRAY[%s], NULL, NULL, ARRAY[''::bytea], NULL, NULL)",
+            "SELECT qdo.append('shop', ARRAY[%s], NULL, NULL, ARRAY[''::bytea], NULL)",
             (name,),
         )
+
+
+def test_a_row_beyond_the_limits_costs_only_itself(broker: Broker, postgresql_url: str) -> None:
+    """An administrator has dropped the check of its size: the row is not read."""
+    broker.send(Outgoing("q", b"1"))
+    with _psycopg(postgresql_url) as connection:
+        connection.execute("ALTER TABLE qdo.messages DROP CONSTRAINT messages_body_check")
+        connection.execute(
+            "SELECT qdo.append('app', ARRAY['q'], ARRAY['k'], NULL,"
+            " ARRAY[convert_to(repeat('x', 67108865), 'UTF8')], NULL)"
+        )
+    broker.send(Outgoing("q", b"3"))
+    reader = broker.reader("q", 0)
+    rows = [reader.fetch(1)[0] for _ in range(3)]
+    assert [row[1] for row in rows] == [b"1", b"", b"3"]
+    assert [unreadable_reason(row[3]) is not None for row in rows] == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", ["delayed", "staged", "retried"])
+def test_ids_in_headers_are_proven(
+    kind: str, broker: Broker, postgresql_url: str, tmp_path: Path
+) -> None:
+    """Workers with a key to sign believe the id that a sender with the key got, and no other."""
+    keys = write_keys(tmp_path / "keys", key("s1", "sign"))
+    marks = marks_of(Settings(keys=keys, broker=postgresql_url), "app")
+    assert marks is not None
+    broker.dead_letters.marks = lambda: marks
+    id = ""
+    if kind == "delayed":
+        id = broker.send(Outgoing("q", b"1", terms=SendOptions(due=time.time() + 0.2)))
+        broker.listen(lambda names: None)
+        wait_until(lambda: bool(broker.reader("q", 0).fetch(1)), "it is due")
+    elif kind == "staged":
+        with _psycopg(postgresql_url) as connection:
+            (id,) = broker.send_within(connection, [Outgoing("q", b"1")])
+    else:
+        broker.dead_letters.store(DeadLetterRecord("q", 1, b"1", None, None, "", "", 1, "w", 1))
+        broker.dead_letters.retry([("q", 1)])
+        id = message_id(1, broker.id_node)
+    ((_, body, _, headers),) = broker.reader("q", 0).fetch(2)
+    assert (parsed(marks.proven("q", headers, body)) or {})["qdo-id"] == id
+    forged = with_header(headers, qdo_id="forged")
+    assert "qdo-id" not in (parsed(marks.proven("q", forged, body)) or {})
 
 
 def test_grants_name_the_role_as_it_is() -> None:

@@ -22,9 +22,9 @@ THREADS = 8
 ROUNDS = 40
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), %s, ARRAY[%s], NULL, NULL,
-    ARRAY[%s::bytea], ARRAY['id'], NULL, NULL, NULL, %s)
+    ARRAY[%s::bytea], ARRAY['id'], NULL, NULL, NULL)
 """
-APPEND = "SELECT qdo.append('app', ARRAY['a'], NULL, NULL, ARRAY['x'::bytea], NULL, NULL)"
+APPEND = "SELECT qdo.append('app', ARRAY['a'], NULL, NULL, ARRAY['x'::bytea], NULL)"
 LOCKS = """
 SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
 WHERE datname = current_database() AND locktype = 'advisory' AND classid = 7105
@@ -76,23 +76,18 @@ def deadlocks(sql: psycopg.Connection[tuple[object, ...]]) -> object:
     return count
 
 
-@pytest.mark.parametrize("limit", [None, 100_000])
 def test_queues_in_any_order(
-    limit: int | None, url: str, postgresql: PostgresqlDatabase,
-    sql: psycopg.Connection[tuple[object, ...]],
-) -> None:  # fmt: skip
+    url: str, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
     """Transactions of apps, and groups and batches of brokers: none meets a deadlock."""
     connections = [postgresql.connect() for _ in range(THREADS // 2)]
     brokers = [open_broker(url, "app") for _ in range(THREADS // 2)]
-    for broker in brokers:
-        broker.max_queues = limit
 
     def staging(connection: psycopg.Connection[tuple[object, ...]]) -> Callable[..., None]:
         def work(dice: random.Random, place: int) -> None:
             with connection.transaction():
                 for name in names_of(dice, place):
-                    app, own = dice.choice(("app", "other")), dice.choice((limit, None))
-                    connection.execute(STAGE, (app, name, b"x", own))
+                    connection.execute(STAGE, (dice.choice(("app", "other")), name, b"x"))
 
         return work
 
@@ -124,7 +119,7 @@ def test_many_staged_messages(sql: psycopg.Connection[tuple[object, ...]]) -> No
     """The trigger runs for each message; only its first run has work to do."""
     query = """
         SELECT qdo.stage((SELECT node FROM qdo.about), 'app', array_agg('a'::text), NULL, NULL,
-            array_agg(''::bytea), array_agg('id'::text), NULL, NULL, NULL, NULL)
+            array_agg(''::bytea), array_agg('id'::text), NULL, NULL, NULL)
         FROM generate_series(1, 10000)
     """
     sql.execute("SET statement_timeout = '10s'")
@@ -133,10 +128,9 @@ def test_many_staged_messages(sql: psycopg.Connection[tuple[object, ...]]) -> No
 
 
 def test_the_order_of_one_transaction(sql: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Messages with several limits of queues are sent in one order, too."""
     with sql.transaction():
-        for number, limit in enumerate((None, 9, 5, None, 7)):
-            sql.execute(STAGE, ("app", "a", b"%d" % number, limit))
+        for number in range(5):
+            sql.execute(STAGE, ("app", "a", b"%d" % number))
     read = "SELECT array_agg(convert_from(body, 'UTF8') ORDER BY position) FROM qdo.messages"
     assert sql.execute(read).fetchone() == (list("01234"),)
 

@@ -124,7 +124,7 @@ def positions_looked_at(text: str) -> str:
 
 def position_before_lock(text: str) -> str:
     """A sender that takes its position first."""
-    lock = "    PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);\n"
+    lock = "    PERFORM {schema}.lock_queues(of_app, names, lock_ms);\n"
     take = "    first := {schema}.reserve(count);\n"
     start = text.index("CREATE FUNCTION {schema}.append")
     append = changed(changed(text[start:], take, ""), lock, take + lock)

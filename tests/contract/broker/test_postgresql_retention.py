@@ -19,9 +19,9 @@ from tests.support.processes import wait_until
 DROP = "SELECT qdo.drop_partitions()"
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
-    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL, NULL)
+    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL)
 """
-APPEND = "SELECT qdo.append('app', ARRAY[%s], NULL, NULL, ARRAY['late'::bytea], NULL, NULL)"
+APPEND = "SELECT qdo.append('app', ARRAY[%s], NULL, NULL, ARRAY['late'::bytea], NULL)"
 OVER = """
 SELECT bool_and((number + 1) * (SELECT partition_ticks FROM qdo.about) <= qdo.clock())
 FROM unnest(%s::bigint[]) AS number

@@ -14,14 +14,15 @@ from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
+from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
-TABLES = ("about", "queues", "messages", "outgoing", "delayed", "dedup", "dead_letters")
+TABLES = ("about", "apps", "queues", "messages", "outgoing", "delayed", "dedup", "dead_letters")
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
-    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL, NULL)
+    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL)
 """
 
 
@@ -45,6 +46,9 @@ class Roles:
             if statement != without:
                 self._owner.execute(statement.encode())
         return name
+
+    def grant(self, right: str) -> None:
+        self._owner.execute(f"GRANT {right}".encode())
 
     def take(self, name: str) -> None:
         """Take all rights away."""
@@ -156,6 +160,62 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
     assert [row[1] for row in reader.fetch(9)] == [b"plain", b"1", b"keyed", b"staged"]
 
 
+TOO_LARGE = {
+    "body": "convert_to(repeat('x', 67108865), 'UTF8'), NULL, NULL::text",
+    "key": "''::bytea, repeat('k', 1001), NULL",
+    "headers": "''::bytea, NULL, repeat('h', 131073)",
+}
+
+
+@pytest.mark.parametrize("part", TOO_LARGE)
+def test_a_sender_with_sql_cannot_exceed_limits_of_sizes(roles: Roles, part: str) -> None:
+    """The memory of a worker has an end."""
+    name = roles.create("sender")
+    ways = (
+        "qdo.append('app', ARRAY['a'], ARRAY[key::text], ARRAY[head], ARRAY[body], NULL)",
+        "qdo.send('app', ARRAY['a'], ARRAY[key::text], ARRAY[head], ARRAY[body], ARRAY['id'],"
+        " ARRAY[qdo.clock() + 10000000], NULL, NULL, NULL)",
+        "qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], ARRAY[key::text], ARRAY[head],"
+        " ARRAY[body], ARRAY['id'], NULL, NULL, NULL)",
+    )
+    roles.grant(f"EXECUTE ON FUNCTION qdo.clock() TO {name}")
+    with roles.connect(name) as connection:
+        for way in ways:
+            query = f"SELECT {way} FROM (SELECT {TOO_LARGE[part]}) AS given(body, key, head)"
+            with pytest.raises(errors.CheckViolation):
+                connection.execute(query.encode())
+
+
+def test_a_sender_with_sql_creates_no_more_queues(roles: Roles) -> None:
+    """The number that a worker has set holds for all roles of the app."""
+    owner = roles.broker("postgres")
+    owner.max_queues = 2
+    owner.send(Outgoing("a", b"1"))
+    with roles.connect(roles.create("sender")) as connection:
+        append = "SELECT qdo.append('app', %s, NULL, NULL, ARRAY[''::bytea, ''], NULL)"
+        with pytest.raises(errors.Error) as raised:
+            connection.execute(append, (["b", "c"],))
+        connection.execute(append, (["a", "b"],))
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT qdo.limit_queues('app', 9)")
+    assert raised.value.sqlstate == TOO_MANY_QUEUES
+    assert owner.catalog.names() == ["a", "b"]
+
+
+def test_a_sender_suppresses_no_message_of_another(roles: Roles) -> None:
+    """Deduplication keys of roles are separate, and their windows have an end."""
+    keyed = "SELECT qdo.send('app', ARRAY['a'], NULL, NULL, ARRAY['forged'::bytea], ARRAY['id'],"
+    keyed += " NULL, ARRAY['order-1'], ARRAY[%s::bigint], NULL)"
+    with roles.connect(roles.create("sender")) as connection:
+        connection.execute(keyed, (366 * 86400 * 10_000_000,))
+        with pytest.raises(errors.InvalidParameterValue):
+            connection.execute(keyed.replace("order-1", "order-2"), (9_000_000_000_000_000,))
+    owner = roles.broker("postgres")
+    message = Outgoing("a", b"order", terms=SendOptions(dedup_key="order-1"))
+    assert owner.send(message) == owner.send(message) != "id"
+    assert [row[1] for row in owner.reader("a", 0).fetch(9)] == [b"forged", b"order"]
+
+
 def test_a_worker_works(roles: Roles) -> None:
     name = roles.create("worker")
     work_all(roles, name)
@@ -179,9 +239,11 @@ def test_every_right_is_needed(roles: Roles, kind: str) -> None:
     """Without one statement something fails."""
     superfluous = []
     # Without the right to announce, messages are sent, and listeners find them later. Only a
-    # server that lost transactions is told to advance.
+    # server that lost transactions is told to advance. Without the right to limit queues, the
+    # limit of another role holds.
     given = grants("qdo", roles.create(kind), kind)
-    needed = [each for each in given if "channel" not in each and "advance" not in each]
+    rare = ("channel", "advance", "limit_queues")
+    needed = [each for each in given if not any(name in each for name in rare)]
     for statement in needed:
         name = f"{kind}_{roles.names[0].rpartition('_')[2]}"
         roles.take(name)

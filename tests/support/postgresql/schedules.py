@@ -28,11 +28,11 @@ Step = tuple[int, str]
 """
 LEVELS = {"rc": "READ COMMITTED", "rr": "REPEATABLE READ", "s": "SERIALIZABLE"}
 _STATEMENTS = {
-    "append": "SELECT qdo.append(%s, ARRAY[%s], NULL, NULL, ARRAY[%s::bytea], NULL, NULL)",
+    "append": "SELECT qdo.append(%s, ARRAY[%s], NULL, NULL, ARRAY[%s::bytea], NULL)",
     "send": "SELECT qdo.send(%s, ARRAY[%s], NULL, NULL, ARRAY[%s::bytea], NULL, NULL, NULL, NULL,"
-    " NULL, NULL)",
+    " NULL)",
     "stage": "SELECT qdo.stage((SELECT node FROM qdo.about), %s, ARRAY[%s], NULL, NULL,"
-    " ARRAY[%s::bytea], ARRAY['id'], NULL, NULL, NULL, NULL)",
+    " ARRAY[%s::bytea], ARRAY['id'], NULL, NULL, NULL)",
 }
 _STATEMENTS["large"] = _STATEMENTS["append"]
 """A body that changes the row of its queue."""
@@ -145,7 +145,7 @@ class Interleaver:
         prefix = f"{self._runs}-"
         for letter in filter(str.isupper, queues):
             names = [prefix + letter]
-            self.observer.execute("SELECT qdo.lock_queues(%s, %s, NULL, NULL)", (APP, names))
+            self.observer.execute("SELECT qdo.lock_queues(%s, %s, NULL)", (APP, names))
         sessions = [ScheduleSession(connection) for connection in self._connections]
         watch = StepObserver(self.observer, [prefix + letter for letter in queues])
         ends = [(number, "commit") for number in range(len(sessions))]

@@ -76,7 +76,8 @@ def test_marks_need_a_key_and_foreign_senders(tmp_path: Path) -> None:
     assert marks_of(Settings(broker=SQS), "a") is None
     keys = write_keys(tmp_path / "s", key("s1", "sign"))
     assert marks_of(Settings(keys=keys), "a") is None
-    assert marks_of(Settings(keys=keys, broker="kinesis://eu-west-1/s"), "a") is not None
+    for broker in ("kinesis://eu-west-1/s", "postgresql://localhost/d"):
+        assert marks_of(Settings(keys=keys, broker=broker), "a") is not None
 
 
 def test_a_retry_marks_only_ids_that_are_proven(tmp_path: Path) -> None:

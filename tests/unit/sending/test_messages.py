@@ -84,6 +84,7 @@ def test_a_time_may_be_a_number_or_a_datetime(at: Any) -> None:
         ({"dedup_key": "\ud800"}, "UTF-8"),
         ({"dedup_key": "k", "dedup_seconds": 0}, "dedup_seconds"),
         ({"dedup_key": "k", "dedup_seconds": float("inf")}, "dedup_seconds"),
+        ({"dedup_key": "k", "dedup_seconds": 366 * 86_400 + 1}, "dedup_seconds"),
     ],
 )
 def test_rejects_invalid_options(app: App, options: dict[str, Any], part: str) -> None:
