@@ -72,9 +72,12 @@ def _padded(text: str, width: int, numeric: bool) -> str:
 def _cut(text: str, width: int) -> str:
     if _cells(text) <= width:
         return text
-    while text and _cells(text) > width - 1:
-        text = text[:-1]
-    return text + _ELLIPSIS
+    left = width - _cells(_ELLIPSIS)
+    for end, letter in enumerate(text):
+        left -= _cells(letter)
+        if left < 0:
+            return text[:end] + _ELLIPSIS
+    return text
 
 
 def _cells(text: str) -> int:

@@ -296,11 +296,14 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
 
 
 def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
-    """Return the number of the next version: after all kept ones if none is in force."""
-    if node.current:
-        return node.number + 1
+    """Return the number of the next version, after all kept ones.
+
+    A node that was written by hand may have a lower number than a kept version. The next change
+    could never create its version then.
+    """
     names = names_below(client, layout.fleet.settings)
-    return 1 + max((int(name) for name in names if is_version_name(name)), default=0)
+    kept = max((int(name) for name in names if is_version_name(name)), default=0)
+    return 1 + max(node.number, kept)
 
 
 def _check_proposed(node: SettingsNode, proposal: SettingsVersion) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qdo.errors import LiveSettingsUnreadableError, SettingsError
 from qdo.fleet.live_settings import WorkerAnswer
 from qdo.fleet.settings_machine import SettingsNode
 from qdo.settings.live import differences
@@ -43,10 +44,15 @@ def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
 
 
 def live_items(node: SettingsNode, answers: Sequence[WorkerAnswer]) -> list[dict[str, Any]]:
+    """Return the items of qdo.settings/1; raise LiveSettingsUnreadableError for a bad text."""
     pins = pins_of(answers)
+    try:
+        found = differences("", node.text)
+    except SettingsError as error:
+        raise LiveSettingsUnreadableError(reason=error) from error
     return [
         {"setting": name, "value": value, "version": node.number, "pinned": pins.get(name, {})}
-        for name, (_, value) in differences("", node.text).items()
+        for name, (_, value) in found.items()
     ]
 
 

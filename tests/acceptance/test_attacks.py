@@ -26,6 +26,7 @@ OTHERS = (
     "loop: swap_shares",
     "loop: forge_owner",
 )
+CONTENTS = "content: every kind"
 
 
 @pytest.fixture(params=["embedded", "zookeeper"])
@@ -39,8 +40,8 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AttackedFl
 @pytest.mark.slow
 def test_attacks_cost_the_touched_queue_only(fleet: AttackedFleet) -> None:
     """Fences never go back, nothing is lost, and the queue that stands has a reason."""
-    for name in (*STANDING, *OTHERS):
-        found = fleet.play(attacks()[name], seconds=1.0)
+    for name in (*STANDING, *OTHERS, CONTENTS):
+        found = fleet.play(attacks()[name], seconds=5.0 if name == CONTENTS else 1.0)
         assert found.violations == [], name
         assert set(found.reasons) <= {TOUCHED, ""}, name
         assert TOUCHED in found.reasons or name not in STANDING, name

@@ -6,8 +6,9 @@ An attack is a generator. It writes, yields until it gets True, and then undoes 
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -19,6 +20,9 @@ from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import encode_queues
+from qdo.fleet.audit_entries import entry_name
+from tests.soak.app import LIMIT
+from tests.support.fakes.hostile_content import TEMPLATES, hostile_values
 
 TOUCHED = "plain-0"
 """The only queue whose node is attacked."""
@@ -29,6 +33,8 @@ PROTECTED = {
     "read-only": [make_acl("world", "anyone", read=True, admin=True)],
 }
 EPHEMERAL = 1
+STEPS_OF_A_VALUE = 4
+"""While these last, workers read a value that others follow."""
 
 
 def _bomb(item: bytes) -> bytes:
@@ -127,16 +133,25 @@ def _overwritten(place: Place, value: bytes | None) -> Attack:
     return attack
 
 
-def _spoilt_queue(value: bytes | None) -> Attack:
+def _spoilt_queue(*values: bytes | None) -> Attack:
     def attack(outsider: Outsider) -> Steps:
         path = outsider.layout.queue(TOUCHED)
         last = QueueNode.parse(outsider.client.get(path)[0]).last
-        outsider.put(path, value)
-        yield from _once()
+        yield from _in_turn(outsider, path, values)
         if QueueNode.parse(outsider.client.get(path)[0]).last < last:
             seek(outsider.client, outsider.layout, TOUCHED, last)
 
     return attack
+
+
+def _in_turn(outsider: Outsider, path: str, values: Iterable[bytes | None]) -> Steps:
+    for value in values:
+        with contextlib.suppress(KazooException):  # it may be deleted meanwhile
+            outsider.put(path, value)
+        for _ in range(STEPS_OF_A_VALUE):
+            if (yield):
+                return
+    yield from _once()
 
 
 def _new(stem: Place, value: bytes | None, count: int = 1, flags: int = 0) -> Attack:
@@ -207,6 +222,68 @@ def _come_and_go(outsider: Outsider, number: int) -> None:
     outsider.drop(path)
 
 
+CONTENT_NODES: dict[str, Place] = {
+    "settings": lambda outsider: outsider.layout.fleet.settings,
+    "holds": lambda outsider: outsider.layout.fleet.holds,
+    "limit": lambda outsider: outsider.layout.fleet.limit(LIMIT),
+    "assignment": PLACES["assignment"],
+    "worker": PLACES["worker"],
+    "component": PLACES["component"],
+    "leader": PLACES["rebalancer"],
+    "broker": PLACES["broker"],
+}
+"""The nodes that get hostile content, one value after the other."""
+CONTENT_FOLDERS: dict[str, Place] = {
+    "entry": lambda outsider: outsider.layout.fleet.actionlog,
+    **dict.fromkeys(
+        (each for each in TEMPLATES if each.startswith("action")),
+        lambda outsider: outsider.layout.fleet.actions_of(outsider.workers()[0]),
+    ),
+}
+"""The folders in which nodes with hostile content are created."""
+
+
+def _contents(kind: str, place: Place) -> Attack:
+    def attack(outsider: Outsider) -> Steps:
+        path = place(outsider)
+        before = outsider.client.get(path)[0]
+        yield from _in_turn(outsider, path, hostile_values(kind).values())
+        with contextlib.suppress(KazooException):
+            outsider.put(path, before)
+
+    return attack
+
+
+def _new_contents(kind: str, find: Place) -> Attack:
+    def attack(outsider: Outsider) -> Steps:
+        folder, now = find(outsider), time.time()
+        outsider.client.ensure_path(folder)
+        values = hostile_values(kind).values()
+        paths = [f"{folder}/{entry_name(now, f'{each:08x}')}" for each in range(len(values))]
+        for path, value in zip(paths, values, strict=True):
+            outsider.create(path, value)
+        yield from _once()
+        for path in paths:
+            outsider.drop(path)
+
+    return attack
+
+
+def _together(parts: Iterable[Attack]) -> Attack:
+    def attack(outsider: Outsider) -> Steps:
+        steps = [each(outsider) for each in parts]
+        for each in steps:
+            next(each)
+        over = False
+        while not over:
+            over = yield
+            for each in steps:
+                with contextlib.suppress(StopIteration):
+                    each.send(over)
+
+    return attack
+
+
 def attacks() -> dict[str, Attack]:
     """Return all attacks by name."""
     found: dict[str, Attack] = {"nothing": lambda outsider: _once()}
@@ -224,6 +301,11 @@ def attacks() -> dict[str, Attack]:
         found |= {f"{place}: {name}": _protected(find, acl) for name, acl in PROTECTED.items()}
     for place in ("queue", *nodes[:-1]):
         found[f"{place}: deleted"] = _deleted(PLACES[place])
+    contents = {kind: _contents(kind, place) for kind, place in CONTENT_NODES.items()}
+    contents |= {kind: _new_contents(kind, place) for kind, place in CONTENT_FOLDERS.items()}
+    contents["queue"] = _spoilt_queue(*hostile_values("queue").values())
+    found |= {f"content: {kind}": attack for kind, attack in contents.items()}
+    found["content: every kind"] = _together(contents.values())
     found["100 ghosts"] = _new(worker_stem, b"{}", 100)
     found["100 ghosts with a session"] = _new(worker_stem, b"{}", 100, EPHEMERAL)
     found["ghost candidate"] = _new(lambda outsider: f"{outsider.layout.election}/candidate-", b"")

@@ -24,9 +24,9 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import (
     LiveSettingsReplacedError,
     LiveSettingsSizeError,
+    LiveSettingsUnreadableError,
     NotFoundError,
     SettingsError,
-    SettingsSyntaxError,
     UsageError,
 )
 from qdo.fleet import live_settings as fleet
@@ -483,8 +483,8 @@ def _text(client: Any, layout: Any, number: int | None) -> str:
 
 
 def _document(text: str) -> tomlkit.TOMLDocument:
-    parse_toml(text, LIVE)  # within its bounds; tomlkit has none
     try:
+        parse_toml(text, LIVE)  # within its bounds; tomlkit has none
         return tomlkit.parse(text)
-    except ValueError as error:
-        raise SettingsSyntaxError(origin=LIVE, reason=error) from error
+    except (ValueError, SettingsError) as error:
+        raise LiveSettingsUnreadableError(reason=error) from error

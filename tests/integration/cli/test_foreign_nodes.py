@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.fleet.settings_machine import SettingsNode
 from qdo.positions import position_now
 from tests.support.cli import Ended
+from tests.support.fakes.hostile_content import VALUES, hostile_values, many_hostile, one_hostile
 
 Run = Callable[..., Ended]
 LAYOUT = Layout.of("a")
@@ -227,6 +230,101 @@ def test_a_name_that_is_no_name_is_refused(
 ) -> None:
     """It must not lead to another node."""
     assert cli(command[0], queue, *command[1:]).code == 2
+
+
+WORKER = "worker-0000000000"
+READING = (
+    ("queues",),
+    ("workers", WORKER),
+    ("doctor",),
+    ("pause", "--list"),
+    ("settings show",),
+    ("settings get",),
+    ("settings history",),
+    ("settings diff",),
+    ("move", "--plan"),
+)
+"""Commands that read the nodes of which there is one."""
+READING_MANY = (
+    ("audit",),
+    ("audit", "-o", "json"),
+    ("limits list",),
+    ("limits list", "-o", "json"),
+    ("documents list", "plans"),
+    ("documents list", "plans", "-o", "json"),
+    ("locks",),
+    ("locks", "-o", "json"),
+    ("queues", "-o", "csv"),
+    ("check",),
+    ("ps", "--timeout", "0.1s"),
+    ("admin tree",),
+    ("admin checkpoints export", "--file", "saved.jsonl"),
+)
+
+
+def put(client: Client, nodes: dict[str, bytes]) -> None:
+    """Write nodes, whether they exist or not."""
+    for path, data in nodes.items():
+        if client.exists(path) is None:
+            client.create(path, data, makepath=True)
+        else:
+            client.set(path, data)
+
+
+@pytest.fixture
+def hostile(cli: Run, coordinator_url: str) -> Iterator[Client]:
+    """A coordinator with nodes that are valid in form, and hostile in content."""
+    client = connect(coordinator_url)
+    client.open(20)
+    for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
+        client.ensure_path(path)
+    client.create(LAYOUT.worker(WORKER), b"{}", ephemeral=True)
+    client.create(f"{LAYOUT.components}/worker/host-0", b"{}", ephemeral=True)
+    with App("a") as app:
+        app.send("good", 1)
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.mark.long("hundreds of commands")
+@pytest.mark.slow
+def test_hostile_content_ends_no_command(cli: Run, hostile: Client) -> None:
+    """Commands show it or refuse it with a reason, and can replace it."""
+    component = f"{LAYOUT.components}/worker/host-0"
+    Path("live.toml").write_text("fetch = 6")
+    for name in VALUES:
+        put(hostile, one_hostile(LAYOUT, WORKER, name))
+        put(hostile, {component: hostile_values("component")[name]})
+        for arguments in READING:
+            assert cli(*arguments).code in (0, 1, 4, 5), (name, arguments)
+        assert cli("settings apply", "live.toml", "--force").code == 0, name
+        assert cli("resume", "--all", "--yes").code == 0, name
+        (item,) = json.loads(cli("settings show", "-o", "json").out)["items"]
+        assert item["value"] == 6
+    put(hostile, many_hostile(LAYOUT, WORKER))
+    for arguments in READING_MANY:
+        assert cli(*arguments).code in (0, 1, 2, 4, 5), arguments
+    for limit in hostile.get_children(LAYOUT.fleet.limits):
+        assert cli("limits set", limit, "--max", "1", "--rate", "none").code == 0
+    for name in hostile.get_children(LAYOUT.fleet.document_set("plans")):
+        assert cli("documents get", "plans", name).code == 0
+        assert cli("documents put", "plans", name, "1").code == 0
+
+
+def test_a_lower_number_of_live_settings_holds_no_change_up(cli: Run, hostile: Client) -> None:
+    """An older node was written back by hand, and later versions are kept."""
+    hostile.delete(LAYOUT.worker(WORKER))
+    for number in range(1, 4):
+        assert cli("settings set", "fetch", str(number)).code == 0
+    hostile.set(LAYOUT.fleet.settings, b"")
+    assert cli("settings set", "fetch", "7").code == 0
+    current = SettingsNode.parse(hostile.get(LAYOUT.fleet.settings)[0]).current
+    assert current is not None
+    older = SettingsNode(replace(current, number=2))
+    hostile.set(LAYOUT.fleet.settings, older.encode())
+    (item,) = json.loads(cli("settings set", "fetch", "8", "-o", "json").out)["items"]
+    assert item["version"] == 5
 
 
 @pytest.mark.parametrize("queue", ["null", "giant", "deep", "large"])

@@ -46,6 +46,12 @@ def test_the_widest_column_gives_way() -> None:
     assert lines == ["QUEUE" + " " * 13 + " N\n", "x" * 16 + "…  5\n"]
 
 
+def test_a_long_text_is_cut_in_one_pass() -> None:
+    """Another program may have written it; a pass for each letter would take hours."""
+    lines = list(table(["WHY", "N"], [["日" * 200_000, "5"]], [False, True], 20))
+    assert lines[1] == "日" * 8 + "…  5\n"
+
+
 @given(st.lists(st.text("aé日", max_size=9), min_size=1), st.integers(8, 30))
 def test_lines_fit_the_terminal(names: list[str], width: int) -> None:
     """Wide letters count twice."""
