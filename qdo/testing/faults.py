@@ -18,17 +18,26 @@ before-, after-release  release a queue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.encoding import with_header
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
 from qdo.message import Message
-from qdo.testing.memory_broker import Contents, MemoryBroker, MemoryDeadLetters, MemoryStore
+from qdo.testing.database import StagedMessages
+from qdo.testing.memory_broker import (
+    Contents,
+    MemoryBroker,
+    MemoryDeadLetters,
+    MemoryStore,
+    check_messages,
+)
 from qdo.text import did_you_mean
 from qdo.worker.engine.slot import Row
 from qdo.worker.executors.base import JobAborted
@@ -195,15 +204,41 @@ class SendingBroker(MemoryBroker):
 
     def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
         super().__init__(store, app)
+        self._store = store
         self._reach = reach
+        self._staged = StagedMessages()
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        self.deliver()
+        with self._sending(messages):
+            return super().send_many(messages)
+
+    def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
+        check_messages(messages)
+        with self._sending(messages):
+            ids = [self._store.new_id() for _ in messages]
+            pairs = zip(messages, ids, strict=True)
+            staged = [replace(m, headers=with_header(m.headers, qdo_id=id)) for m, id in pairs]
+            if staged:
+                self._staged.stage(connection, staged)
+            return ids
+
+    @contextlib.contextmanager
+    def _sending(self, messages: Sequence[Outgoing]) -> Iterator[None]:
         for message in messages[:1]:
             self._reach("before-send", message.queue)
-        ids = super().send_many(messages)
+        yield
         for message in messages[:1]:
             self._reach("after-send", message.queue)
-        return ids
+
+    def deliver(self) -> bool:
+        """Store the messages of transactions that have committed; return whether there were any."""
+        messages = self._staged.committed()
+        super().send_many(messages)
+        return bool(messages)
+
+    def disconnect(self) -> None:
+        self._staged.close()
 
     def close(self) -> None:
         """Stay open: after `App.close`, the app still sends to the kit while the kit is open."""

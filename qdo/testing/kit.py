@@ -24,6 +24,7 @@ from qdo.queues import QueueFilter
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
+from qdo.testing.database import WritesWatch
 from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
 from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
@@ -38,8 +39,9 @@ class Results:
     :ivar broker: stores the messages and dead letters; `app.broker` while the kit is open.
     """
 
-    def __init__(self, world: State, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(self, world: State, sender: SendingBroker) -> None:
+        self.broker: Broker = sender
+        self._sender = sender
         self._world = world
 
     @property
@@ -96,16 +98,19 @@ class Results:
 
     def waiting(self, queue: str) -> list[Any]:
         """Return the bodies of the messages after `last`, in order."""
+        self._sender.deliver()
         return [
             self._world.body_of(queue, row) for row in self._world.rows(queue, self.last(queue))
         ]
 
     def backlog(self, queue: str) -> Backlog:
         """Return the backlog after `last`, and the number of delayed messages."""
+        self._sender.deliver()
         return self.broker.catalog.backlog(queue, self.last(queue))
 
     def _without_job(self) -> dict[str, int]:
         """Return the number of messages by queue, delayed ones too, of queues without a job."""
+        self._sender.deliver()
         found = {}
         for queue in self.broker.catalog.names():
             if self._world.app.job_for(queue) is None:
@@ -187,7 +192,10 @@ class TestKit(Results):
         self._stack: list[Process] = []
         self._dead: list[Process] = []
         locks = MemoryLocks(self.limits)
+        watch = WritesWatch(lambda: self._stack[-1].fail if self._stack else None)
         with contextlib.ExitStack() as undo:
+            undo.callback(self._sender.disconnect)
+            undo.enter_context(watch.installed())
             undo.enter_context(self.clock.installed())
             undo.enter_context(app.override_broker(self.broker, chosen))
             live = SettingsInForce(chosen)
@@ -334,7 +342,7 @@ class TestKit(Results):
                 self._process = None
                 process.close()
                 return
-            elif not self._relay.relay():
+            elif not (self._sender.deliver() or self._relay.relay()):
                 return
 
     def _keep_dead(self, process: Process) -> None:

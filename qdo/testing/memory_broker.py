@@ -18,7 +18,7 @@ from operator import attrgetter
 from qdo.brokers.base import Broker, Capabilities, Outgoing, Row, SendOptions
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
-from qdo.encoding import MAX_STORED_BODY_BYTES, is_utf8, utf8_text, with_header
+from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
@@ -145,8 +145,7 @@ class MemoryBroker(Broker):
         return self.send_many((message,))[0]
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        for message in messages:
-            _check(message)
+        check_messages(messages)
         with self._store.lock:
             if self._closed:
                 raise UsageError(reason="this broker is closed: open a new one to send")
@@ -181,7 +180,7 @@ class MemoryBroker(Broker):
             due = position_of_time(terms.due)
             if due > now + _SLACK:
                 self._contents.queue(message.queue)
-                made = self._store.new_id()
+                made = (parsed(message.headers) or {}).get(ID) or self._store.new_id()
                 self._contents.delayed.append(_Delayed(due, made, plain))
                 return made
         stored.append(message.queue)
@@ -312,6 +311,12 @@ def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
     if distinct:
         for wake in listeners:
             wake(distinct)
+
+
+def check_messages(messages: Iterable[Outgoing]) -> None:
+    """Raise the error of the first message that a broker refuses."""
+    for message in messages:
+        _check(message)
 
 
 def _check(message: Outgoing) -> None:

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import cast
+from typing import NoReturn, cast
 
 from qdo.app import App
 from qdo.coordination.protocol.claims import Claim, QueueState
@@ -135,7 +135,7 @@ class Process:
             self._dispatcher.note_progress()
             self._checkpoint()
 
-    def fail(self, fault: Exception) -> None:
+    def fail(self, fault: Exception) -> NoReturn:
         """End the run with an error of the test, not of the job."""
         self._fault = fault
         self.alive = False

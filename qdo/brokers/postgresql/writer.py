@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import psycopg
 from psycopg import errors
 
 from qdo.broker_errors import PostgresqlBusyError, PostgresqlError
+from qdo.brokers.app_transactions import executor_of
 from qdo.brokers.base import Outgoing
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.postgresql.schema import check_format, check_server
@@ -333,8 +333,6 @@ _ARRAYS = (
 
 OTHER_SCHEMA = "QD002"
 """SQLSTATE of the error that `stage` raises."""
-_DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
-"""SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`."""
 _NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
@@ -374,7 +372,7 @@ class StageWork:
 
         :raises UsageError: it is not a connection of psycopg, or to another database.
         """
-        execute, driver = _executor(connection)
+        execute, driver = executor_of(connection)
         try:
             execute(self._statement, self._parameters)
         except Exception as error:
@@ -397,28 +395,6 @@ _STATES = (
     (errors.ReadOnlySqlTransaction, "is read-only; send in one that may write, on the primary"),
     (errors.InFailedSqlTransaction, "has failed; roll it back, and send in the next one"),
 )
-
-
-def _executor(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
-    """Return the function that executes statements in a connection's transaction, and psycopg's
-    connection."""
-    if isinstance(connection, psycopg.Connection):
-        return connection.execute, connection
-    sqlalchemy: Any = sys.modules.get("sqlalchemy")
-    orm: Any = sys.modules.get("sqlalchemy.orm")
-    if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
-        connection = connection.connection()
-    if (
-        sqlalchemy is not None
-        and isinstance(connection, sqlalchemy.Connection)
-        and isinstance(connection.connection.driver_connection, _DRIVERS)
-    ):
-        return connection.exec_driver_sql, connection.connection.driver_connection
-    raise UsageError(
-        reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
-        f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "
-        "AsyncSession use the session from run_sync"
-    )
 
 
 def arrays_of(

@@ -1,0 +1,39 @@
+"""Statements in a transaction of an app, through psycopg or SQLAlchemy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from qdo.errors import UsageError
+
+_DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
+"""SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`."""
+
+
+def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
+    """Return the function that executes statements in a connection's transaction, and psycopg's
+    connection.
+
+    :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg.
+    """
+    if isinstance(connection, psycopg.Connection):
+        return connection.execute, connection
+    sqlalchemy: Any = sys.modules.get("sqlalchemy")
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
+        connection = connection.connection()
+    if (
+        sqlalchemy is not None
+        and isinstance(connection, sqlalchemy.Connection)
+        and isinstance(connection.connection.driver_connection, _DRIVERS)
+    ):
+        return connection.exec_driver_sql, connection.connection.driver_connection
+    raise UsageError(
+        reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
+        f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "
+        "AsyncSession use the session from run_sync"
+    )

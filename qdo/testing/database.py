@@ -1,0 +1,143 @@
+"""The database of an app under test: sends in its transactions, and writes of earlier tests."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from qdo.brokers.base import Outgoing
+from qdo.errors import UsageError
+from qdo.idempotency import FencedWrites, ProcessedMessages, SqlSession, Write
+from qdo.message import Message
+
+
+class StagedMessages:
+    """Messages that are sent in transactions of the app, until these are committed.
+
+    Each transaction sends a notification. PostgreSQL delivers it if, and only if, the transaction
+    commits, and leaves out what was rolled back to a savepoint. A test needs no schema of qdo.
+    """
+
+    def __init__(self) -> None:
+        self._channel = f"qdo_kit_{secrets.token_hex(8)}"
+        self._staged: list[Sequence[Outgoing]] = []
+        self._heard: list[str] = []
+        self._listener: Any = None
+
+    def stage(self, connection: Any, messages: Sequence[Outgoing]) -> None:
+        """Keep messages until the transaction of a connection commits.
+
+        :raises UsageError: it is not a connection of psycopg, or of SQLAlchemy with psycopg.
+        """
+        try:
+            from qdo.brokers.app_transactions import executor_of
+        except ImportError as error:
+            raise UsageError(reason=f"connection= requires psycopg: {error}") from error
+        execute, driver = executor_of(connection)
+        if self._listener is None:
+            self._listener = self._listen(driver.info)
+        execute("SELECT pg_notify(%s, %s)", (self._channel, str(len(self._staged))))
+        self._staged.append(messages)
+
+    def committed(self) -> list[Outgoing]:
+        """Return the messages of new commits, in the order of these."""
+        if self._listener is None:
+            return []
+        # Notifications arrive in the order of commits: before this one, all of earlier ones.
+        self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
+        while "" not in self._heard:
+            self._listener.execute("SELECT 1")
+        heard, self._heard[:] = [each for each in self._heard if each], []
+        return [message for number in heard for message in self._staged[int(number)]]
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _listen(self, info: Any) -> Any:
+        """Return a connection to the same database that hears of commits."""
+        import psycopg
+
+        given = {**info.get_parameters(), "password": info.password}
+        listener = psycopg.connect(autocommit=True, **given)
+        listener.add_notify_handler(lambda notify: self._heard.append(notify.payload))
+        listener.execute(f"LISTEN {self._channel}")
+        return listener
+
+
+Fail: TypeAlias = Callable[[Exception], NoReturn]
+_Admit: TypeAlias = Callable[[FencedWrites, SqlSession, Message, str], Write]
+_admit, _record = FencedWrites.admit, ProcessedMessages.record
+_watches: list[WritesWatch] = []
+
+
+class WritesWatch:
+    """Ends a test whose database has the writes of an earlier test.
+
+    Positions, fences and ids are the same in each test, so `FencedWrites` and `ProcessedMessages`
+    would take the first messages for repetitions: the job would write nothing, silently.
+
+    :param running: returns the function that ends the run, None while no job runs.
+    """
+
+    def __init__(self, running: Callable[[], Fail | None]) -> None:
+        self._running = running
+        self._admitted: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._recorded: set[tuple[str, str, str]] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        _watches.append(self)
+        FencedWrites.admit = _watched_admit  # type: ignore[method-assign]
+        ProcessedMessages.record = _watched_record  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            _watches.remove(self)
+            if not _watches:
+                FencedWrites.admit = _admit  # type: ignore[method-assign]
+                ProcessedMessages.record = _record  # type: ignore[method-assign]
+
+    def admitted(self, table: str, message: Message, part: str, write: Write) -> None:
+        place = table, message.queue, part
+        fence, position = self._admitted.get(place, (0, 0))
+        own = fence > message.fence if write is Write.STALE else position >= message.position
+        self._judge(own or bool(write), table, message)
+        if write:
+            position = max(position, message.position)
+        self._admitted[place] = max(fence, message.fence), position
+
+    def recorded(self, table: str, message: Message, new: bool) -> None:
+        place = table, message.queue, message.id
+        self._judge(new or place in self._recorded, table, message)
+        self._recorded.add(place)
+
+    def _judge(self, own: bool, table: str, message: Message) -> None:
+        fail = self._running()
+        if fail is not None and not own:
+            fail(
+                UsageError(
+                    reason=f"table {table} must have no rows of an earlier test, got one of queue "
+                    f"{message.queue!r}: positions, fences and ids are the same in each test; "
+                    "delete its rows before each"
+                )
+            )
+
+
+def _watched_admit(
+    self: FencedWrites, session: SqlSession, message: Message, part: str = ""
+) -> Write:
+    write = _admit(self, session, message, part)
+    for watch in _watches:
+        watch.admitted(self.table, message, part, write)
+    return write
+
+
+def _watched_record(self: ProcessedMessages, session: SqlSession, message: Message) -> bool:
+    new = _record(self, session, message)
+    for watch in _watches:
+        watch.recorded(self.table, message, new)
+    return new
