@@ -7,6 +7,8 @@ the answer.
 ``--measure`` goes through all of them. It measures the seconds from the fault until `qdo status`,
 the command that docs/on-call.rst names, and the dashboard say the right thing by name. Then it
 repairs the cause, types the next step as printed, and waits until every message is done.
+
+``--busy`` runs ten fleets without a fault, in which much waits, and measures the worst verdict.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from bench.drill.busy import measure_busy
 from bench.drill.faults import FAULTS, Fault
 from bench.drill.measure import Drill, attempt
 from bench.drill.stage import DrillStage, staged
@@ -42,10 +45,13 @@ def main() -> int:
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=", ".join(_BY_NAME))
     parser.add_argument("--random", action="store_true", help="one of them, without its name")
     parser.add_argument("--measure", action="store_true", help="measure; no FAULT means all")
+    parser.add_argument("--busy", action="store_true", help="judge healthy fleets instead")
     given = parser.parse_args()
     if not set(given.faults) <= _BY_NAME.keys():
         parser.error(f"FAULT must be one of {', '.join(_BY_NAME)}, got {' '.join(given.faults)}")
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    if given.busy:
+        return measure_busy()
     if given.measure:
         return measure_all([_BY_NAME[name] for name in given.faults or _BY_NAME])
     if given.random == (len(given.faults) == 1) or len(given.faults) > 1:

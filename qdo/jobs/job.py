@@ -97,6 +97,11 @@ class Job:
         return 1 / rate_of(self.per_queue_rate) if self.per_queue_rate else 0.0
 
     @property
+    def rest_seconds(self) -> float:
+        """Most time between two messages of a healthy queue, without that of the job."""
+        return max(self.queue_seconds, self.batch_wait_seconds)
+
+    @property
     def name(self) -> str:
         """The function as MODULE:FUNCTION, for logs."""
         return describe_callable(self.function)

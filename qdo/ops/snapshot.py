@@ -242,12 +242,13 @@ class Snapshot:
     :ivar workers: registered workers; None if they are unknown.
     :ivar filters: the different filters of the workers that stay.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
-    :ivar lags: seconds by queue; workers report these, `faults`, `limits` and `long_runs`.
+    :ivar lags: seconds by queue; workers report these, `faults` and `long_runs`.
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
     :ivar reported: when the process of each worker last reported, by the coordinator's clock.
+    :ivar reports: the reports, by worker.
     :ivar end: text of the position of a finished queue, None if queues never finish.
     """
 
@@ -262,7 +263,6 @@ class Snapshot:
     backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
     faults: Mapping[str, str]
-    limits: Mapping[str, Sequence[str]]
     parents: Mapping[str, Sequence[str]]
     unasked: int
     unread: Mapping[str, str]
@@ -273,6 +273,7 @@ class Snapshot:
     timed: bool
     reads: Mapping[str, NodeValue]
     reported: Mapping[str, float]
+    reports: Mapping[str, WorkerReport]
     long_runs: Mapping[str, LongRun]
 
 
@@ -312,7 +313,6 @@ def read_snapshot(
         backlogs=backlogs if fault is None else dict.fromkeys(names, fault),
         lags=_lags(reports) if broker and broker.capabilities.doorbell else {},
         faults=_faults(reports) | crowded_out(broker, len(fleet.queues or ()), nodeless),
-        limits=_waits(reports),
         parents=parents,
         unasked=len(whole) - len(backlogs),
         unread=unread,
@@ -323,6 +323,7 @@ def read_snapshot(
         timed=broker is not None and broker.positions is TIME_POSITIONS,
         reads=reads,
         reported=_reported(reports, fleet.components or ()),
+        reports={str(each.worker): each for each in reports},
         long_runs=long_runs(reports),
     )
 
@@ -452,10 +453,6 @@ def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
 
 def _faults(reports: Iterable[WorkerReport]) -> dict[str, str]:
     return {queue: why for report in reports for queue, why in report.faults.items()}
-
-
-def _waits(reports: Iterable[WorkerReport]) -> dict[str, Sequence[str]]:
-    return {queue: names for report in reports for queue, names in report.waits.items()}
 
 
 def _backlogs(

@@ -16,6 +16,7 @@ from qdo.errors import QdoError
 from qdo.fleet.hold_machine import holds_of
 from qdo.fleet.holds import hold_text
 from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
+from qdo.ops.waits import NO_WAIT, wait_of
 from qdo.positions import format_last, time_of_position
 from qdo.queues import why_untaken
 
@@ -57,6 +58,10 @@ class QueueStatus:
     :ivar created: number of the transaction that created its node, 0 if it has none. A queue that
         was deleted and created again has another.
     :ivar reported: when its owner last reported, by the same clock; None if that is unknown.
+    :ivar limits: the limits for whose permits it waits.
+    :ivar in_line: why its owner runs none of its messages now, although it is healthy; None if the
+        owner does not say.
+    :ivar rest_seconds: most time between two messages of its job.
     :ivar running: the message that has run for longest, None if none runs for long.
     :ivar marks: failure record of the failing message; it shows whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
@@ -94,6 +99,8 @@ class QueueStatus:
     written: float = 0.0
     created: int = 0
     reported: float | None = None
+    in_line: str | None = None
+    rest_seconds: float = 0.0
 
     def dump(self) -> dict[str, Any]:
         """Return the published facts, for JSON; positions are text, because they are large."""
@@ -164,6 +171,10 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     answer = snapshot.backlogs.get(queue)
     backlog = answer if isinstance(answer, Backlog) else None
     dead, read = snapshot.dead_letters, snapshot.reads.get(queue)
+    age = _age(queue, backlog, snapshot)
+    running = snapshot.long_runs.get(queue)
+    waits = running is None and (bool(age) or bool(backlog and backlog.count))
+    wait = wait_of(queue, snapshot.reports.get(node.owner)) if waits else NO_WAIT
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
@@ -172,7 +183,10 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         backlog=backlog.count if backlog and snapshot.countable else None,
         oldest=backlog.oldest if backlog else None,
         dead_letters=None if dead is None else dead.get(queue, 0),
-        fault=node.fault or (backlog.fault if backlog else None) or snapshot.faults.get(queue),
+        fault=node.fault
+        or (backlog.fault if backlog else None)
+        or snapshot.faults.get(queue)
+        or wait.fault,
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
         also_blocking=_others(node, blocked=True),
@@ -182,10 +196,10 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
         in_flight=backlog.in_flight if backlog else 0,
-        behind_seconds=_age(queue, backlog, snapshot),
+        behind_seconds=age,
         waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
         error=str(answer) if isinstance(answer, QdoError) else None,
-        limits=tuple(snapshot.limits.get(queue, ())),
+        limits=wait.limits,
         retention_seconds=backlog.retention_seconds if backlog else None,
         held=_held(queue, snapshot) if snapshot.holds else None,
         missing=queue in snapshot.missing,
@@ -195,7 +209,9 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         written=read.written if read else 0.0,
         created=read.created if read else 0,
         reported=snapshot.reported.get(node.owner),
-        running=snapshot.long_runs.get(queue),
+        running=running,
+        in_line=wait.in_line,
+        rest_seconds=wait.rest_seconds,
     )
 
 

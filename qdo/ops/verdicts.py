@@ -92,6 +92,16 @@ class QueueCase:
         return self.sample.at - self.first.at
 
     @property
+    def is_silent(self) -> bool:
+        """Whether its owner has not reported for so long that its report may be wrong."""
+        return (self.silent_seconds or 0.0) >= self.rules.still_seconds
+
+    @property
+    def silent_seconds(self) -> float | None:
+        reported = self.status.reported
+        return None if reported is None else self.now - reported
+
+    @property
     def still_seconds(self) -> float | None:
         """How long nothing was recorded; None if that is unknown."""
         written = self.status.written
@@ -353,7 +363,7 @@ _DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead le
 
 def _limited(case: QueueCase) -> Verdict | None:
     names = case.status.limits
-    if not case.owned or not case.waiting or not names:
+    if not case.owned or not case.waiting or not names or case.is_silent:
         return None
     late = (case.age or 0.0) >= case.rules.late_seconds
     word = "limit" if len(names) == 1 else "limits"
@@ -366,10 +376,12 @@ def _stopped(case: QueueCase) -> Verdict | None:
     status, still = case.status, case.rules.still_seconds
     if not case.owned or not case.waiting or status.running is not None:
         return None
-    silent = None if status.reported is None else case.now - status.reported
-    if silent is not None and silent >= still:
-        reason = f"{status.owner} has not reported for {short_duration(silent)}."
-    elif (case.age or still) >= still and (case.still_seconds or 0.0) >= still:
+    if case.is_silent:
+        silent = short_duration(case.silent_seconds or 0.0)
+        reason = f"{status.owner} has not reported for {silent}."
+    elif status.in_line or (case.still_seconds or 0.0) < still + status.rest_seconds:
+        return None
+    elif (case.age or still) >= still:
         moved = short_duration(case.still_seconds or 0.0)
         reason = f"{status.owner} has recorded nothing for {moved}."
         if status.in_flight:
@@ -401,6 +413,13 @@ def _late(case: QueueCase) -> Verdict | None:
     run = status.running
     if run is not None and run.usual_seconds is None:
         return Verdict(QueueHealth.LAGGING, f"{run.text()}.", _ps(case))
+    if case.owned and status.in_line:
+        remedy = "raise concurrency, or start more workers"
+        return Verdict(QueueHealth.LAGGING, f"It {status.in_line}.", remedy)
+    if case.owned and status.rest_seconds:
+        rest = short_duration(status.rest_seconds)
+        reason = f"Its job rests for up to {rest} between two messages."
+        return Verdict(QueueHealth.LAGGING, reason)
     reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
     return Verdict(QueueHealth.LAGGING, reason)
 

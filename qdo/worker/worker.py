@@ -296,7 +296,9 @@ class Worker:
             pipeline,
             dispatcher,
             HoldGate(dispatcher),
-            StatusReport(dispatcher, pipeline, self._live, self._current, self._status_due),
+            StatusReport(
+                dispatcher, pipeline, self.app.jobs, self._live, self._current, self._status_due
+            ),
             Discovery(broker, clock, self._current),
             DoorbellListener(self._slots, self._current) if rings else None,
             CheckpointTotals(),

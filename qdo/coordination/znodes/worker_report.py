@@ -17,6 +17,9 @@ from qdo.coordination.znodes.values import load
 from qdo.text import one_line
 
 Reader: TypeAlias = Callable[[Any], Any]
+MOST_RUNS = 100
+"""At most this many messages in flight are listed, about 8 KiB: first those that run for much
+longer than usual, then those that have run for longest."""
 MAX_EXACT = 2**53
 """Larger whole numbers have no exact float."""
 
@@ -47,8 +50,13 @@ class WorkerReport:
     :ivar blocked_by: the message and the job that block its event loop; written by its parent.
     :ivar blocked_since: Unix time.
     :ivar processed: for the counts from here to `undone` see `engine.slot.Counters`.
+    :ivar jobs: the globs of its jobs.
+    :ivar ready: number of its queues that wait for a free place.
     :ivar behind: age of the first unprocessed message in seconds, by queue.
-    :ivar waits: by queue, the limits for whose permits it waits.
+    :ivar faults: why it does not process a queue.
+    :ivar waits: by glob of a job, the limits for whose permits queues of this job wait.
+    :ivar unusable: by limit, why it permits nothing.
+    :ivar rests: by glob of a job, the most seconds between two messages of one of its queues.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
     :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
     """
@@ -83,7 +91,11 @@ class WorkerReport:
     undone: int | None = None
     behind: dict[str, float] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    jobs: tuple[str, ...] = ()
+    ready: int | None = None
     waits: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unusable: dict[str, str] = field(default_factory=dict)
+    rests: dict[str, float] = field(default_factory=dict)
     long_runs: tuple[tuple[str, str, int, float, float | None], ...] = ()
     live: dict[str, Any] = field(default_factory=dict)
     lost_workers: tuple[LostWorker, ...] | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gevent.event import Event
 
-from qdo.coordination.znodes.worker_report import WorkerReport
+from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
+from qdo.jobs.job import Job
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
 from qdo.worker.duties.duty import CurrentMember, Duty
@@ -25,13 +25,10 @@ REPORTS_PER_SESSION = 3
 """A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
 report that it is silent."""
 MOST_QUEUES = 100
-"""At most this many queues are listed, those farthest behind, and those that have waited longest
-for permits: many clients read component nodes."""
-MOST_RUNS = 100
-"""At most this many messages in flight are listed, about 8 KiB: first those that run for much
-longer than usual, then those that have run for longest."""
+"""At most this many queues are listed, those farthest behind: many clients read component nodes."""
 WORTH_SECONDS = 1.0
-"""Queues less far behind are not listed, nor are messages that have run for less."""
+"""Queues less far behind are not listed, nor are messages that have run for less, and jobs that
+rest for less."""
 
 
 class StatusReport(Duty):
@@ -44,13 +41,17 @@ class StatusReport(Duty):
         self,
         dispatcher: Dispatcher,
         pipeline: Pipeline,
+        jobs: Sequence[Job],
         live: LiveSettings,
         current: CurrentMember,
         due: Event,
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
-        self._limits = pipeline.limits
+        self._limits, self._permits = pipeline.limits, pipeline.permits
+        self._globs = tuple(each.queues for each in jobs)
+        rests = {each.queues: each.rest_seconds for each in jobs}
+        self._rests = {glob: each for glob, each in rests.items() if each >= WORTH_SECONDS}
         settings = live.in_force.now
         self._process = describe_process(settings) | {"parent": os.getppid()}
         self._concurrency = settings.concurrency
@@ -88,8 +89,11 @@ class StatusReport(Duty):
             queues=len(self._dispatcher.slots),
             busy=sum(1 for _ in self._dispatcher.running()),
             behind=lags(self._dispatcher.slots.values()),
-            faults=self._limits.faults(),
-            waits=dict(islice(self._limits.waits().items(), MOST_QUEUES)),
+            jobs=self._globs,
+            ready=self._dispatcher.ready() + self._permits.waiting,
+            waits=self._limits.waits(),
+            unusable=self._limits.faults(),
+            rests=self._rests,
             long_runs=self._long_runs(),
             live=self._live.dump(),
             **facts,

@@ -378,6 +378,10 @@ class Dispatcher:
         if self.slots.get(slot.queue) is slot:
             del self.slots[slot.queue]
 
+    def ready(self) -> int:
+        """Return the number of queues that wait for a free place."""
+        return sum(slot.state is SlotState.READY for slot in self._ready)
+
     def running(self) -> Iterator[Slot]:
         """Yield the slots with a running turn, including those of claims that ended."""
         return (slot for slot in self.slots.values() if slot.state is SlotState.RUNNING)

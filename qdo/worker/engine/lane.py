@@ -54,6 +54,11 @@ class LanePermits:
         self._free = count
         self._waiting: dict[LaneOwner, None] = {}
 
+    @property
+    def waiting(self) -> int:
+        """The number of queues that wait for a permit."""
+        return sum(lanes.wants_permit for lanes in self._waiting)
+
     def acquire(self, lanes: LaneOwner) -> bool:
         """Take a permit. If none is free, return False and notify `lanes` when one is."""
         if not self._free:

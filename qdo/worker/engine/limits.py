@@ -256,18 +256,19 @@ class Gate:
     """The permits that a job must have before it starts a message.
 
     :ivar limits: all limits of the process.
+    :ivar glob: the job's queues.
     :ivar names: the job's limits, in the order in which their permits are taken.
     :ivar waiting: the waiters, with the number of their arrival.
     :ivar allows_streak: one queue may start messages as fast as it can.
-    :param queue_seconds: least time between two starts of one queue; 0 for none.
     """
 
-    def __init__(self, limits: Limits, names: tuple[str, ...], queue_seconds: float) -> None:
+    def __init__(self, limits: Limits, job: Job) -> None:
         self.limits = limits
-        self.names = names
+        self.glob = job.queues
+        self.names = tuple(sorted(job.limits))
         self.waiting: dict[PermitWaiter, int] = {}
-        self.allows_streak = not queue_seconds
-        self._queue_seconds = queue_seconds
+        self.allows_streak = not job.queue_seconds
+        self._queue_seconds = job.queue_seconds
         self._last: dict[str, tuple[int, float]] = {}
 
     def due(self, queue: str, fence: int) -> float:
@@ -354,7 +355,7 @@ class Limits:
         """Return the gate of a job; None if it has neither limits nor a rate."""
         if not job.limits and not job.queue_seconds:
             return None
-        gate = Gate(self, tuple(sorted(job.limits)), job.queue_seconds)
+        gate = Gate(self, job)
         self._gates.append(gate)
         return gate
 
@@ -483,17 +484,12 @@ class Limits:
             self.wake()
 
     def faults(self) -> dict[str, str]:
-        """Return the queues that wait for a limit that cannot be used, and why."""
-        why = {name: share.why for name, share in self._shares.items() if share.why}
-        return {
-            queue: _reason(name, why[name])
-            for queue, names in self.waits().items()
-            for name in why.keys() & names
-        }
+        """Return the limits that cannot be used, and why."""
+        return {name: _reason(name, share.why) for name, share in self._shares.items() if share.why}
 
     def waits(self) -> dict[str, tuple[str, ...]]:
-        """Return the queues that wait for permits, with the names of the limits."""
-        return {waiter.queue: gate.names for gate in self._gates for waiter in gate.waiting}
+        """Return the jobs with queues that wait for permits: glob, and names of the limits."""
+        return {gate.glob: gate.names for gate in self._gates if gate.waiting}
 
 
 def _reason(name: str, why: str) -> str:

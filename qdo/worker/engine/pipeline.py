@@ -45,6 +45,7 @@ class Pipeline:
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
         self.limits = engine.limits
+        self.permits = engine.permits
         self.history = engine.observers.history
         self.meters = engine.observers.meters
         self._engine = engine

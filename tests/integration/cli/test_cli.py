@@ -383,7 +383,10 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
         "behind": {},
         "faults": {},
         "live": {},
+        "jobs": [],
         "waits": {},
+        "unusable": {},
+        "rests": {},
         "long_runs": [],
     }
     table = cli("workers", "--app", "a", "--coordinator", coordinator).out

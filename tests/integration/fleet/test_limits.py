@@ -8,6 +8,9 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
+from qdo.ops.status import QueueStatus, queue_statuses
+from qdo.ops.verdicts import QueueHealth, QueueSample, judge
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, wait_until
@@ -90,6 +95,15 @@ def both(message, context):
 @app.job("none-*", limits=["missing"])
 def without(message, context):
     audit(message, 0.0, "missing")
+
+@app.job("place-*", executor="thread")
+def place(message, context):
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+@app.job("rest-*", batch=100, batch_wait_seconds=600)
+def rest(messages, context):
+    pass
 """
 KINDS = ("thread", "greenlet", "process", "aio", "batch", "keyed", "both", "inner")
 
@@ -187,6 +201,37 @@ def test_a_job_waits_for_a_limit_that_does_not_exist(shop: LimitShop) -> None:
     delete_limit(shop.client, shop.layout, "missing")
     shop.app.send("none-1", 2)
     worker.wait_for_line(r"limit missing: it does not exist", count=2)
+
+
+def test_every_queue_that_waits_has_the_reason(shop: LimitShop) -> None:
+    """Limits, free places and batches: no queue looks stopped, however many wait."""
+    shop.limit("crm", max="0")
+    waiting = [f"thread-{number}" for number in range(110)]
+    places = [f"place-{number}" for number in range(5)]
+    shop.app.send_many([(name, 1) for name in (*waiting, "none-1", "rest-1")])
+    shop.start(1, "--concurrency", "2")
+    read = partial(queue_statuses, shop.client, shop.layout, shop.app.broker)
+    found: dict[str, QueueStatus] = {}
+
+    def statuses(glob: str) -> list[QueueStatus]:
+        found.update({each.queue: each for each in read(glob).queues})
+        return [each for name, each in found.items() if fnmatchcase(name, glob)]
+
+    def all_wait() -> bool:
+        return all(each.limits == ("crm",) for each in statuses("thread-*"))
+
+    wait_until(all_wait, "each queue has the reason", 60.0)
+    (fault,) = statuses("none-1")
+    assert fault.fault is not None
+    assert fault.fault.startswith("limit missing: it does not exist")
+    assert statuses("rest-1")[0].rest_seconds == 600.0
+    shop.app.send_many([(name, 1) for name in places])
+    said = "waits for a free place: 2 of 2 jobs run, and 3 queues wait"
+    wait_until(lambda: statuses("place-4")[0].in_line == said, said, 60.0)
+    later = replace(found["place-4"], behind_seconds=90.0, written=1.0)
+    sample = QueueSample(found["place-4"].reported or 0.0, later, 1)
+    assert judge([sample]).state is QueueHealth.LAGGING
+    (shop.folder / "go").touch()
 
 
 def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from bench.drill import busy_shop
+from bench.drill.busy import FLEETS
 from bench.drill.faults import FAULTS, Evidence, Fault
 from bench.drill.measure import is_right
 from tests.support.cli import command
@@ -20,6 +22,11 @@ def test_there_are_ten_faults_of_different_names() -> None:
 def test_the_guide_has_the_section_of_each_fault(fault: Fault) -> None:
     guide = (ROOT / "docs" / "on-call.rst").read_text()
     assert re.search(rf"^{re.escape(fault.section)}\n-+$", guide, re.MULTILINE)
+
+
+def test_ten_busy_fleets_have_an_app() -> None:
+    assert [each.name for each in FLEETS] == [vars(busy_shop)[each.name].name for each in FLEETS]
+    assert len(FLEETS) == 10
 
 
 def test_a_look_is_right_if_it_says_everything() -> None:

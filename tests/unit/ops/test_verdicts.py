@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from qdo.coordination.znodes.queue_node import FailureRecord
-from qdo.coordination.znodes.worker_report import WorkerReport
+from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.ops.snapshot import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
-from qdo.queues import command_text
+from qdo.ops.waits import NO_WAIT, QueueWait, wait_of
+from qdo.queues import MAX_GLOBS_CHARACTERS, command_text
 
 NOW = 1_700_000_000.0
 OWNED = QueueStatus(
@@ -32,6 +33,8 @@ OWNED = QueueStatus(
 )
 TIP = replace(OWNED, backlog=0, behind_seconds=0.0)
 FREE = replace(OWNED, owner=None, reported=None, behind_seconds=90.0, written=NOW - 90)
+STILL = replace(OWNED, written=NOW - 45, behind_seconds=40.0)
+PLACE = "waits for a free place: 1 of 1 jobs run, and 9 queues wait"
 FAILED = FailureRecord(101, 3, "ValueError: no")
 
 
@@ -88,6 +91,17 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
             QueueHealth.LAGGING,
             "the limits crm, sms.",
         ),
+        (replace(STILL, in_line=PLACE), QueueHealth.OK, ""),
+        (replace(STILL, in_line=PLACE, behind_seconds=90.0), QueueHealth.LAGGING, "1 of 1 jobs"),
+        (replace(STILL, in_line=PLACE, reported=NOW - 40), QueueHealth.STOPPED, "not reported"),
+        (replace(STILL, limits=("crm",), reported=NOW - 40), QueueHealth.STOPPED, "not reported"),
+        (replace(STILL, rest_seconds=60.0), QueueHealth.OK, ""),
+        (
+            replace(STILL, rest_seconds=60.0, behind_seconds=80.0),
+            QueueHealth.LAGGING,
+            "rests for up to 1m",
+        ),
+        (replace(STILL, rest_seconds=60.0, written=NOW - 95), QueueHealth.STOPPED, "nothing for"),
         (replace(OWNED, running=LongRun("m", 2, 300.0)), QueueHealth.STUCK, "attempt 2"),
         (replace(OWNED, running=LongRun("m", 2, 299.0)), QueueHealth.OK, ""),
         (
@@ -305,6 +319,24 @@ def test_times_can_be_chosen() -> None:
 
 
 # --- reports of workers ------------------------------------------------------------------------
+
+
+def test_the_most_specific_job_of_a_queue_has_the_reason() -> None:
+    """A report names jobs; one that is too large, or names no such job, gives no reason."""
+    facts = {"jobs": ["*", "vip-*"], "waits": {"*": ["crm"]}, "unusable": {"crm": "gone"}}
+    (report,) = reported(facts)
+    assert wait_of("q", report) == QueueWait(("crm",), "gone")
+    assert wait_of("vip-1", report) == wait_of("q", None) == NO_WAIT
+    (large,) = reported(facts | {"jobs": ["*", *["x" * 100] * (MAX_GLOBS_CHARACTERS // 100 + 1)]})
+    assert wait_of("q", large) == NO_WAIT
+
+
+def test_messages_beyond_the_longest_runs_may_run() -> None:
+    """A report lists a hundred: other queues of a busy worker are not stopped."""
+    runs = [[f"q{number}", "id", 1, 50, None] for number in range(MOST_RUNS)]
+    for busy, may_run in ((MOST_RUNS, False), (MOST_RUNS + 1, True)):
+        (report,) = reported({"busy": busy, "concurrency": 500, "long_runs": runs})
+        assert (wait_of("q", report).in_line is not None) == may_run
 
 
 def reported(*values: Any) -> list[WorkerReport]:
