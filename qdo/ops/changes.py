@@ -9,7 +9,7 @@ from typing import Any
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
 from qdo.ops.items import Judged
-from qdo.ops.worker_status import WorkerStatus, lost_workers
+from qdo.ops.worker_status import WorkerStatus, deaths, lost_workers
 from qdo.text import iso_time, pluralize, shorten
 
 KINDS = ("state", "owner", "queue", "worker")
@@ -88,6 +88,10 @@ def past_changes(
     for lost in lost_workers(workers, since):
         reason = f"it released none of its queues: {lost.process or 'host unknown'}"
         found.append((lost.at, Difference("worker", lost.name, "there", "gone", reason)))
+    for worker, death in deaths(workers, since):
+        reason = f"it {death.how}, and {worker.worker} replaces it"
+        subject = f"{worker.report.host or 'host unknown'} process {death.pid}"
+        found.append((death.at, Difference("worker", subject, "there", "gone", reason)))
     for queue, claim in claims:
         found.append((claim.claimed, Difference("owner", queue, "", claim.owner)))
         if claim.ended is not None:

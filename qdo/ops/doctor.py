@@ -20,11 +20,12 @@ from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.errors import QdoError, UnreachableError
 from qdo.fleet.chores import read_records
 from qdo.fleet.components import AppLevel, skew
+from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
-from qdo.ops.verdicts import QueueHealth
-from qdo.ops.worker_status import lost_workers
+from qdo.ops.verdicts import QueueHealth, Verdict
+from qdo.ops.worker_status import deaths, lost_workers
 from qdo.queues import QueueFilter, why_untaken
 from qdo.system.files import sqlite_path
 from qdo.system.native import run_parallel
@@ -380,9 +381,25 @@ def lost(case: Case) -> Diagnosis:
     )
 
 
+def dead_processes(case: Case) -> Diagnosis:
+    """Look for worker processes that died and were replaced."""
+    now = time.time()
+    found = deaths(case.workers(), now - LOST_SECONDS)
+    if not found:
+        return ok(f"no worker process died in the last {short_duration(LOST_SECONDS)}")
+    worker, last = found[-1]
+    count = f"{pluralize(len(found), 'worker')} died and {'was' if len(found) == 1 else 'were'}"
+    count += f" replaced in the last {short_duration(LOST_SECONDS)}"
+    return warning(
+        f"{count}; {last.text(worker.report.host)}, {short_duration(now - last.at)} ago",
+        "see the log of qdo-worker there; without an operator, SIGKILL comes from the kernel when"
+        " memory is short (dmesg): limit jobs with memory_mib, or run fewer at once",
+    )
+
+
 def queues(case: Case) -> Diagnosis:
-    """Count the queues whose state needs attention."""
-    judged = case.judged()
+    """Count the queues whose state needs attention; those that were not asked for need none."""
+    judged = [each for each in case.judged() if each[0].error or not _is_unasked(each[1])]
     critical = Counter(each.state.value for _, each in judged if each.state.is_critical)
     late = Counter(each.state.value for _, each in judged if each.state.is_warning)
     remedy = "see `qdo status` for the worst of them and the next step"
@@ -390,7 +407,29 @@ def queues(case: Case) -> Diagnosis:
         return failed(f"of {pluralize(len(judged), 'queue')}: {_counts(critical + late)}", remedy)
     if late:
         return warning(f"of {pluralize(len(judged), 'queue')}: {_counts(late)}", remedy)
-    return ok(f"no queue of {len(judged)} needs attention")
+    unasked = len(case.judged()) - len(judged)
+    more = f"; {unasked} were not asked" if unasked else ""
+    return ok(f"no queue of {len(judged)} needs attention{more}")
+
+
+def _is_unasked(verdict: Verdict) -> bool:
+    return verdict.state is QueueHealth.UNKNOWN
+
+
+def limits(case: Case) -> Diagnosis:
+    """Look for limits that jobs name and the coordinator does not have."""
+    named = {name for each in case.jobs or () for name in each.limits}
+    missing = named - list_limits(case.connected(), case.layout).keys()
+    missing |= {name for each in case.workers() for name in each.report.unusable}
+    if missing:
+        first = min(missing)
+        return failed(
+            f"jobs wait for limits that permit nothing: {join_some(sorted(missing))}",
+            f"see `qdo limits list`; run `qdo limits set {first}` with --max or --rate",
+        )
+    if case.jobs is None:
+        return unknown("the jobs are not known", "name the app as MODULE:APP")
+    return ok(f"the {pluralize(len(named), 'limit')} of the jobs exist")
 
 
 def jobs_without_queues(case: Case) -> Diagnosis:
@@ -469,6 +508,7 @@ CHECKS = (
     Check("leader", leader, ("coordinator",)),
     Check("workers", workers, ("coordinator",)),
     Check("lost-workers", lost, ("coordinator",), first=True),
+    Check("dead-processes", dead_processes, ("coordinator",), first=True),
     Check("chores", chores, ("coordinator",)),
     Check("versions", versions, ("coordinator",)),
     Check("clocks", clock, ("coordinator",), first=True),
@@ -477,6 +517,7 @@ CHECKS = (
     Check("open-files", open_files),
     Check("deadlines", deadlines, ("broker",)),
     Check("dead-letters", dead_letters, ("broker",)),
+    Check("limits", limits, ("coordinator",)),
     Check("queues-without-jobs", queues_without_jobs, BOTH),
     Check("jobs-without-queues", jobs_without_queues, ("broker",)),
     Check("broker-settings", configuration, ("broker",)),

@@ -71,9 +71,11 @@ class Case:
     _reading: Any = field(default_factory=threading.Lock)
 
     def statuses(self) -> Statuses:
+        costly = self.broker and self.broker.capabilities.backlog_budget is not None
+        budget = BACKLOGS if costly else None
         return self.once(
             "statuses",
-            lambda: queue_statuses(self.client, self.layout, self.broker, "*", BACKLOGS),
+            lambda: queue_statuses(self.client, self.layout, self.broker, "*", budget),
         )
 
     def names(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qdo.coordination.bulk_reads import NodeValue, names_below, read_nodes
 from qdo.coordination.client import Client
@@ -82,6 +83,32 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
         if lost.at >= since and is_worker_name(lost.name)
         if not lost.process or lost.process not in present
     ]
+
+
+class ProcessDeath(NamedTuple):
+    """A worker process that ended unasked; its parent has started another one in its place.
+
+    :ivar at: Unix time of the host's clock.
+    """
+
+    pid: int
+    at: float
+    how: str
+
+    def text(self, host: str | None) -> str:
+        return f"process {self.pid} on {host or 'an unknown host'} {self.how}"
+
+
+def deaths(
+    workers: Sequence[WorkerStatus], since: float
+) -> list[tuple[WorkerStatus, ProcessDeath]]:
+    """Return the deaths `since` a Unix time, the oldest first, with the worker that reports each.
+
+    Only the parent process knows of them: the nodes of the dead are gone, and their queues are
+    free at once.
+    """
+    found = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
+    return sorted((pair for pair in found if pair[1].at >= since), key=lambda pair: pair[1].at)
 
 
 def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:

@@ -10,7 +10,8 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``stacks``: descriptor of memory for its stacks, see `qdo.worker.stacks`;
 - ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.monitor`;
 - ``left``: descriptors of the receipt stores of dead processes;
-- ``restarted``: whether a process ran in this slot before.
+- ``restarted``: whether a process ran in this slot before;
+- ``deaths``: process id, Unix time and end of those that ended unasked.
 
 gevent patches the process before any other import, above all before the app is imported.
 
@@ -175,6 +176,7 @@ def _context(
         metrics=MetricsPage(child.get("metrics")),
         left=left,
         restarted=child.get("restarted", False),
+        deaths=tuple((pid, at, how) for pid, at, how in child.get("deaths", ())),
         ask_parent=ask_parent,
         exit=os._exit,
     )

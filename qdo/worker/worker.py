@@ -101,6 +101,7 @@ class ProcessContext:
         releases them, see `Broker.release`.
     :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
         do not stop it.
+    :ivar deaths: the processes that it replaces, see `WorkerReport`.
     :ivar ask_parent: asks the parent for the action that an operator wants, by the name of the
         action; None without a parent.
     :ivar exit: called with the exit code when the process must exit at once: from a native
@@ -113,6 +114,7 @@ class ProcessContext:
     metrics: MetricsPage = field(default_factory=MetricsPage)
     left: Sequence[tuple[str, str]] = ()
     restarted: bool = False
+    deaths: tuple[tuple[int, float, str], ...] = ()
     ask_parent: Callable[[str], None] | None = None
     exit: Callable[[int], None] | None = None
 
@@ -297,7 +299,13 @@ class Worker:
             dispatcher,
             HoldGate(dispatcher),
             StatusReport(
-                dispatcher, pipeline, self.app.jobs, self._live, self._current, self._status_due
+                dispatcher,
+                pipeline,
+                self.app.jobs,
+                self._live,
+                self._current,
+                self._status_due,
+                self._process.deaths,
             ),
             Discovery(broker, clock, self._current),
             DoorbellListener(self._slots, self._current) if rings else None,

@@ -65,8 +65,9 @@ def show_events(
 ) -> None:
     """List what changed, one line for each event, the newest last.
 
-    Of the past, commands of operators are known, when the present workers started, and which were
-    lost; with the setting `history` also changes of owner of queues that match GLOB.
+    Of the past, commands of operators are known, when the present workers started, which were lost,
+    and which processes died and were replaced; with the setting `history` also changes of owner of
+    queues that match GLOB.
 
     With --follow, events are also workers that come and go, new and deleted queues, and changes of
     owner and state of these queues. What comes and goes between two looks is not seen. For tens of

@@ -58,6 +58,8 @@ class WorkerReport:
     :ivar unusable: by limit, why it permits nothing.
     :ivar rests: by glob of a job, the most seconds between two messages of one of its queues.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
+    :ivar deaths: the processes that its parent had to replace by this one: process id, Unix time
+        and how each ended, the oldest first.
     :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
     """
 
@@ -98,6 +100,7 @@ class WorkerReport:
     rests: dict[str, float] = field(default_factory=dict)
     long_runs: tuple[tuple[str, str, int, float, float | None], ...] = ()
     live: dict[str, Any] = field(default_factory=dict)
+    deaths: tuple[tuple[int, float, str], ...] = ()
     lost_workers: tuple[LostWorker, ...] | None = None
 
     def dump(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class StatusReport(Duty):
         live: LiveSettings,
         current: CurrentMember,
         due: Event,
+        deaths: tuple[tuple[int, float, str], ...],
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
@@ -59,6 +60,7 @@ class StatusReport(Duty):
             REFRESH_SECONDS, settings.session_timeout_seconds / REPORTS_PER_SESSION
         )
         self._due = due
+        self._deaths = deaths
         self._live = live
         self._current = current
         self.runs = Runs(dispatcher.in_flight)
@@ -96,6 +98,7 @@ class StatusReport(Duty):
             rests=self._rests,
             long_runs=self._long_runs(),
             live=self._live.dump(),
+            deaths=self._deaths,
             **facts,
         )
         return report.dump()

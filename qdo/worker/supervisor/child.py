@@ -18,8 +18,9 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from qdo.brokers.registry import kind_of
 from qdo.coordination.access import ANYBODY, Access
@@ -42,6 +43,10 @@ CHILD_VARIABLE = "QDO_CHILD"
 """Environment variable with the input of the child, as JSON. Settings may hold secrets, and
 every user of the machine can read a command line."""
 
+MOST_DEATHS = 20
+"""Deaths of one slot that its next process reports."""
+Death: TypeAlias = tuple[int, float, str]
+"""Process id, Unix time, and how it ended."""
 REPORT_BYTES = 4 << 20
 """Maximum length of a report; the longest one has the names of the app's files."""
 
@@ -66,6 +71,7 @@ class ChildProcess:
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
     :param restarted: a process ran in this slot before.
+    :param deaths: the processes of this slot that ended unasked.
 
     Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
     id, so a signal never reaches an unrelated process.
@@ -81,6 +87,7 @@ class ChildProcess:
         target: str | None,
         left: Sequence[int] = (),
         restarted: bool = False,
+        deaths: Sequence[Death] = (),
     ) -> None:
         self.name = name
         self.sessions: list[Session] = []
@@ -107,8 +114,8 @@ class ChildProcess:
             "stacks": self.dumps.fd,
             "metrics": self.metrics.fd,
         }
-        given = {"settings": dataclasses.asdict(settings), "target": target}
-        child = {**given, **shared, "left": list(left), "restarted": restarted}
+        child: dict[str, Any] = {"settings": dataclasses.asdict(settings), "target": target}
+        child |= {**shared, "left": list(left), "restarted": restarted, "deaths": list(deaths)}
         try:
             self._process = subprocess.Popen(
                 [*argv, process_title(name, settings, target)],
@@ -301,6 +308,7 @@ class Reaper:
         self.left: list[int] = []
         self.settings = settings
         self._wakeup = wakeup
+        self._deaths: dict[str, deque[Death]] = {}
         self._dying: list[_DyingProcess] = []
         self._closers: list[SessionCloser] = []
 
@@ -331,8 +339,15 @@ class Reaper:
             os.close(child.receipts)
         self._reap_dying()
         level = _exit_level(code, stopping=stopping)
+        if level != logging.INFO:
+            deaths = self._deaths.setdefault(child.name, deque(maxlen=MOST_DEATHS))
+            deaths.append((child.pid, time.time(), how))
         _log.log(level, "%s (pid %d) %s", child.name, child.pid, how if code else "finished")
         return code
+
+    def deaths(self, name: str) -> Sequence[Death]:
+        """Return the processes of a slot that ended unasked, the oldest first."""
+        return tuple(self._deaths.get(name, ()))
 
     def step(self) -> None:
         """Close the sessions of children whose groups are gone; forget finished closers."""

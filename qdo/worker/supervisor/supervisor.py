@@ -427,8 +427,10 @@ class _Parent:
         # After a reload the app may be a new version, which is checked as at the first start.
         restarted = self._policy.has_registered(slot) and self._watcher is None
         try:
+            name = slot_name(slot)
+            deaths = self._reaper.deaths(name)
             child = self._kind(
-                slot_name(slot), self._argv, self._settings, self._target, left, restarted
+                name, self._argv, self._settings, self._target, left, restarted, deaths
             )
         except OSError as error:
             _log.error("cannot start %s, retrying: %s", slot_name(slot), error)

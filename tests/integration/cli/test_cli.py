@@ -387,6 +387,7 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
         "waits": {},
         "unusable": {},
         "rests": {},
+        "deaths": [],
         "long_runs": [],
     }
     table = cli("workers", "--app", "a", "--coordinator", coordinator).out

@@ -17,8 +17,8 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.values import encode
 from qdo.ops import doctor as checks
 from qdo.ops.doctor import notices
-from qdo.ops.doctor_case import Case
-from qdo.ops.worker_status import lost_workers
+from qdo.ops.doctor_case import BACKLOGS, Case
+from qdo.ops.worker_status import deaths, lost_workers
 from tests.support.app_runs import AppRuns
 from tests.support.cli import command
 from tests.support.processes import children, freeze, wait_until
@@ -65,8 +65,9 @@ def statuses(found: dict[str, dict[str, Any]], *wanted: str) -> dict[str, str]:
 
 
 def test_a_healthy_fleet_is_healthy(runs: AppRuns) -> None:
-    """Each check has an answer; with a name instead of the app, those of its jobs have none."""
-    runs.app.send("good-1", 1)
+    """Each check has an answer, whatever the number of queues; with a name instead of the app,
+    those of its jobs have none."""
+    runs.app.send_many([(f"good-{number}", 1) for number in range(BACKLOGS + 5)])
     runs.start(JOBS, "--processes", "2")
     wait_until(lambda: runs.runs("good-1") == [("1", 1)], "the message")
     wait_until(lambda: statuses(doctor(runs, 0), "warning", "failed") == {}, "the second worker")
@@ -75,16 +76,16 @@ def test_a_healthy_fleet_is_healthy(runs: AppRuns) -> None:
     if runs.coordinator.startswith("zookeeper"):
         assert "standalone" in found["coordinator-servers"]["reason"]
     named = doctor(runs, 0, app="ill")
-    assert statuses(named, "unknown") == {"jobs-without-queues": "unknown"}
+    assert statuses(named, "unknown") == {"jobs-without-queues": "unknown", "limits": "unknown"}
 
 
 def test_each_fault_is_found(runs: AppRuns) -> None:
-    """A queue without a job, a job without a queue, a dead letter, a newer format, and a process
-    whose clock is ahead."""
+    """A queue without a job, a job without a queue and with a limit that does not exist, a dead
+    letter, a newer format, and a process whose clock is ahead."""
     runs.app.send("other", 1)
     letter = DeadLetterRecord("other", 1, b"1", None, None, "no", "", 1, "w", 1, time.time())
     runs.broker.dead_letters.store(letter)
-    runs.start(JOBS)
+    runs.start(JOBS.replace('"good-*"', '"good-*", limits=["crm"]'))
     wait_until(lambda: runs.client.exists(runs.layout.queue("other")), "the queue")
     client, layout = runs.client, runs.layout
     client.set(layout.root, encode({"level": 9000}))
@@ -95,6 +96,7 @@ def test_each_fault_is_found(runs: AppRuns) -> None:
         "versions": "failed",
         "clocks": "warning",
         "dead-letters": "warning",
+        "limits": "failed",
         "queues": "failed",
         "queues-without-jobs": "failed",
         "jobs-without-queues": "warning",
@@ -122,6 +124,35 @@ def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch
     wait_until(lambda: checks.workers(fresh(case)).status == "ok", "the worker")
     freeze(children(proc.pid)[0], runs.coordinator)
     wait_until(lambda: checks.workers(fresh(case)).status == "warning", "its silence")
+
+
+def test_a_process_that_was_killed_and_replaced_is_named(runs: AppRuns) -> None:
+    """In `status`, `events` and `doctor`: an endless series of crashes must not look healthy."""
+    proc = runs.start(JOBS)
+    case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
+    killed: list[int] = []
+
+    def pids() -> set[int | None]:
+        return {each.report.pid for each in fresh(case).workers()}
+
+    for _ in range(2):
+        wait_until(lambda: pids() - {None, *killed}, "a worker registers", 60.0)
+        (pid,) = children(proc.pid)
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+    wait_until(
+        lambda: [each.pid for _, each in deaths(fresh(case).workers(), 0.0)] == killed, "both", 60.0
+    )
+    found = doctor(runs, 0)["dead-processes"]
+    assert found["status"] == "warning"
+    assert "2 workers died" in found["reason"]
+    assert f"process {killed[1]} " in found["reason"]
+    assert "died of SIGKILL" in found["reason"]
+    assert [each["check"] for each in notices(fresh(case))] == ["dead-processes"]
+    places = ["--app", "ill", "--coordinator", runs.coordinator, "--broker", runs.broker_url]
+    events = command("-m", "qdo", "events", *places, cwd=runs.folder).out.splitlines()
+    assert [f"process {pid} " in line for line in events for pid in killed].count(True) == 2
+    assert sum("died of SIGKILL" in line for line in events) == 2
 
 
 def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
