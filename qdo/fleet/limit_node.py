@@ -39,8 +39,8 @@ class LimitNode:
 
     :ivar max: permits in the whole fleet, None: any number.
     :ivar rate: starts a second in the whole fleet, None: any number.
-    :ivar burst: starts above the rate; the shares of a rate are shares of it.
-    :ivar starts: the holders of `burst`; a part of `burst` has the same part of the rate.
+    :ivar burst: starts in any window of burst / rate seconds; the shares of a rate are its parts.
+    :ivar starts: the holders of `burst`.
     :ivar extra: other keys of the node, which are kept.
     :ivar fault: why the node cannot be used, None if it can.
     """

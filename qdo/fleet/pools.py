@@ -5,12 +5,14 @@ A pool belongs to one registration. At most `cap` may be in use; the node has at
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from qdo.fleet.limit_node import MOST, ShareHolder
 
 FULL = 1 - 1e-9
-"""A token, but for rounding."""
+"""A window, but for rounding."""
 
 
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
@@ -62,13 +64,9 @@ class Pool:
     def give_back(self) -> None:
         self.in_use -= 1
 
-    def next_at(self, now: float) -> float:
-        """Return the time of the next new one, `inf` for never."""
+    def less_at(self, now: float) -> float:
+        """Return when less is in use although no caller returns one, `inf` for never."""
         return float("inf")
-
-    def use_seconds(self) -> float:
-        """Return how long a new one may take until it can be used."""
-        return 0.0
 
     @property
     def occupied(self) -> int:
@@ -100,81 +98,86 @@ class Pool:
 
 
 class StartPool(Pool):
-    """Tokens for starts: a share of a rate.
+    """Starts: a share of a rate.
 
-    Each unit is one token of the burst, with its part of the rate. A new unit has no token, and a
-    unit that is given up loses it. So the tokens of all processes are never more than the burst,
-    and the fleet starts at most rate * t + burst in any t seconds.
+    Each unit of the burst serves one start in a window of burst / rate seconds, as if a start held
+    a permit for that time. So the fleet starts at most the burst in any window, and a unit that
+    moves can be used at once.
 
-    :ivar unit_rate: tokens a second of each unit.
+    :ivar unit_rate: starts a second of each unit; a window is the time between two of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.unit_rate = 0.0
-        self._tokens = 0.0
+        self._started: deque[float] = deque()
         self._at = 0.0
 
     def set_rate(self, unit_rate: float, now: float) -> None:
         if unit_rate != self.unit_rate:
-            self._refill(now)
+            self.interrupt()
             self.unit_rate = unit_rate
+            self._count(now)
 
-    def _refill(self, now: float) -> None:
-        more = max(0.0, now - self._at) * self.unit_rate * self.cap
-        self._tokens = min(float(self.cap), self._tokens + more)
-        self._at = now
-        # Interrupt afterwards: a message started since then left no room for further tokens.
+    @property
+    def window_seconds(self) -> float:
+        return 1 / self.unit_rate if self.unit_rate else 0.0
+
+    def _count(self, now: float) -> None:
+        """Forget the starts before the window that ends now."""
         self.interrupt()
+        self._at = now
+        started, since = self._started, now - self.window_seconds * FULL
+        while started and started[0] <= since:
+            started.popleft()
+        self.in_use = len(started)
 
     def has_free(self, now: float) -> bool:
         if self.unlimited:
             return True
-        self._refill(now)
-        return self._tokens >= FULL
+        self._count(now)
+        return self.in_use < self.cap
 
     def take(self) -> None:
-        self.used = True
-        if not self.unlimited:
-            self._tokens = max(0.0, self._tokens - 1)
+        if self.unlimited:
+            self.used = True
+        else:
+            super().take()
+            self._started.append(self._at)
 
     def covers(self, count: int, now: float) -> bool:
         if self.unlimited:
             return True
-        self._refill(now)
-        return self._tokens >= count
+        self._count(now)
+        return self.in_use + count <= self.cap
 
     def take_more(self, count: int, now: float) -> None:
+        """Count starts that were covered; they may have been some time ago."""
         if not self.unlimited:
-            self._refill(now)
-            self._tokens = max(0.0, self._tokens - count)
+            self._started.extend(repeat(now, count))
+            self._count(now)
 
     def give_back(self) -> None:
         """Do nothing: a start cannot be undone."""
 
-    def refund(self, count: int = 1) -> None:
-        """Return the tokens of messages that did not start."""
-        self._tokens = min(float(self.cap), self._tokens + count)
+    def refund(self) -> None:
+        """Forget a start whose message did not start."""
+        if self._started:
+            self._started.popleft()  # the oldest one: this lets none start too early
+            self.in_use = len(self._started)
 
     def next_at(self, now: float) -> float:
-        self._refill(now)
-        speed = self.unit_rate * self.cap
-        return now + max(0.0, 1 - self._tokens) / speed if speed else float("inf")
+        self._count(now)
+        over = self.in_use - self.cap
+        if over < 0:
+            return now
+        return self._started[over] + self.window_seconds if self.cap else float("inf")
 
-    def use_seconds(self) -> float:
-        return 1 / self.unit_rate if self.unit_rate else 0.0
-
-    @property
-    def occupied(self) -> int:
-        return 0
+    def less_at(self, now: float) -> float:
+        self._count(now)
+        return self._started[0] + self.window_seconds if self._started else float("inf")
 
     def demand(self, now: float) -> int:
-        self._refill(now)
-        spent = self.cap - int(self._tokens + 1e-9)
+        self._count(now)
         # A share grows by doubling: one by one, the share of a fast rate would take seconds.
-        return min(spent + (self.waiting + self.cap if self.waiting else 0), MOST)
-
-    def limit(self, cap: int, now: float) -> None:
-        self._refill(now)
-        self.cap = cap
-        self._tokens = min(self._tokens, float(cap))
+        return min(self.in_use + (self.waiting + self.cap if self.waiting else 0), MOST)

@@ -12,7 +12,8 @@ the one node ``limits/<name>``. Six rules keep the shares within the limit:
    all its permits have come back it gives them up, and moves itself to the end of the order. Only a
    holder does: otherwise others never get a turn.
 4. A process that lacks permits removes holders without a node of their own. It lists workers and
-   components *after* it has read the limit: a holder's node is created before its entry.
+   components *after* it has read the limit: a holder's node is created before its entry. Starts of
+   such a holder are free a window later.
 5. After a lost answer a process writes the node again at the version read, and trusts only that
    answer. A read proves nothing: an old write could still take effect after it.
 6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
@@ -113,6 +114,7 @@ class Planner:
             # It moves to the end with the last permit that it gives up: writes are 50 ms apart.
             pool.limit(0, now)
             if pool.occupied:
+                self.act_at = min(self.act_at, pool.less_at(now))
                 less = replace(own, held=min(written, pool.occupied))
                 return Plan(tuple(less if each is own else each for each in rest), 0, written)
             rest = (*(each for each in rest if each is not own), own)
@@ -121,6 +123,8 @@ class Planner:
             pool.limit(target, now)
         free = total - sum(each.held for each in rest)
         held = max(target, pool.occupied)
+        if held > target:
+            self.act_at = min(self.act_at, pool.less_at(now))
         if held > written:
             held = min(held, written + max(0, free))
         if not wants and not held:
@@ -141,8 +145,8 @@ class Planner:
         if now >= pool.peak_since + seconds:
             wants = peak
             pool.measure_again(now)
-        if pool.demand(now) < wants:
-            self.act_at = min(self.act_at, pool.peak_since + seconds)
+        less_at = now if pool.demand(now) < wants else pool.less_at(now)
+        self.act_at = min(self.act_at, max(less_at, pool.peak_since + seconds))
         return wants
 
     def _turn_is_over(self, pool: Pool, rest: ShareHolders, total: int) -> bool:
@@ -153,7 +157,7 @@ class Planner:
             return False
         stay = TURN_SECONDS
         if not pool.used:
-            stay += pool.use_seconds() + UNUSED_SECONDS * (0.5 + self._patience)
+            stay += UNUSED_SECONDS * (0.5 + self._patience)
         over = pool.got_at + stay
         if self._clock() < over:
             self.act_at = min(self.act_at, over)
@@ -204,6 +208,7 @@ class LimitShare(Machine):
         self._version = 0
         self._names: frozenset[str] | None = None
         self._gone: frozenset[str] = frozenset()
+        self._gone_at: dict[str, float] = {}
         self._up = self._busy = self._in_doubt = self._watched = self._lapsed = False
         self._is_listed = False
         self._told = self._conflicts = 0
@@ -341,6 +346,7 @@ class LimitShare(Machine):
         if isinstance(answer, NodeRead):
             node = LimitNode.parse(answer.data)
             self._version = answer.version
+            self._gone_at = {k: at for k, at in self._gone_at.items() if k in node.workers}
         elif isinstance(answer, NodeMissing):
             node = LimitNode(fault=MISSING)
         else:
@@ -386,6 +392,8 @@ class LimitShare(Machine):
         elif self._names is not None:  # else a worker has left since
             self._names |= found
         self._gone |= listed - found
+        for each in listed - found:
+            self._gone_at.setdefault(each, self._clock())
         if not prefix and any("/" in each for each in self._node.workers):
             self._list("client/")
 
@@ -399,8 +407,11 @@ class LimitShare(Machine):
         planner = self._planner
         planner.act_at, planner.changed = float("inf"), False
         permits = planner.plan(self.permits, node.permits, node.max, self._gone)
-        starts = planner.plan(self.starts, node.starts, burst, self._gone)
-        self._act_at = planner.act_at
+        # The last starts of a holder that is gone count for a window.
+        over = {each: self._gone_at[each] + self.starts.window_seconds for each in self._gone}
+        rested = {each for each in self._gone if over[each] <= now}
+        starts = planner.plan(self.starts, node.starts, burst, rested)
+        self._act_at = min(planner.act_at, *(at for at in over.values() if at > now), float("inf"))
         if planner.changed:
             self._on_change()
         after = replace(node, permits=permits.holders, starts=starts.holders)

@@ -29,7 +29,7 @@ class KitLimit:
 
     :ivar max: permits at once, None for any number.
     :ivar borrowed: permits that `App.limit` has.
-    :ivar starts: the tokens of its rate.
+    :ivar starts: the starts of its rate.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,12 @@ class KitLimit:
         self.starts.unlimited = True
 
     def change(self, max: int | None, rate: float | None, burst: int, now: float) -> None:
-        """Set the terms of the limit; the whole burst may start at once."""
+        """Set the terms of the limit."""
         self.max, starts = max, self.starts
+        starts.interrupt()
         starts.unlimited = rate is None
-        starts.limit(0, now)
         starts.set_rate((rate or 0.0) / burst, now)
         starts.limit(burst, now)
-        starts.refund(burst)
 
     def has_free(self, in_use: int, now: float) -> bool:
         permitted = self.max is None or in_use + self.borrowed < self.max
@@ -125,7 +124,7 @@ class KitLimits:
         """Set a limit, like `qdo limits set`; without `max` and `rate` it allows everything.
 
         :param rate: starts such as "50/s", "5/m" or "100/h", on the clock of the kit.
-        :param burst: starts above the rate; the default is those of one second.
+        :param burst: starts in any window of burst / rate seconds; by default those of a second.
         :raises UsageError: a value is invalid, or a job with several messages of a queue in
             flight needs the limit: the kit cannot let these wait.
         :raises SharedNameError: the name cannot be that of a limit.

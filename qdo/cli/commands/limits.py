@@ -76,7 +76,7 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
 @click.option(
     "--burst",
     metavar="N",
-    help="Starts above the rate; by default those of a second, at least 1.",
+    help="Starts in any window of burst / rate; by default those of a second, at least 1.",
 )
 @changing
 @with_settings(*COORDINATOR)

@@ -50,18 +50,20 @@ class FairnessWorld:
 
     :ivar served: when each process last got a permit, or last wanted none.
     :ivar waited: the longest time for which each process wanted a permit and got none.
+    :ivar starts: when each message started.
     """
 
-    def __init__(self, most: int, seed: int) -> None:
+    def __init__(self, most: int, seed: int, node: LimitNode | None = None) -> None:
         self.random = random.Random(seed)
         self.now = 100.0
-        self.node, self.version = LimitNode(max=most), 0
+        self.node, self.version = node or LimitNode(max=most), 0
         self.most = most
+        self.starts: list[float] = []
         self.in_use = 0
         self.watching: set[LimitedProcess] = set()
         self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = count()
-        self.processes = [LimitedProcess(self, number) for number in range(PROCESSES)]
+        self._order, self._numbers = count(), count()
+        self.processes = [LimitedProcess(self, next(self._numbers)) for _ in range(PROCESSES)]
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:
         """Call a function after some seconds."""
@@ -73,6 +75,14 @@ class FairnessWorld:
             self.now, _, event = heapq.heappop(self._events)
             event()
         self.now = end
+
+    def replace(self, process: LimitedProcess) -> None:
+        """Let a process die, and start another."""
+        self.processes.remove(process)
+        process.alive = False
+        self.processes.append(LimitedProcess(self, next(self._numbers)))
+        for each in self.processes:
+            each.told(LAYOUT.workers)
 
     def reply(self, process: LimitedProcess, request: Request) -> Response:
         if isinstance(request, Children):
@@ -106,6 +116,7 @@ class LimitedProcess:
         self.callers = world.random.choice((1, 2, 3, 10, 30))
         self.longest = 0.0
         self.served = 0
+        self.alive = True
         self._world = world
         self._waiting = 0
         self._since = 0.0
@@ -125,9 +136,9 @@ class LimitedProcess:
         for _ in range(self.callers):
             world.at(world.random.uniform(0.0, 1.0), self._want)
 
-    def told(self) -> None:
+    def told(self, path: str = PATH) -> None:
         """Take the event of a watch."""
-        self.share.changed(PATH)
+        self.share.changed(path)
         self._step()
 
     def _want(self) -> None:
@@ -138,7 +149,7 @@ class LimitedProcess:
         self._step()
 
     def _serve(self) -> None:
-        if self._serving:
+        if self._serving or not self.alive:
             return
         self._serving = True
         world = self._world
@@ -148,6 +159,7 @@ class LimitedProcess:
             self.longest = max(self.longest, world.now - self._since)
             self._since = world.now
             self.served += 1
+            world.starts.append(world.now)
             world.in_use += 1
             assert world.in_use <= world.most
             world.at(world.random.uniform(0.001, JOB_SECONDS), self._done)
@@ -165,6 +177,8 @@ class LimitedProcess:
     def _step(self) -> None:
         """Do what a loop does after each event: send requests, and come back when it is time."""
         world = self._world
+        if not self.alive:
+            return
         if self.share.due() <= world.now:
             self.share.tick()
         self.share.flush()
@@ -220,6 +234,21 @@ def test_permits_are_in_use_most_of_the_time() -> None:
         world.run(SECONDS)
         busy = sum(each.served for each in world.processes) * JOB_SECONDS / 2
         assert busy > 0.75 * most * SECONDS
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(40.0, 40), (40.0, 4), (5.0, 1)])
+def test_no_window_has_more_starts_than_the_burst(rate: float, burst: int) -> None:
+    """However shares move and processes come and go; and the rate is used."""
+    world = FairnessWorld(10**6, 1, LimitNode(rate=rate, burst=burst))
+    world.run(SECONDS)
+    assert len(world.starts) > 0.75 * rate * SECONDS
+    for _ in range(10):
+        world.run(SECONDS / 10)
+        world.replace(world.random.choice(world.processes))
+    window = burst / rate - 1e-6
+    assert all(
+        later - at > window for at, later in zip(world.starts, world.starts[burst:], strict=False)
+    )
 
 
 # --- mutants -----------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def test_a_rate_follows_the_clock_of_the_kit() -> None:
         kit.limits.set("crm", rate="2/s", burst=3)
         for number in range(10):
             kit.send(f"sync-{number % 2}", number)
-        assert [done_at(kit, seconds) for seconds in (0.0, 0.5, 0.4, 0.1, 1.0)] == [3, 4, 4, 5, 7]
-        assert [len(kit.done("sync-0")), len(kit.done("sync-1"))] == [5, 2]
+        assert [done_at(kit, seconds) for seconds in (0.0, 1.4, 0.1, 1.4, 0.1)] == [3, 3, 6, 6, 9]
+        assert [len(kit.done("sync-0")), len(kit.done("sync-1"))] == [5, 4]
         assert kit.run_until_settled() == pytest.approx(1.5)
         assert len(kit.attempts(outcome="done")) == 10
 
