@@ -124,9 +124,9 @@ class Policy:
     :raises PolicyError: a value is invalid, or a rule can never match.
     """
 
-    attempts: int = 10
+    attempts: int = 20
     backoff_seconds: float = 0.5
-    backoff_max_seconds: float = 60.0
+    backoff_max_seconds: float = 600.0
     rules: tuple[Rule, ...] = ()
     then: Then = "dead-letter"
     jitter: Jitter = "equal"

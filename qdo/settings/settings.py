@@ -268,7 +268,7 @@ class Settings(AppSettings):
         live=True,
     )
     attempts: int = setting(
-        10,
+        20,
         "number of attempts for a failing message before its policy ends it, by default as a dead "
         "letter",
         checks.between(1, 1_000_000),
@@ -283,7 +283,7 @@ class Settings(AppSettings):
         live=True,
     )
     backoff_max_seconds: float = setting(
-        60.0,
+        600.0,
         "longest pause between attempts; at least `backoff_seconds`",
         checks.between(0, 86_400),
         "seconds",

@@ -42,6 +42,16 @@ def test_the_back_off_doubles_up_to_its_limit() -> None:
     assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
+def test_the_default_waits_for_a_service_that_is_down() -> None:
+    """Half an hour costs no message its place, with any jitter; a day does."""
+    attempts = range(1, Policy().attempts)
+    shortest, longest = (
+        sum(Policy().backoff.delay(n, chance) for n in attempts) for chance in (0.0, 1.0)
+    )
+    assert shortest > 45 * 60
+    assert longest < 2 * 3600
+
+
 def test_the_last_attempt_leads_to_a_dead_letter() -> None:
     """Attempt 10 of 10 is the last."""
     assert decide(9, ValueError("x"), POLICY, 1.0) == RetryMessage(60)
@@ -371,7 +381,7 @@ AnyRule: Any = Rule
         (lambda: AnyPolicy(attempts=2.5), "attempts"),
         (lambda: AnyPolicy(backoff_seconds=-1), "backoff_seconds"),
         (lambda: AnyPolicy(backoff_seconds=float("nan")), "backoff_seconds"),
-        (lambda: AnyPolicy(backoff_seconds=61), "backoff_max_seconds"),
+        (lambda: AnyPolicy(backoff_seconds=601), "backoff_max_seconds"),
         (lambda: AnyPolicy(jitter="some"), "jitter"),
         (lambda: AnyPolicy(rules=(ValueError,)), "qdo.Rule"),
         (lambda: AnyRule(ValueError), "attempts"),
@@ -381,7 +391,7 @@ AnyRule: Any = Rule
         (lambda: AnyRule(Skip, attempts=1), "Skip"),
         (lambda: AnyRule(ValueError, then="ignore"), "then"),
         (
-            lambda: AnyPolicy(rules=(AnyRule(ValueError, backoff_seconds=100),)),
+            lambda: AnyPolicy(rules=(AnyRule(ValueError, backoff_seconds=1000),)),
             "backoff_max_seconds",
         ),
     ],

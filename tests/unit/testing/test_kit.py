@@ -744,3 +744,20 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
     }
     assert asking == PATCHED
     assert "qdo.testing.kit" in sys.modules
+
+
+def test_an_outage_of_half_an_hour_costs_no_message_its_place() -> None:
+    app = qdo.App("shop")
+    kits: list[TestKit] = []
+
+    @app.job()
+    def call(message: Any, context: Any) -> None:
+        if kits[0].clock.passed() < 1800:
+            raise ConnectionRefusedError("the bank is down")
+
+    with TestKit(app) as kit:
+        kits.append(kit)
+        kit.send("ada", 1)
+        kit.send("ada", 2)
+        kit.run_until_settled()
+        assert (kit.done("ada"), kit.dead_letters("ada")) == ([1, 2], [])
