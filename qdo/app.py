@@ -18,6 +18,8 @@ from qdo.connections.services import (
     lock_connection,
 )
 from qdo.errors import UsageError
+from qdo.fleet.limit_node import DeclaredLimit, LimitNode, checked_terms
+from qdo.fleet.names import checked_name
 from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
@@ -83,7 +85,9 @@ class App(Sender):
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""
         self._documents = AppDocuments(name, lambda: self.settings)
-        self._locks = lock_connection(name, lambda: self.settings)
+        self.limits: dict[str, DeclaredLimit] = {}
+        """The limits that `limit` has declared, by name."""
+        self._locks = lock_connection(name, lambda: self.settings, self.limits)
         self._live = live_connection(name, lambda: self.settings, self.origin)
         self._registration = kept_registration(name, self._locks, lambda: self.settings)
         self.outboxes: list[OutboxTable] = []
@@ -220,20 +224,41 @@ class App(Sender):
 
         return held_lock(self._locks.get, name, shared, why, timeout_seconds)
 
-    def limit(self, *names: str, timeout_seconds: float | None = None) -> PermitRequest:
+    def limit(
+        self,
+        *names: str,
+        max: int | None = None,
+        rate: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> PermitRequest:
         """Have a permit of each of these limits during a ``with`` block, or `try_acquire` them.
 
         >>> with app.limit("crm", timeout_seconds=5):
         ...     print("call the CRM")
         call the CRM
 
+        :param max: declare the limit, with this number of permits in the fleet: workers create it
+            when they start, and what an operator sets instead stays.
+        :param rate: declare the limit, with this number of starts in the fleet, such as "20/s".
         :param timeout_seconds: how long a ``with`` block waits for them; None: forever.
+        :raises UsageError: the terms are not valid, or the limit is declared with others.
         :raises LimitTimeoutError: there are none in time.
         :raises LimitNotFoundError: the limit does not exist.
         """
         from qdo.fleet.permits import PermitRequest
 
+        if max is not None or rate is not None:
+            self._declare_limit(names, checked_terms(max, rate))
         return PermitRequest(lambda: self._locks.get().permits, names, timeout_seconds)
+
+    def _declare_limit(self, names: tuple[str, ...], terms: LimitNode) -> None:
+        if len(names) != 1:
+            reason = f"app.limit must have one name if it has max or rate, got {names!r}"
+            raise UsageError(reason=f"{reason}; declare each limit by itself")
+        name = checked_name("limit", names[0])
+        if self.limits.setdefault(name, DeclaredLimit(terms)).node != terms:
+            reason = f"app {self.name!r} already declares limit {name!r} with another max or rate"
+            raise UsageError(reason=f"{reason}; declare it once", name=name)
 
     def exclusive(
         self, *queues: str, why: str = "", timeout_seconds: float = 60.0

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.errors import CoordinatorUnreachableError, StaleCopyError, UnreachableError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qdo.coordination.side import SideConnection
     from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.documents import Documents, DocumentStore
+    from qdo.fleet.limit_node import DeclaredLimit
     from qdo.fleet.locks import CoordinatorLocks, LockService
     from qdo.settings.live import LiveSettings, SettingsInForce
     from qdo.settings.settings import Settings
@@ -181,11 +183,13 @@ def _open_live(app: str, settings: Settings, code_origin: str) -> LiveConnection
     return LiveConnection(side, live)
 
 
-def lock_connection(app: str, settings: Callable[[], Settings]) -> PerProcess[LockService]:
+def lock_connection(
+    app: str, settings: Callable[[], Settings], limits: Mapping[str, DeclaredLimit]
+) -> PerProcess[LockService]:
     def is_over(locks: Any) -> bool:
         return bool(locks.over)
 
-    return PerProcess(lambda: open_locks(app, settings()), is_over, _at_home, app)
+    return PerProcess(lambda: open_locks(app, settings(), limits), is_over, _at_home, app)
 
 
 def kept_registration(
@@ -199,7 +203,9 @@ def kept_registration(
     return PerProcess(register, run=_at_home, owner=app)
 
 
-def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
+def open_locks(
+    app: str, settings: Settings, limits: Mapping[str, DeclaredLimit] = MappingProxyType({})
+) -> CoordinatorLocks:
     """Return a new connection for locks and sections of an app."""
     from qdo.coordination.side import LeasedConnection
     from qdo.coordination.transactions import make_folder
@@ -209,4 +215,4 @@ def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
     client, layout = open_client(settings, app)
     make_folder(client, clients_of(layout.root))
     connection = LeasedConnection(client, layout, describe_process(settings))
-    return CoordinatorLocks(connection, layout, writer_shown(settings))
+    return CoordinatorLocks(connection, layout, writer_shown(settings), limits)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qdo.coordination.znodes.values import encode, load, shown, text_of
+from qdo.errors import UsageError
 
 MOST = 1_000_000
 """Largest `max`, `burst`, and starts a second."""
@@ -41,6 +42,7 @@ class LimitNode:
     :ivar rate: starts a second in the whole fleet, None: any number.
     :ivar burst: starts in any window of burst / rate seconds; the shares of a rate are its parts.
     :ivar starts: the holders of `burst`.
+    :ivar declared: these are the terms of `App.limit`; no operator has changed them.
     :ivar extra: other keys of the node, which are kept.
     :ivar fault: why the node cannot be used, None if it can.
     """
@@ -53,6 +55,7 @@ class LimitNode:
     starts: ShareHolders = ()
     extra: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
+    declared: bool = False
 
     @classmethod
     def parse(cls, data: bytes | None) -> LimitNode:
@@ -62,10 +65,11 @@ class LimitNode:
             fault = _fault(most, rate, burst)
         permits, starts = _holders(value.pop("permits", ())), _holders(value.pop("starts", ()))
         reason = text_of(value.pop("reason", ""))
+        declared = value.pop("declared", False) is True
         if fault is not None:
             most, rate, burst = None, None, 1
         rate = None if rate is None else float(rate)
-        return cls(most, rate, burst, reason, permits, starts, value, fault)
+        return cls(most, rate, burst, reason, permits, starts, value, fault, declared)
 
     @property
     def workers(self) -> frozenset[str]:
@@ -84,10 +88,49 @@ class LimitNode:
             value |= {"rate": self.rate, "burst": self.burst}
         if self.reason:
             value["reason"] = self.reason
+        if self.declared:
+            value["declared"] = True
         for key, holders in (("permits", self.permits), ("starts", self.starts)):
             if holders:
                 value[key] = [[each.worker, each.held, each.wants] for each in holders]
         return encode(value)
+
+
+def checked_terms(max: Any, rate: Any, burst: Any = None) -> LimitNode:
+    """Return the terms of a limit in code; raise UsageError if a value is not valid."""
+    if max is not None and not is_count(max, 0):
+        raise UsageError(reason=f"max must be an integer from 0 to {MOST}, got {max!r}")
+    if burst is not None and (rate is None or not is_count(burst, 1)):
+        reason = f"burst must be an integer from 1 to {MOST}, with a rate, got {burst!r}"
+        raise UsageError(reason=reason)
+    if rate is None:
+        return LimitNode(max)
+    try:
+        starts = rate_of(rate)
+    except ValueError as error:
+        raise UsageError(reason=f"rate {error}") from None
+    return LimitNode(max, starts, burst or default_burst(starts))
+
+
+@dataclass(slots=True)
+class DeclaredLimit:
+    """The terms that an app declares for a limit.
+
+    :ivar node: a limit without holders.
+    :ivar is_told: whether the coordinator has them, or those of an operator, or newer ones.
+    """
+
+    node: LimitNode
+    is_told: bool = False
+
+    def changed(self, before: LimitNode) -> LimitNode | None:
+        """Return the limit with these terms; None if they do not apply to it."""
+        mine, is_missing = self.node, before.fault == MISSING
+        if not is_missing and (self.is_told or not before.declared):
+            return None
+        same = (mine.max, mine.rate, mine.burst) == (before.max, before.rate, before.burst)
+        terms = replace(before, max=mine.max, rate=mine.rate, burst=mine.burst)
+        return None if same else replace(terms, declared=True, fault=None)
 
 
 def _fault(most: Any, rate: Any, burst: Any) -> str | None:

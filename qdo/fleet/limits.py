@@ -62,7 +62,8 @@ class LimitWish:
                 reason=f"limit {name!r} must have a rate if it has a burst; {remedy}", name=name
             )
         reason = node.reason if self.reason is None else self.reason
-        return replace(node, max=most, rate=rate, burst=burst, reason=reason, fault=None)
+        terms = replace(node, max=most, rate=rate, burst=burst, reason=reason)
+        return replace(terms, declared=False, fault=None)
 
 
 def _count(name: str, value: str, text: str, least: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from qdo.errors import (
 )
 from qdo.fleet.hold_machine import SectionWatch
 from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
+from qdo.fleet.limit_node import DeclaredLimit
 from qdo.fleet.lock_contender import LockContender
 from qdo.fleet.names import checked_name
 from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
@@ -152,13 +153,20 @@ class CoordinatorLocks:
     Calls raise NodeRefusedError if the account may not take a lock or hold queues.
 
     :param writer: name of this process in `qdo locks`.
+    :param limits: the terms of limits that the app declares.
     """
 
-    def __init__(self, connection: LeasedConnection, layout: Layout, writer: str) -> None:
+    def __init__(
+        self,
+        connection: LeasedConnection,
+        layout: Layout,
+        writer: str,
+        limits: Mapping[str, DeclaredLimit],
+    ) -> None:
         self._writer = writer
         self.connection = connection
         self.layout = layout
-        self.permits: PermitService = CoordinatorPermits(connection, layout)
+        self.permits: PermitService = CoordinatorPermits(connection, layout, limits)
         self._folders: set[str] = set()
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from qdo.errors import (
     RejectedError,
     UsageError,
 )
-from qdo.fleet.limit_node import MISSING
+from qdo.fleet.limit_node import MISSING, DeclaredLimit
 from qdo.fleet.names import checked_name
 from qdo.fleet.shares import LimitShare
 from qdo.system.clock import checked_timeout, clock
@@ -194,9 +194,12 @@ class _Line:
 class CoordinatorPermits:
     """Permits of the limits in the coordinator, for one process."""
 
-    def __init__(self, connection: LeasedConnection, layout: Layout) -> None:
+    def __init__(
+        self, connection: LeasedConnection, layout: Layout, declared: Mapping[str, DeclaredLimit]
+    ) -> None:
         self._connection = connection
         self._layout = layout
+        self._declared = declared
         self._lines: dict[str, _Line] = {}
 
     @property
@@ -260,6 +263,7 @@ class CoordinatorPermits:
             clock=clock,
             on_change=on_change,
             chance=random.random,
+            declared=self._declared.get(name),
         )
 
     def _leave(self, name: str, waiter: _Waiter) -> None:

@@ -31,12 +31,15 @@ from qdo.coordination.protocol.machine import (
     Children,
     ChildrenRead,
     Commit,
+    CommitError,
     Committed,
+    CreateOp,
     Get,
     Machine,
     NodeMissing,
     NodeRead,
     NoResponse,
+    Op,
     Refused,
     Rejected,
     Response,
@@ -44,7 +47,13 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.znodes.layout import Layout, clients_of, holder_of
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
-from qdo.fleet.limit_node import MISSING, LimitNode, ShareHolder, ShareHolders
+from qdo.fleet.limit_node import (
+    MISSING,
+    DeclaredLimit,
+    LimitNode,
+    ShareHolder,
+    ShareHolders,
+)
 from qdo.fleet.pools import Pool, StartPool, targets
 
 TURN_SECONDS = 0.1
@@ -178,6 +187,7 @@ class LimitShare(Machine):
 
     :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
+    :param declared: the terms of the app; the limit gets them unless an operator has set others.
     :param on_change: called when more may be taken, or when `fault` has changed.
     :param chance: returns a random number from 0 to 1.
     """
@@ -192,6 +202,7 @@ class LimitShare(Machine):
         clock: Callable[[], float],
         on_change: Callable[[], None],
         chance: Callable[[], float],
+        declared: DeclaredLimit | None = None,
     ) -> None:
         super().__init__()
         self.limit = limit
@@ -215,6 +226,8 @@ class LimitShare(Machine):
         self._earns = False
         self._write_at, self._act_at, self._retry_at = 0.0, 0.0, float("inf")
         self._chance = chance
+        self._declared = declared
+        self._has_folder = True
         self._planner = Planner(worker, clock, chance)
 
     # --- used by the engine, in the greenlet of a turn -----------------------------------
@@ -333,8 +346,11 @@ class LimitShare(Machine):
     def _is_active(self) -> bool:
         # A listed process reads each change, even without a use for the limit: its last `wants`
         # would keep permits from others.
-        return self._is_listed or any(
-            pool.waiting or pool.held or pool.in_use for pool in self.pools
+        is_told = self._declared is None or self._declared.is_told
+        return (
+            not is_told
+            or self._is_listed
+            or any(pool.waiting or pool.held or pool.in_use for pool in self.pools)
         )
 
     # --- answers --------------------------------------------------------------------------
@@ -351,6 +367,12 @@ class LimitShare(Machine):
             node = LimitNode(fault=MISSING)
         else:
             node = self._refused(answer)
+        if self._declared is not None:
+            after = self._declared.changed(node)
+            if after is not None:
+                self._declare(after, node.fault == MISSING)
+                return
+            self._declared.is_told = True
         self._gone = frozenset()
         self._is_listed = self._in_doubt or self._worker in node.workers
         # An event that arrived before this answer may be about a later change.
@@ -363,6 +385,25 @@ class LimitShare(Machine):
         elif self._has_strangers(node):
             self._list("")
         self._on_change()
+
+    def _declare(self, node: LimitNode, is_new: bool) -> None:
+        """Write the terms of the app, then read the limit again."""
+        data = node.encode()
+        write: Op = CreateOp(self._path, data) if is_new else SetOp(self._path, data, self._version)
+        folder = self._path.rpartition("/")[0]
+        made = () if self._has_folder else (CreateOp(folder, b""),)
+        self._busy = True
+
+        def answered(answer: Response) -> None:
+            self._busy = False
+            if isinstance(answer, Rejected):
+                self._has_folder = not (answer.fault is CommitError.NO_NODE and answer.index)
+                if answer.fault is CommitError.OTHER:
+                    self._node = self._refused(answer)
+                    self.fault = self._node.fault
+                    self._on_change()
+
+        self.ask(Commit((CheckOp(self._own), *made, write)), answered)
 
     def _refused(self, answer: Response) -> LimitNode:
         """Return an unusable limit, and try again after a while."""

@@ -101,6 +101,7 @@ def limit_item(name: str, node: LimitNode) -> dict[str, Any]:
         "burst": None if node.rate is None else node.burst,
         "holders": {each.worker: [each.held, each.wants] for each in node.permits},
         "starts": {each.worker: [each.held, each.wants] for each in node.starts},
+        "declared": node.declared,
         "reason": node.reason,
         "fault": node.fault,
     }

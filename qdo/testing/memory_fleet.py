@@ -15,7 +15,7 @@ from qdo.fleet.documents import Decide, OnChange, Parse
 from qdo.fleet.folder_view import FolderView
 from qdo.fleet.hold_machine import Hold
 from qdo.fleet.holds import new_hold
-from qdo.fleet.limit_node import MOST, default_burst, is_count, rate_of
+from qdo.fleet.limit_node import checked_terms
 from qdo.fleet.locks import HeldLock, Section
 from qdo.fleet.names import checked_name
 from qdo.fleet.permits import PermitService
@@ -129,24 +129,15 @@ class KitLimits:
             flight needs the limit: the kit cannot let these wait.
         :raises SharedNameError: the name cannot be that of a limit.
         """
-        if max is not None and not is_count(max, 0):
-            raise UsageError(reason=f"max must be an integer from 0 to {MOST}, got {max!r}")
-        if burst is not None and (rate is None or not is_count(burst, 1)):
-            reason = f"burst must be an integer from 1 to {MOST}, with a rate, got {burst!r}"
-            raise UsageError(reason=reason)
-        try:
-            starts = None if rate is None else rate_of(rate)
-        except ValueError as error:
-            raise UsageError(reason=f"rate {error}") from None
+        node = checked_terms(max, rate, burst)
         for job in self._app.jobs:
             if name in job.limits and job.order != "queue":
                 raise UsageError(
                     reason=f"limit {name!r} must be one of jobs with order='queue', got that of "
                     f"the job for {job.queues!r} with order={job.order!r}; test it without a limit"
                 )
-        most = burst or (1 if starts is None else default_burst(starts))
         limit = self._limit(checked_name("limit", name))
-        limit.change(max, starts, most, self._clock())
+        limit.change(node.max, node.rate, node.burst, self._clock())
 
     def shares(self, jobs: Iterable[Job]) -> dict[str, KitShare]:
         """Return the shares of a new process, for its engine."""

@@ -331,7 +331,7 @@ class Worker:
         return MemberParts(
             broker=running.broker,
             filter=running.takes,
-            make_machines=partial(pipeline.limits.join, self.app.jobs),
+            make_machines=partial(pipeline.limits.join, self.app.jobs, self.app.limits),
             actions=actions.table(),
             gate=running.gate,
             live=self._live,

@@ -63,7 +63,8 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
     if form == "table":
         holders = (f"{one_line(each.worker)} {each.held}/{each.wants}" for each in node.permits)
         item["holders"] = ", ".join(holders)
-        item["reason"] = node.fault or one_line(node.reason)
+        declared = "declared by the app" if node.declared else ""
+        item["reason"] = node.fault or one_line(node.reason) or declared
         if node.rate is not None:
             item["rate"] = f"{item['rate']}, burst {node.burst}"
     return item

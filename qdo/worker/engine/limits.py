@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qdo.coordination.member import Member
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.limit_node import MISSING
+from qdo.fleet.limit_node import MISSING, DeclaredLimit
 from qdo.fleet.shares import LimitShare
 from qdo.jobs.job import Job
 from qdo.worker.engine.slot import Row, Rows, Slot, TurnResult
@@ -359,9 +359,15 @@ class Limits:
         self._gates.append(gate)
         return gate
 
-    def join(self, jobs: Iterable[Job], layout: Layout, member: Member) -> list[LimitShare]:
+    def join(
+        self,
+        jobs: Iterable[Job],
+        declared: Mapping[str, DeclaredLimit],
+        layout: Layout,
+        member: Member,
+    ) -> list[LimitShare]:
         """Return the shares of a new registration; those of earlier ones end with their lease."""
-        names = {name for job in jobs for name in job.limits}
+        names = {name for job in jobs for name in job.limits} | declared.keys()
         self.wake = partial(member.call, lambda: None)
         shares = {
             name: LimitShare(
@@ -372,6 +378,7 @@ class Limits:
                 clock=self.clock,
                 on_change=self.changed,
                 chance=random.random,
+                declared=declared.get(name),
             )
             for name in sorted(names)
         }

@@ -234,6 +234,42 @@ def test_every_queue_that_waits_has_the_reason(shop: LimitShop) -> None:
     (shop.folder / "go").touch()
 
 
+def test_a_declared_limit_is_there_until_an_operator_sets_it(shop: LimitShop) -> None:
+    """Workers make it before the first message, and a deployment changes it."""
+
+    def deploy(most: int) -> None:
+        (shop.folder / "shop.py").write_text(f"{JOBS}\napp.limit('missing', max={most})\n")
+        for worker in shop.workers:
+            worker.send(signal.SIGTERM)
+            assert worker.wait() == 0, worker.output
+        shop.workers.clear()
+        shop.start()
+
+    def terms() -> tuple[int | None, bool] | None:
+        node = list_limits(shop.client, shop.layout).get("missing")
+        return None if node is None else (node.max, node.declared)
+
+    for most in (2, 3):
+        deploy(most)
+        wait_until(lambda most=most: terms() == (most, True), f"max {most}")
+    shop.limit("missing", max="1")
+    deploy(4)
+    shop.app.send("none-1", 1)
+    shop.wait_for(1, "missing")
+    assert terms() == (1, False)
+    delete_limit(shop.client, shop.layout, "missing")
+    shop.app.send("none-1", 2)
+    shop.wait_for(2, "missing")
+    wait_until(lambda: terms() == (4, True), "the declared terms")
+
+
+def test_a_script_declares_a_limit(shop: LimitShop) -> None:
+    with shop.app.limit("mail", max=1, rate="20/s"):
+        node = list_limits(shop.client, shop.layout)["mail"]
+        assert (node.max, node.rate, node.burst, node.declared) == (1, 20.0, 20, True)
+        assert shop.app.limit("mail").try_acquire() is None
+
+
 def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:
     """By default at most so many start in any second."""
     shop.limit("api", rate="40/s")

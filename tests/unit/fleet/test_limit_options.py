@@ -31,6 +31,24 @@ def test_a_queue_rate_has_a_unit(rate: Any) -> None:
         _job(per_queue_rate=rate)
 
 
+@pytest.mark.parametrize(
+    ("names", "terms"),
+    [
+        *((("crm",), each) for each in ({"max": -1}, {"max": "5"}, {"rate": "5"}, {"rate": 5})),
+        (("crm", "gpu"), {"max": 1}),
+        (("api",), {"max": 6}),
+    ],
+)
+def test_an_app_declares_a_limit_once(names: tuple[str, ...], terms: dict[str, Any]) -> None:
+    """The same terms again are no error: a function may be called often."""
+    app = qdo.App("shop")
+    for _ in range(2):
+        app.limit("api", max=5, rate="20/s")
+    with pytest.raises(UsageError):
+        app.limit(*names, **terms)
+    assert list(app.limits) == ["api"]
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 300, "\U0001f600", "a\nb", ".."])
 def test_a_limit_name_is_a_znode_name(name: str) -> None:
     with pytest.raises(SharedNameError):

@@ -33,7 +33,7 @@ class StreakSetup:
         self.gate: Gate = gate
         self.name = "worker-0000000001"
         member: Any = self
-        (self.share,) = self.limits.join([job], Layout.of("shop"), member)
+        (self.share,) = self.limits.join([job], {}, Layout.of("shop"), member)
         self.share.permits.acknowledge(permits, permits, self.now)
         if tokens:
             self.share.starts.set_rate(rate / tokens, self.now)
@@ -110,7 +110,7 @@ def test_a_limit_that_breaks_stops_the_streak() -> None:
     rows = setup.rows(slot)
     next(rows)
     member: Any = setup
-    setup.limits.join([], Layout.of("shop"), member)
+    setup.limits.join([], {}, Layout.of("shop"), member)
     setup.lease.end()
     assert list(rows) == []
     assert _left(slot) == ROWS - 1
