@@ -125,6 +125,15 @@ def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str
     return "" if found is None else f" (did you mean {found!r}?)"
 
 
+def wrong_form(url: str, *forms: str) -> str:
+    """Return the reason for an address with an unknown scheme, and what it may mean."""
+    shown = hide_credentials(url)
+    scheme, colon, rest = shown.partition(":")
+    meant = closest(scheme.lower(), [form.partition(":")[0] for form in forms])
+    remedy = f"; write {meant}:{rest}" if colon and meant else ""
+    return f"it must have the form {' or '.join(forms)}, got {shown!r}{remedy}"
+
+
 def describe(error: BaseException) -> str:
     """Return an error as one line."""
     name = type(error).__name__

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qdo.errors import SettingsError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
-from qdo.text import hide_credentials, how_to_install
+from qdo.text import hide_credentials, how_to_install, wrong_form
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
@@ -94,8 +94,7 @@ libraries of the others.
 
 
 def _form_error(url: str) -> str:
-    forms = " or ".join(form for form, _ in KINDS.values())
-    return f"it must have the form {forms}, got {hide_credentials(url)!r}"
+    return wrong_form(url, *(form for form, _ in KINDS.values()))
 
 
 def _reject(url: str, app: str) -> Broker:

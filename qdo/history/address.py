@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from qdo.brokers.registry import connector_of, kind_of
 from qdo.errors import SettingsError
 from qdo.system.files import sqlite_path
-from qdo.text import hide_credentials, how_to_install
+from qdo.text import how_to_install, wrong_form
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -32,10 +32,7 @@ def history_error(url: str) -> str | None:
 
         return sqlite_address_error(url)
     if not url.startswith("postgresql://"):
-        return (
-            "it must have the form sqlite:PATH or postgresql://USER@HOST:PORT/DATABASE, got "
-            f"{hide_credentials(url)!r}"
-        )
+        return wrong_form(url, "sqlite:PATH", "postgresql://USER@HOST:PORT/DATABASE")
     reason = kind_of(url).address_error(url)
     if reason is None and any(name == "schema" for name, _ in parse_qsl(urlsplit(url).query)):
         return "a history has no option 'schema'; set the search_path of its role in PostgreSQL"

@@ -11,7 +11,7 @@ from qdo.brokers.registry import kind_of
 from qdo.errors import SettingsError
 from qdo.jobs.retry import LiveRuleTable, QueuePolicy, RuleTable, read_tables
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
-from qdo.text import hide_credentials
+from qdo.text import wrong_form
 
 Check = Callable[[Any], "str | None"]
 
@@ -92,8 +92,7 @@ def coordinator_url(value: str) -> str | None:
         from qdo.system.sqlite import sqlite_address_error
 
         return sqlite_address_error(value)
-    shown = hide_credentials(value)
-    return f"it must have the form sqlite:PATH or zookeeper://HOST:PORT,.../CHROOT, got {shown!r}"
+    return wrong_form(value, "sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
 
 
 def _hosts_fault(hosts: str) -> str | None:

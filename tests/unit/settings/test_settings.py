@@ -233,6 +233,22 @@ def test_errors_do_not_show_passwords(name: str, value: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "address", "correction"),
+    [
+        ("broker", "postgres://web:secret@db/shop", "; write postgresql://***@db/shop"),
+        ("broker", "sqlite3:/var/lib/qdo.db", "; write sqlite:/var/lib/qdo.db"),
+        ("history", "postgres://db/shop", "; write postgresql://db/shop"),
+        ("coordinator", "Zookeeper://zk1", "; write zookeeper://zk1"),
+        ("broker", "redis://host", "got 'redis://host'"),
+    ],
+)
+def test_a_similar_scheme_is_corrected(name: str, address: str, correction: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**{name: address})
+    assert caught.value.details["reason"].endswith(correction)
+
+
 def test_an_unknown_option_of_a_broker_gets_a_suggestion() -> None:
     """As unknown settings do."""
     with pytest.raises(SettingsError, match="'wait_seconds'"):
