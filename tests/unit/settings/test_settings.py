@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -11,7 +12,7 @@ import pytest
 
 from qdo import App
 from qdo.errors import SettingsError, UnknownSettingError
-from qdo.settings.settings import Settings, declarations
+from qdo.settings.settings import Declaration, Settings, declarations
 from qdo.settings.sources import (
     SPECIAL_PREFIXES,
     SPECIAL_VARIABLES,
@@ -372,9 +373,36 @@ def test_dead_letters_that_qdo_cannot_limit(broker: str, name: str) -> None:
     assert Settings(**{name: 5}).values()[name] == 5
 
 
-def test_every_setting_has_a_variable_of_its_own() -> None:
-    """None is taken for another purpose, and silently ignored."""
-    for each in declarations():
-        assert each.variable not in SPECIAL_VARIABLES
-        assert not each.variable.startswith(SPECIAL_PREFIXES)
-    assert load(environ={"QDO_EXECUTOR": "thread"}).executor == "thread"
+TEXTS = (
+    *("7", "true", "x", "x:y", "sqlite:x.db", "/x", "127.0.0.1:1", "digest:x", "sasl:x"),
+    *("ca", "account", "bodies", "errors", "thread", "debug", "json"),
+)
+"""Of these each variable takes one."""
+
+
+@pytest.mark.parametrize("setting", declarations(), ids=lambda setting: setting.name)
+def test_a_variable_sets_its_setting_and_nothing_else(setting: Declaration) -> None:
+    accepted = []
+    for text in TEXTS:
+        with contextlib.suppress(SettingsError):
+            accepted.append(load(environ={"QDO_KEYS": "keys", setting.variable: text}))
+    if setting.name == "policies":  # tables
+        assert not accepted
+        return
+    found = next(each for each in accepted if getattr(each, setting.name) != setting.default)
+    assert found.origin(setting.name) == setting.variable
+    others = Settings(keys="keys").values() | {setting.name: getattr(found, setting.name)}
+    assert found.values() == others
+
+
+def test_no_code_reads_the_variable_of_a_setting() -> None:
+    """A variable with another purpose has a name that no setting has."""
+    files = [*(ROOT / "qdo").rglob("*.py"), *(ROOT / "workers").glob("*.py")]
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"""["'](QDO_[A-Z_]+)["']""", path.read_text())
+    }
+    others = {name for name in named if not name.startswith(SPECIAL_PREFIXES)}
+    assert others - {"QDO_APP"} == SPECIAL_VARIABLES  # the example of a docstring
+    assert not SPECIAL_VARIABLES & {each.variable for each in declarations()}
