@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from qdo.errors import SettingsError
+from qdo.system.native import inbox, native_lock, native_rlock, sleep, start_thread
 from qdo.text import describe, describe_traceback, iso_time, printable_lines
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -23,6 +25,8 @@ _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 _HANDLER_NAME = "qdo.system.logs"
 """The handler that `configure` adds, and replaces when it is called again."""
 
+
+_log = logging.getLogger(__name__)
 
 _INDENT = "    "
 """Before each further line of a record: only a record of its own begins at the left margin."""
@@ -147,6 +151,105 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+WAITING_LINES = 1000
+"""Lines that wait for a reader of the stream; further ones are dropped."""
+PATIENCE_SECONDS = 0.05
+"""How long a thread waits until its line is written. After that no thread waits, until the reader
+of the stream has read again."""
+FLUSH_SECONDS = 1.0
+
+
+class PatientHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a descriptor, on a thread of its own: a reader that stops blocks no other.
+
+    A pipe whose reader has stopped would block the thread that logs: a parent that cannot kill or
+    stop its workers, or an event loop. A line is usually written when `emit` returns, so the last
+    line before a crash is there. A stream without a descriptor is written as by its base class.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._lines = inbox()
+        self._pid = 0
+        self._stuck = False
+        self._dropped = 0
+
+    def createLock(self) -> None:
+        """Lock between native threads: gevent's locks do not work between event loops."""
+        super().createLock()
+        self.lock = native_rlock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fd = self.stream.fileno()
+        except (AttributeError, OSError, ValueError):
+            super().emit(record)
+            return
+        if self._lines.qsize() >= WAITING_LINES:
+            self._dropped += 1
+            return
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("the reader of the log did not read: %d lines are missing here", dropped)
+        try:
+            line = self.format(record) + self.terminator
+        except Exception:  # noqa: BLE001 - an argument may be of any class
+            self.handleError(record)
+            return
+        self._write(fd, line.encode(self.stream.encoding or "utf-8", "backslashreplace"))
+
+    def flush(self) -> None:
+        """Wait for the lines that wait, though not forever."""
+        if self._pid == os.getpid() and not self._lines.empty():
+            self._put(-1, b"", FLUSH_SECONDS)
+        elif not self._pid and self.stream is not None:
+            super().flush()
+
+    def close(self) -> None:
+        """End the thread once it has written all lines; a later line starts another one."""
+        if self._pid == os.getpid():
+            self._pid = 0
+            self._lines.put(None)
+        super().close()
+
+    def _write(self, fd: int, data: bytes) -> None:
+        if not self._pid:
+            try:
+                start_thread(self._run)
+                self._pid = os.getpid()
+            except RuntimeError:  # the system has no more threads
+                _write_all(fd, data)
+                return
+        if self._pid != os.getpid():  # a fork has no such thread
+            _write_all(fd, data)
+        else:
+            self._put(fd, data, 0.0 if self._stuck else PATIENCE_SECONDS)
+
+    def _put(self, fd: int, data: bytes, seconds: float) -> None:
+        done = native_lock()
+        done.acquire()
+        self._lines.put((fd, data, done))
+        if seconds:
+            self._stuck = not done.acquire(timeout=seconds)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            fd, data, done = line
+            _write_all(fd, data)
+            self._stuck = False
+            done.release()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write to a descriptor, which may block; a line without a reader is dropped."""
+    with contextlib.suppress(OSError):
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:  # another process has set it so
+                sleep(PATIENCE_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """How a process logs, see `configure`."""
@@ -181,7 +284,8 @@ def configure(
     root = logging.getLogger()
     for old in [each for each in root.handlers if each.name == _HANDLER_NAME]:
         root.removeHandler(old)
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+        old.close()
+    handler = PatientHandler(stream)
     handler.name = _HANDLER_NAME
     formatter: logging.Formatter = JsonFormatter()
     if format == "text":

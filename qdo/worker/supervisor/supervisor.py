@@ -419,8 +419,8 @@ class _Parent:
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
+        child.kill()  # before the line: a handler of a log_config may block
         _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
-        child.kill()
 
     def _spawn(self, slot: int) -> None:
         left = self._reaper.left

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.processes import Proc, alive, children, wait_until
+from tests.support.forks.processes import Popen
+from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_SECONDS, Proc, alive, children, wait_until
 
 
 def parent(
@@ -223,3 +228,27 @@ def test_orphans_of_a_living_child_are_reaped():
         wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is reaped")
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0
+
+
+def test_a_log_that_is_not_read_delays_neither_restart_nor_stop():
+    """The parent blocked in its first line after the reader had stopped, and ignored SIGTERM."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    settings = json.dumps({"app": "test", "coordinator": "sqlite:/nowhere/coordination.db"})
+    argv = [sys.executable, "-m", "tests.support.fakes.parent", settings, "serve"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": writer}
+    with Popen(argv, **pipes, start_new_session=True, cwd=ROOT) as process:
+        try:
+            first = int(process.stdout.readline().rpartition(b"=")[2])
+            os.kill(first, signal.SIGKILL)
+            assert process.stdout.readline().startswith(b"child up")
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0
+        finally:
+            os.close(reader)
+            os.close(writer)
+            process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -231,3 +232,64 @@ def test_a_fault_that_is_retried_is_logged_once(caplog: pytest.LogCaptureFixture
         ("WARNING", "refused; retrying every 2 s"),
         ("INFO", "database a:1/b answers again"),
     ]
+
+
+class FullPipe:
+    """A pipe whose reader does not read, as a stream."""
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        self.stream = os.fdopen(writer, "w", encoding="ascii")
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+
+    def read(self) -> str:
+        """Return what is there; waits for the first byte."""
+        return os.read(self._reader, 1 << 20).decode("ascii").lstrip("x")
+
+    def close(self) -> None:
+        os.close(self._reader)  # ends a blocked write
+        self.stream.close()
+
+
+@pytest.fixture
+def full(stream: io.StringIO) -> Iterator[FullPipe]:
+    pipe = FullPipe()
+    yield pipe
+    pipe.close()
+
+
+def test_a_reader_that_stops_blocks_no_thread_that_logs(full: FullPipe):
+    """It blocked the parent before it killed a blocked worker, and it ignored SIGTERM."""
+    log.configure("info", full.stream)
+    for number in range(3 * log.WAITING_LINES):
+        logging.getLogger("qdo").info("line %d of caf\u00e9", number)
+    shown = ""
+    while f"line {log.WAITING_LINES}" not in shown:
+        shown += full.read()
+    logging.getLogger("qdo").info("the end")
+    while "the end" not in shown:
+        shown += full.read()
+    assert "line 0 of caf\\xe9" in shown
+    numbers = [int(each) for each in re.findall(r" line (\d+) of", shown)]
+    assert numbers == list(range(len(numbers)))
+    missing = 3 * log.WAITING_LINES - len(numbers)
+    assert f"did not read: {missing} lines are missing here" in shown
+
+
+def test_a_line_is_written_when_the_call_returns(stream: io.StringIO):
+    """A process that is killed right after it logged leaves its last line."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        log.configure("info", file)
+        logging.getLogger("qdo").info("last words")
+        assert b"last words" in os.read(reader, 4096)
+        if (pid := os.fork()) == 0:
+            logging.getLogger("qdo").info("of a fork")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert b"of a fork" in os.read(reader, 4096)
+    os.close(reader)
