@@ -10,14 +10,22 @@ gevent is imported by the first process that has such a loop: commands start soo
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
-from qdo.system.native import native_lock
+from qdo.system.clock import clock
+from qdo.system.native import native_lock, sleep
+
+_log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 """How soon a job that waits for a call can be interrupted."""
+PAUSE_SECONDS = 1.0
+"""Pause of a thread whose event loop lacks a resource of the system."""
 
 _Result = TypeVar("_Result")
 _home: tuple[Any, int, Callable[[], int]] | None = None
@@ -28,14 +36,18 @@ _home: tuple[Any, int, Callable[[], int]] | None = None
 def home_loop() -> Iterator[None]:
     """Make the event loop of this thread the one that `at_home` uses, until the block ends."""
     import gevent
-    from gevent import monkey
+    from gevent import core, monkey
 
     global _home
     get_ident = monkey.get_original("_thread", "get_ident")
+    loop = gevent.get_hub().loop
     before, _home = _home, (gevent.get_hub(), get_ident(), get_ident)
+    on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv has none
+    on_error(partial(_await_descriptor, loop._handle_syserr))
     try:
         yield
     finally:
+        on_error(loop._handle_syserr)
         _home = before
 
 
@@ -86,6 +98,47 @@ def at_home(
     if errors:
         raise errors[0]
     return results[0]
+
+
+def check_descriptors(count: int = 4) -> None:
+    """Raise OSError unless this process can open so many more descriptors."""
+    opened: list[int] = []
+    try:
+        while len(opened) < count:
+            opened.extend(os.pipe())
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def own_hub() -> Any:
+    """Return the event loop of this native thread, and make it if there is none.
+
+    :raises OSError: the process has no descriptors left for it.
+    """
+    import gevent
+
+    check_descriptors()
+    return gevent.get_hub()
+
+
+_logged_at = 0.0
+
+
+def _await_descriptor(default: Callable[[str, int], None], message: str, number: int) -> None:
+    """Pause before libev retries a system call of an event loop, such as one for a descriptor.
+
+    It retries at once and forever: in ten seconds, the errors of threads filled 200 MB.
+    """
+    global _logged_at
+    if _home is None or _home[1] == _home[2]():
+        default(message, number)
+        return
+    if clock() - _logged_at >= PAUSE_SECONDS:
+        _logged_at = clock()
+        reason = os.strerror(number)
+        _log.error("a thread waits, retrying every %g s: %s: %s", PAUSE_SECONDS, message, reason)
+    sleep(PAUSE_SECONDS)
 
 
 def leave_gevent() -> None:

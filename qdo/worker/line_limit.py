@@ -36,8 +36,10 @@ BROKER_LOGGERS = (
     "qdo.brokers.kinesis.reader",
     "qdo.brokers.sqs.api",
     "qdo.brokers.sqs.receive",
+    "qdo.worker.executors.wait",
 )
-"""Loggers with lines about a broker that fails, which every queue would repeat every 5 s."""
+"""Loggers with lines about a broker that fails, or a thread that cannot start: every queue would
+repeat them every 5 s."""
 
 _KEPT = 1000
 _MORE = "%s: and %d more lines within a second, up to level %s"

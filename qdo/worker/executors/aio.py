@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from gevent import monkey
 
 from qdo.message import Message
-from qdo.system.home_loop import LoopMailbox, leave_gevent
+from qdo.system.home_loop import LoopMailbox, check_descriptors, leave_gevent
 from qdo.system.native import native_lock, start_thread
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
-from qdo.worker.executors.wait import Pending, TurnWait
+from qdo.worker.executors.wait import Pending, TurnWait, started
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -43,12 +43,21 @@ class AsyncioExecutor(Executor):
         self._running = 0
         self._loop: JobLoop | None = None
         self._ended = native_lock()
+        self._ended.acquire()
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call that runs the coroutine on the loop and waits until it ends."""
 
         def call(message: Message, context: Any) -> None:
-            loop = self._started()
+            loop = started(
+                self._loop_for_jobs,
+                "the asyncio loop",
+                job,
+                message,
+                self._may_start,
+                OSError,
+                RuntimeError,
+            )
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
             run = _Run(loop, Pending(self._mailbox), self._may_start, on_start)
@@ -73,11 +82,21 @@ class AsyncioExecutor(Executor):
         if not self._running:
             self._mailbox.close()
 
-    def _started(self) -> JobLoop:
+    def _loop_for_jobs(self) -> JobLoop:
+        """Return the loop, and start it if there is none.
+
+        :raises OSError: the process has no descriptor for it.
+        :raises RuntimeError: the system has no thread for it.
+        """
         if self._loop is None:
-            self._loop = JobLoop()
-            self._ended.acquire()
-            start_thread(self._run, self._loop)
+            check_descriptors()  # a loop without them would complain when it is deleted
+            loop = JobLoop()
+            try:
+                start_thread(self._run, loop)
+            except RuntimeError:
+                loop.close()
+                raise
+            self._loop = loop
         return self._loop
 
     def _run(self, loop: JobLoop) -> None:
@@ -195,8 +214,14 @@ class _Helpers:
             if self._idle:
                 self._idle.pop().release()
             elif self._threads < HELPERS:
-                self._threads += 1
-                start_thread(self._run)
+                try:
+                    start_thread(self._run)
+                except RuntimeError:  # the system has no more threads
+                    if not self._threads:
+                        self._work.pop()
+                        raise
+                else:
+                    self._threads += 1
 
     def end(self) -> None:
         with self._guard:

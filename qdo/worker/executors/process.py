@@ -24,7 +24,6 @@ from gevent import socket as cooperative_sockets
 from gevent import subprocess as cooperative_processes
 from gevent.lock import BoundedSemaphore
 
-from qdo.backoff import Backoff
 from qdo.errors import BodyDecodeError, JobCrashedError
 from qdo.message import Message
 from qdo.settings.hosts import process_title
@@ -43,6 +42,7 @@ from qdo.worker.executors.base import (
     timed_out,
 )
 from qdo.worker.executors.process_frames import END, VARIABLE
+from qdo.worker.executors.wait import started
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -241,9 +241,6 @@ class JobProcess:
         self.kill()
 
 
-START_BACKOFF = Backoff(0.1, 5.0, jitter=0.0)
-"""Delays between attempts to start a process."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -383,35 +380,19 @@ class _Pool:
         return error
 
     def _take(self, message: Message) -> JobProcess:
-        """Return an idle process or a new one.
+        if not self._may_start(message):
+            raise NotStarted
+        failures = ProcessExited, OSError
+        return started(
+            self._idle_process, "a process", self._job, message, self._may_start, *failures
+        )
 
-        If none can be started, this does not count as a failure of the message: it waits as long
-        as its queue may be processed.
-
-        :raises NotStarted: the queue may no longer be processed.
-        """
-        failures = 0
-        while self._may_start(message):
-            if self._idle:
-                return self._idle.pop()
-            try:
-                spawned = self._started()
-            except (ProcessExited, OSError) as error:
-                failures += 1
-                delay = START_BACKOFF.delay(failures, 0.0)
-                _log.error(
-                    "cannot start a process of job %s, retrying in %.1f s; message %s"
-                    " of queue %s waits: %s",
-                    self._job.name,
-                    delay,
-                    message.id,
-                    message.queue,
-                    describe(error),
-                )
-                gevent.sleep(delay)
-            else:
-                self._idle.append(spawned)
-        raise NotStarted
+    def _idle_process(self) -> JobProcess | None:
+        """Return an idle process; None if a new one was started, which is idle then."""
+        if self._idle:
+            return self._idle.pop()
+        self._idle.append(self._started())
+        return None
 
     def _started(self) -> JobProcess:
         spawned = self._start()

@@ -18,10 +18,10 @@ import gevent
 from gevent import monkey
 
 from qdo.message import Message
-from qdo.system.home_loop import LoopMailbox, leave_gevent
+from qdo.system.home_loop import LoopMailbox, leave_gevent, own_hub
 from qdo.system.native import cancel_raise, native_lock, raise_in_thread, sleep, start_thread
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, NotStarted, OnStart
-from qdo.worker.executors.wait import Pending, TurnWait
+from qdo.worker.executors.wait import Pending, TurnWait, started
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job, JobFunction
@@ -47,9 +47,11 @@ class ThreadExecutor(Executor):
         """Return a call that passes the message to a thread and waits for it."""
 
         def call(message: Message, context: Any) -> None:
+            thread = started(
+                self._take, "a thread", job, message, self._may_start, OSError, RuntimeError
+            )
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
-            thread = self._idle.pop() if self._idle else self._new_thread()
             self._running += 1
             try:
                 pending = thread.begin(job.function, message, context, on_start)
@@ -63,8 +65,18 @@ class ThreadExecutor(Executor):
 
         return call
 
-    def _new_thread(self) -> _JobThread:
-        return _JobThread(self._mailbox, self._may_start)
+    def _take(self) -> _JobThread:
+        if self._idle:
+            return self._idle.pop()
+        thread = _JobThread(self._mailbox, self._may_start)
+        try:
+            thread.ready.ended.wait()
+        except BaseException:  # the turn was aborted
+            thread.end()
+            raise
+        if thread.ready.error is not None:
+            raise thread.ready.error
+        return thread
 
     def under_way(self) -> int:
         return self._running
@@ -90,6 +102,8 @@ class _JobThread:
     """A native thread that runs one job after the other, until one is interrupted.
 
     :cvar all: the threads that have not ended.
+    :ivar ready: ends when the thread can run jobs, with an error if it cannot.
+    :raises RuntimeError: the system has no more threads.
     """
 
     all: ClassVar[set[_JobThread]] = set()
@@ -107,6 +121,7 @@ class _JobThread:
         self._serial = 0
         self._hub: Any = None
         self.greenlet: Any = None
+        self.ready = Pending(mailbox)
         self.ident: int = start_thread(self._run)
 
     # --- on the event loop's thread ---
@@ -157,11 +172,16 @@ class _JobThread:
     # --- on its own thread ---
 
     def _run(self) -> None:
-        if monkey.is_module_patched("socket"):
-            hub: Any = gevent.get_hub()
-            hub.handle_error = self._on_loop_error
-            self.greenlet, self._hub = gevent.getcurrent(), hub
+        try:
+            if monkey.is_module_patched("socket"):
+                hub = own_hub()
+                hub.handle_error = self._on_loop_error
+                self.greenlet, self._hub = gevent.getcurrent(), hub
+        except Exception as error:  # noqa: BLE001 - raised where a message waits for this thread
+            self.ready.finish(error)
+            return
         self.all.add(self)
+        self.ready.finish(None)
         try:
             while True:
                 self._wake.acquire()

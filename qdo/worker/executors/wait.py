@@ -1,16 +1,19 @@
-"""Waits for a job on another thread, for its deadline and for its abortion."""
+"""Waits for a job on another thread, for its deadline and for its abortion, and to start it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import gevent
 from gevent.event import Event
 
+from qdo.backoff import Backoff
 from qdo.message import Message
 from qdo.system.home_loop import LoopMailbox
-from qdo.worker.executors.base import JobAborted, timed_out
+from qdo.text import describe
+from qdo.worker.executors.base import JobAborted, NotStarted, timed_out
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -18,7 +21,52 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 2.0
 """How long after an interruption the log names a job that has not ended."""
 
+START_BACKOFF = Backoff(0.1, 5.0, jitter=0.0)
+"""Delays between attempts to start a process, a thread or a loop."""
+
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
+
+
+def started(
+    start: Callable[[], _T | None],
+    what: str,
+    job: Job,
+    message: Message,
+    may_start: Callable[[Message], bool],
+    *failures: type[Exception],
+) -> _T:
+    """Return what `start` returns, a process or thread for a message; call it again after None.
+
+    A system without a thread, process or descriptor left is not a failure of the message: it waits
+    as long as its queue may be processed.
+
+    :param failures: the errors of `start` after which the message waits.
+    :raises NotStarted: the queue may no longer be processed.
+    """
+    attempts = 0
+    while True:
+        try:
+            found = start()
+        except failures as error:
+            attempts += 1
+            delay = START_BACKOFF.delay(attempts, 0.0)
+            _log.error(
+                "cannot start %s of job %s, retrying in %.1f s; message %s of queue %s waits: %s",
+                what,
+                job.name,
+                delay,
+                message.id,
+                message.queue,
+                describe(error),
+            )
+            gevent.sleep(delay)
+        else:
+            if found is not None:
+                return found
+        if not may_start(message):
+            raise NotStarted
 
 
 class TurnWait:

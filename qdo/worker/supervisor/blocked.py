@@ -40,7 +40,7 @@ from qdo.fleet.audit_entries import Values
 from qdo.system.clock import clock
 from qdo.worker.shared_memory import LoopReport
 from qdo.worker.stacks import Samples, frame_label, functions, profile_result
-from qdo.worker.supervisor.child import ChildProcess
+from qdo.worker.supervisor.child import ChildProcess, begun
 from qdo.worker.supervisor.sessions import SessionKeeper
 
 LOOK_SECONDS = 0.05
@@ -253,18 +253,29 @@ class BlockedLoops:
         if blocked >= report.limit_seconds:
             child.blamed = report
             return f"{_cause(report)} for {blocked:.1f} s"
-        if watched.served_since != report.beat and child.sessions[-1].root:
+        served = watched.served_since == report.beat or not child.sessions[-1].root
+        if not served and begun(BlockedActions(child, report, self._wake_up)):
             watched.served_since = report.beat
-            BlockedActions(child, report, self._wake_up).start()
         kept_at = 0.0 if child.keeper is None else child.keeper.kept_at
         quiet = now - max(report.contact, kept_at) >= KEEP_AFTER * timeout
-        if quiet and watched.kept_since != report.beat:  # else a keeper is at work
+        at_work = watched.kept_since == report.beat
+        if quiet and not at_work and self._keep(child, report, blocked):
             watched.kept_since = report.beat
-            self._keep(child, report, blocked)
         return ""
 
-    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> None:
+    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> bool:
+        """Start a keeper; return False if the system has no thread for it."""
         name = f"{child.name} (pid {child.pid})"
+        note = {
+            "state": "blocked",
+            "blocked_by": report.blocked_by or "an unknown job",
+            "blocked_since": time.time() - blocked,
+        }
+        is_blocked = partial(_is_blocked, child, report)
+        keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
+        if not begun(keeper):
+            return False
+        child.keeper = keeper
         _log.warning(
             "%s: %s for %.1f s; keeping its session, and killing it after %g s",
             name,
@@ -272,14 +283,7 @@ class BlockedLoops:
             blocked,
             report.limit_seconds,
         )
-        note = {
-            "state": "blocked",
-            "blocked_by": report.blocked_by or "an unknown job",
-            "blocked_since": time.time() - blocked,
-        }
-        is_blocked = partial(_is_blocked, child, report)
-        child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
-        child.keeper.start()
+        return True
 
     def _release(self, child: ChildProcess, running_since: float = 0.0) -> None:
         """Stop keeping the session of a child."""

@@ -356,21 +356,21 @@ class Reaper:
 
     def _reap_dying(self) -> None:
         for dying in list(self._dying):
-            if dying.child.group_gone():
+            if dying.child.group_gone() and self._close_sessions(dying):
                 self._dying.remove(dying)
                 self.left.append(dying.child.receipts)
-                self._close_sessions(dying)
             elif dying.give_up_at <= time.monotonic():
                 self._dying.remove(dying)
                 os.close(dying.child.receipts)
                 _log.warning(
-                    "%s (pid %d): cannot kill part of its process group; its queues are free"
-                    " when its session times out",
+                    "%s (pid %d): cannot kill part of its process group, or start a thread that"
+                    " closes its session; its queues are free when its session times out",
                     dying.child.name,
                     dying.child.pid,
                 )
 
-    def _close_sessions(self, dying: _DyingProcess) -> None:
+    def _close_sessions(self, dying: _DyingProcess) -> bool:
+        """Begin to close its sessions; return False while the system has no thread for that."""
         child = dying.child
         closer = SessionCloser(
             f"{child.name} (pid {child.pid})",
@@ -382,8 +382,20 @@ class Reaper:
             kind_of(self.settings.broker).positions,
             after=child.keeper,
         )
+        if not begun(closer):
+            return False
         self._closers.append(closer)
-        closer.start()
+        return True
+
+
+def begun(thread: threading.Thread) -> bool:
+    """Start a thread of the parent; return False if the system has none: the next look retries."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.warning("cannot start the thread %s, retrying: %s", thread.name, error)
+        return False
+    return True
 
 
 def _exit_level(code: int, *, stopping: bool) -> int:

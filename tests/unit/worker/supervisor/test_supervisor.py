@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from qdo.settings.settings import Settings
 from qdo.worker.supervisor import restarts
+from qdo.worker.supervisor.child import Reaper, _DyingProcess
 from qdo.worker.supervisor.restarts import (
     GiveUp,
     Kill,
@@ -274,3 +280,28 @@ def test_wishes_change_nothing_while_all_workers_stop():
     assert policy.retire(0, 2.0) == policy.restart(1, 2.0) == policy.reload(2.0) == []
     assert policy.exited(0, 0, 3.0) == policy.exited(1, 0, 3.0) == []
     assert policy.done
+
+
+def test_sessions_close_once_the_parent_gets_a_thread(monkeypatch: pytest.MonkeyPatch):
+    """It died of the RuntimeError, and with it the restarts of all its workers."""
+    refusals = iter([RuntimeError("can't start new thread")])
+    start = threading.Thread.start
+
+    def start_later(thread: threading.Thread) -> None:
+        if (refused := next(refusals, None)) is not None:
+            raise refused
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    ended = threading.Event()
+    reaper = Reaper(Settings(), ended.set)
+    child: Any = SimpleNamespace(
+        name="process 1", pid=1, sessions=[], keeper=None, receipts=7, group_gone=lambda: True
+    )
+    reaper._dying.append(_DyingProcess(child, time.monotonic() + 60.0, [], "died"))
+    reaper.step()
+    assert (reaper.busy, reaper.left) == (True, [])
+    reaper.step()
+    assert ended.wait(10.0)
+    reaper.step()
+    assert (reaper.busy, reaper.left) == (False, [7])
