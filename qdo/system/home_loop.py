@@ -40,8 +40,9 @@ def home_loop() -> Iterator[None]:
 
     global _home
     get_ident = monkey.get_original("_thread", "get_ident")
-    loop = gevent.get_hub().loop
-    before, _home = _home, (gevent.get_hub(), get_ident(), get_ident)
+    hub = _tolerant(gevent.get_hub())
+    loop = hub.loop
+    before, _home = _home, (hub, get_ident(), get_ident)
     on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv has none
     on_error(partial(_await_descriptor, loop._handle_syserr))
     try:
@@ -119,7 +120,15 @@ def own_hub() -> Any:
     import gevent
 
     check_descriptors()
-    return gevent.get_hub()
+    return _tolerant(gevent.get_hub())
+
+
+def _tolerant(hub: Any) -> Any:
+    """Let no greenlet of a job end the program: gevent raises its SystemExit in the main one."""
+    import gevent
+
+    hub.SYSTEM_ERROR, hub.NOT_ERROR = (SystemError,), (gevent.GreenletExit,)
+    return hub
 
 
 _logged_at = 0.0

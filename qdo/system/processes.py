@@ -46,6 +46,16 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
     return os.getppid() == parent
 
 
+def reset_signals_in_forks() -> None:
+    """Give forks of this process Python's handlers: libraries end their processes with SIGTERM."""
+    os.register_at_fork(after_in_child=_reset_signals)
+
+
+def _reset_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def set_name(name: str) -> str:
     """Change the name of this process (Linux), which `ps -o comm` shows; return the former one."""
     before = _read("/proc/self/comm").decode().strip()

@@ -183,9 +183,12 @@ def _context(
 
 
 def _handle_signals(worker: Worker) -> None:
+    from qdo.system.processes import reset_signals_in_forks
+
     def on_signal(number: int, frame: Any) -> None:
         worker.request_stop()
 
+    reset_signals_in_forks()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
 

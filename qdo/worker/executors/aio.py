@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -16,16 +17,22 @@ from typing import TYPE_CHECKING, Any
 from gevent import monkey
 
 from qdo.message import Message
+from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox, check_descriptors, leave_gevent
-from qdo.system.native import native_lock, start_thread
+from qdo.system.native import native_lock, sleep, start_thread
+from qdo.text import describe_traceback
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
-from qdo.worker.executors.wait import Pending, TurnWait, started
+from qdo.worker.executors.wait import START_BACKOFF, Pending, TurnWait, started
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
+_log = logging.getLogger(__name__)
+
 HELPERS = 32
 """Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups."""
+LASTING_SECONDS = 10.0
+"""A loop that ran for longer before code of a job ended it, runs again sooner."""
 LEAVE_SECONDS = 2.0
 """How long `close` waits for a loop that a job blocks."""
 
@@ -42,6 +49,7 @@ class AsyncioExecutor(Executor):
         self._mailbox = LoopMailbox()
         self._running = 0
         self._loop: JobLoop | None = None
+        self._stopping = False
         self._ended = native_lock()
         self._ended.acquire()
 
@@ -75,6 +83,7 @@ class AsyncioExecutor(Executor):
 
     def close(self) -> None:
         """Stop the loop. If a job blocks it, it ends with the process."""
+        self._stopping = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._ended.acquire(timeout=LEAVE_SECONDS)
@@ -103,13 +112,42 @@ class AsyncioExecutor(Executor):
         """Run the loop: the body of its thread."""
         try:
             asyncio.set_event_loop(loop)
-            loop.run_forever()
-            loop.run_until_complete(_cancel_remaining())
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            failures = 0
+            while not self._stopping:
+                began = clock()
+                fault = _fault_of(loop.run_forever)
+                failures = 1 if clock() - began > LASTING_SECONDS else failures + 1
+                if not self._stopping:
+                    self._pause(fault, START_BACKOFF.delay(failures, 0.0))
+            _fault_of(lambda: loop.run_until_complete(_cancel_remaining()))
+            _fault_of(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
         finally:
             loop.close()
             leave_gevent()
             self._ended.release()
+
+    def _pause(self, fault: str, seconds: float) -> None:
+        """Wait until the loop runs again: it keeps its callbacks, and no message has failed."""
+        _log.error(
+            "code of an async job ended the asyncio loop, which runs again in %.1f s; let no"
+            " background task exit: %s",
+            seconds,
+            fault,
+        )
+        sleep(seconds)
+
+
+def _fault_of(run: Callable[[], object]) -> str:
+    """Run a loop until it ends; return why.
+
+    A background task or a callback ends it with SystemExit or KeyboardInterrupt, other code with
+    `loop.stop`.
+    """
+    try:
+        run()
+    except BaseException as error:  # noqa: BLE001 - the loop of all async jobs must live
+        return describe_traceback(error)
+    return "it was stopped"
 
 
 class _Run:

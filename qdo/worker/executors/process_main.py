@@ -28,7 +28,7 @@ from qdo.jobs.job import Job
 from qdo.loading import prepare
 from qdo.settings.settings import Settings
 from qdo.system import logs as log
-from qdo.system.processes import SIGN
+from qdo.system.processes import SIGN, reset_signals_in_forks
 from qdo.text import describe, one_line
 from qdo.worker.executors import process_frames as wire
 from qdo.worker.executors.base import NotStarted, check_lease
@@ -45,6 +45,7 @@ def main() -> int:
         # Set a handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
         signal.signal(number, _ignore)
     keep(parameters["parent"], (parameters["channel"], parameters["sign"]))
+    reset_signals_in_forks()
     channel = socket.socket(fileno=parameters["channel"])
     channel.setblocking(True)
     os.set_inheritable(channel.fileno(), False)

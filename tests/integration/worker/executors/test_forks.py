@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from tests.support.processes import wait_until, whole_lines
 APP = """
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import gevent
 import qdo
@@ -43,6 +46,27 @@ def copy(message, context):
         os._exit(0)
     os.waitpid(pid, 0)
     write("ran", queue=message.queue, body=message.body)
+
+def terminated(message):
+    # As a pool of the standard library does with its processes.
+    pid = os.fork()
+    if pid == 0:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            open(f"child-{message.queue}", "w").close()
+        time.sleep(20)
+        os._exit(0)
+    while not os.path.exists(f"child-{message.queue}"):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGTERM)
+    write("ran", queue=message.queue, body=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+@app.job("signals-process-*", executor="process")
+def signals_in_process(message, context):
+    terminated(message)
+
+@app.job("signals-*")
+def signals(message, context):
+    terminated(message)
 
 @app.job("process", executor="process")
 def in_process(message, context):
@@ -86,3 +110,13 @@ def test_a_forked_copy_runs_no_message(runs: AppRuns) -> None:
         if each["queue"].startswith("waiting")
     }
     assert worker
+
+
+def test_what_a_job_forks_has_the_signal_handlers_of_python(runs: AppRuns) -> None:
+    """It ignored SIGTERM, as its process does, and `multiprocessing.Pool` waited forever."""
+    runs.app.send_many([("signals-1", 0), ("signals-process-1", 0)])
+    runs.start(APP)
+    out = runs.folder / "out"
+    wait_until(lambda: len(whole_lines(out)) == 2, "all messages")
+    ended = [json.loads(line)["body"] for line in whole_lines(out)]
+    assert ended == [-signal.SIGTERM] * 2
