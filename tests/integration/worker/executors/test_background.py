@@ -58,7 +58,11 @@ def in_greenlet(message, context):
 
 @pytest.mark.parametrize(
     "queues",
-    [["async-task", "async-interrupt", "async-callback", "async-stop"], ["thread"], ["a", "b", "c"]],
+    [
+        ["async-task", "async-interrupt", "async-callback", "async-stop"],
+        ["thread"],
+        ["a", "b", "c"],
+    ],
     ids=["async", "thread", "greenlet"],
 )
 def test_what_a_job_left_behind_ends_no_loop(tmp_path: Path, queues: list[str]) -> None:
