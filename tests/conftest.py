@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-class Failures:
+class FailedNames:
     """Name a failed test at once: a run that is ended from outside prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -230,7 +230,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.pluginmanager.register(LeftOut())
-    config.pluginmanager.register(Failures(config))
+    config.pluginmanager.register(FailedNames(config))
     choice.exec_all = config.getoption("--exec")
     if config.getoption("--level") == CHECK:
         hypothesis.settings.load_profile(CHECK)
