@@ -26,7 +26,9 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "writes are at the version read",
         "L1 L2",
-        _edit("shares", "SetOp(self._path, data, self._version)", "SetOp(self._path, data, -1)"),
+        _edit(
+            "shares", "SetOp(self._path, data, self._version)))", "SetOp(self._path, data, -1)))"
+        ),
     ),
     _mutant(
         "the cap is lowered at once",
@@ -113,7 +115,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "whoever is listed reads each change",
         "L4",
-        _edit("shares", "return self._is_listed or any(", "return any("),
+        _edit("shares", "            or self._is_listed\n", ""),
     ),
     _mutant(
         "clients are not sought among the workers",
