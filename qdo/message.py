@@ -112,13 +112,18 @@ class Message:
         worker's lease is over: another worker may then run the message. A job that stops early must
         raise, for instance `qdo.Retry`: a job that returns is done.
         """
-        if SIGN.raised():
+        if SIGN.raised() or not self._leased():
             return True
-        registration = SIGN.registration()
-        if getattr(self, "_registration", registration) != registration:
-            return True
-        self._registration = registration
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
+
+    def _leased(self) -> bool:
+        """Return whether the lease of the worker is still valid, since the first call of this.
+
+        A later lease is not: the worker has lost its queues in between.
+        """
+        registration = SIGN.registration()
+        self._registration = getattr(self, "_registration", registration)
+        return self._registration == registration and SIGN.leased()
 
     @property
     def time(self) -> float:
@@ -181,6 +186,10 @@ class Batch(list[Message]):
     def stopping(self) -> bool:
         """Whether the job should stop now, if it can."""
         return self[0].stopping
+
+    def _leased(self) -> bool:
+        """Return whether the lease of the worker is still valid, since the first call of this."""
+        return self[0]._leased()
 
     @property
     def stable(self) -> bool:

@@ -77,22 +77,28 @@ class Middleware:
         return self.jobs == "all" or (self.jobs == "async") == is_async(function)
 
 
+CheckStart = Callable[[Any], object]
+
+
 def compose(
     function: Callable[..., Any],
     registered: Sequence[Middleware],
-    check_start: Callable[[], object] = lambda: None,
+    check_start: CheckStart = lambda message: None,
 ) -> Callable[[Any, Any], Any]:
     """Return a job's function with its middleware around it, the first registered outermost.
 
     A call raises UsageError if the job, or a middleware, returns work that has not been done.
 
-    :param check_start: called between the middleware, which may wait for long, and the job; raises
-        if the job may no longer start.
+    :param check_start: called with the message before the middleware, which may wait for long, and
+        between it and the job; raises if the job may no longer start.
     """
     wrap, whole = (_wrap_async, _finish_async) if is_async(function) else (_wrap, _finish)
-    around = [each.function for each in reversed(registered) if each.is_for(function)]
-    call = whole(function, check_start if around else None)
-    for middleware in around:
+    around = [each.function for each in registered if each.is_for(function)]
+    call = whole(function)
+    if around:
+        check = (_check_async if is_async(function) else _check)(check_start)
+        around = [check, *around, check]
+    for middleware in reversed(around):
         call = wrap(middleware, call)
     # Errors and logs name the job, not its middleware.
     call = functools.update_wrapper(call, function)
@@ -106,13 +112,24 @@ def unchecked(call: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(call, "unchecked", call)
 
 
-CheckStart = Callable[[], object] | None
+def _check(check_start: CheckStart) -> MiddlewareFunction:
+    def check(call_next: Callable[[Any, Any], Any], message: Any, context: Any) -> None:
+        check_start(message)
+        call_next(message, context)
+
+    return check
 
 
-def _finish(function: Callable[..., Any], check_start: CheckStart) -> Callable[[Any, Any], Any]:
+def _check_async(check_start: CheckStart) -> MiddlewareFunction:
+    async def check(call_next: Callable[[Any, Any], Any], message: Any, context: Any) -> None:
+        check_start(message)
+        await call_next(message, context)
+
+    return check
+
+
+def _finish(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def call(message: Any, context: Any) -> None:
-        if check_start is not None:
-            check_start()
         result = function(message, context)
         if result is not None:
             check_done(result, function, "job")
@@ -120,12 +137,8 @@ def _finish(function: Callable[..., Any], check_start: CheckStart) -> Callable[[
     return call
 
 
-def _finish_async(
-    function: Callable[..., Any], check_start: CheckStart
-) -> Callable[[Any, Any], Any]:
+def _finish_async(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     async def call(message: Any, context: Any) -> None:
-        if check_start is not None:
-            check_start()
         check_done(await function(message, context), function, "job")
 
     return call
@@ -215,7 +228,7 @@ class Hooks:
         check_hook(hook, ("message", "context", "error"), "job_failure")
         self.job_failure = hook
 
-    def composed(self, job: Job, check_start: Callable[[], object] = lambda: None) -> Job:
+    def composed(self, job: Job, check_start: CheckStart = lambda message: None) -> Job:
         """Return a job whose function includes the middleware; see `compose`."""
         registered = [*self.own_middleware, *self.middleware]
         function = compose(job.function, registered, check_start)

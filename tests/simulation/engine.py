@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+from unittest.mock import patch
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
+from qdo.message import Message
+from qdo.system.processes import StopFlag
+from qdo.worker.executors.base import NotStarted, check_lease
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.invariants import Checks, marks_behind
 from tests.simulation.schedule import Schedule
@@ -45,6 +49,7 @@ class SimulatedEngine:
 
     :param run: runs ``(function, *arguments)`` in the process, now or when it runs again.
     :param lease: the lease to look at instead of the claim's own, for a mutant.
+    :param sign: shows the lease to a job that waits.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class SimulatedEngine:
         run: Callable[..., None],
         switches: Switches,
         lease: Callable[[], Lease],
+        sign: StopFlag,
     ) -> None:
         self.schedule = schedule
         self.broker = broker
@@ -62,6 +68,7 @@ class SimulatedEngine:
         self.run = run
         self.switches = switches
         self.lease = lease
+        self.sign = sign
         self.member: MemberReports | None = None
         self.worker = ""
         self.draining = False
@@ -154,9 +161,34 @@ class SimulatedEngine:
         position = self.broker.next(claim.queue, claim.done)
         if position is None:
             return
-        self.schedule.note("%s starts %d of %r", self.worker, position, claim)
-        self.checks.started(claim, position)
         work.position = position
+        if self.switches.waits and self.schedule.chance() > 0.8:
+            message = Message(claim.queue, position, None)
+            self._may_begin(message)
+            wait = min(8.0, 20 * self.broker.tempo) * self.schedule.chance()
+            self.schedule.after(wait, self.run, self._begin, work, message)
+        else:
+            self._run_job(work, position)
+
+    def _begin(self, work: _Work, message: Message) -> None:
+        """Start a job after the wait of its middleware."""
+        if self._may_begin(message):
+            self._run_job(work, message.position)
+        elif not work.lost:
+            work.position = None
+            self._continue(work, 0.4)
+
+    def _may_begin(self, message: Message) -> bool:
+        with patch("qdo.message.SIGN", self.sign):
+            try:
+                check_lease(message)
+            except NotStarted:
+                return False
+        return True
+
+    def _run_job(self, work: _Work, position: int) -> None:
+        self.schedule.note("%s starts %d of %r", self.worker, position, work.claim)
+        self.checks.started(work.claim, position)
         chance = self.schedule.chance()
         duration = self.broker.tempo * chance * (12 if chance > 0.97 else 1)
         self.schedule.after(duration, self.run, self._end, work)
@@ -171,12 +203,15 @@ class SimulatedEngine:
         claim.failure = marks_behind(position)
         if self.member is not None:
             self.member.progress(claim)
+        self._continue(work, 0.0005)
+
+    def _continue(self, work: _Work, delay: float) -> None:
         if work.next is not None:
             self._turn(work)
         elif work.releasing:
             self._let_go(work)
         else:
-            self._go(work, 0.0005)
+            self._go(work, delay)
 
     def _turn(self, work: _Work) -> None:
         """Continue at the position to which an operator moved the queue."""

@@ -9,6 +9,7 @@ from types import ModuleType
 from qdo.coordination import machine_loop, member
 from qdo.coordination.protocol import checkpoints, ownership
 from qdo.fleet import action_machine
+from qdo.system import processes
 from tests.simulation import operators
 from tests.simulation.faults import FAULTS, lose_answers, write_garbage
 from tests.simulation.invariants import Violation
@@ -31,8 +32,8 @@ def play(
 def _play(world: World) -> None:
     batch = world.random.choice((1, 2, checkpoints.BATCH))
     with ExitStack() as patches:
-        # The clock is the only thing that the member does not get from its client.
-        for module in (machine_loop, member):
+        # The clock is the only thing that the member and its jobs do not get from their client.
+        for module in (machine_loop, member, processes):
             patches.enter_context(_patched(module, "clock", lambda: world.schedule.now))
         # Small batches: full batches must be played too.
         patches.enter_context(_patched(checkpoints, "BATCH", batch))

@@ -8,6 +8,7 @@ from typing import Any
 
 from qdo.coordination.znodes.layout import Layout
 from qdo.queues import EVERYTHING, QueueFilter
+from qdo.system.processes import StopFlag
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.fleet.actions import ActionBook
@@ -62,6 +63,7 @@ class SimulatedProcess:
         self.blocked = False
         self.draining = False
         self.deafness = 0.0
+        self.sign = StopFlag()
         self._held: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_at = float("inf")
@@ -86,7 +88,7 @@ class SimulatedProcess:
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run a function of the process; a stopped process runs it after it resumes."""
-        starts = self.blocked and getattr(function, "__name__", "") == "_start"
+        starts = self.blocked and getattr(function, "__name__", "") in ("_start", "_begin")
         if self.stopped and not (starts and self.schedule.chance() < 0.5):
             self._held.append((function, arguments))
         elif not self.dead:

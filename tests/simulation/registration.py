@@ -35,6 +35,7 @@ class SimulatedMember(Member):
             process.run,
             process.switches,
             lambda: process.member.lease if process.member.is_running else self.lease,
+            process.sign,
         )
         self.engine.on_expired = process.renew
         self.wake = process.wake
@@ -80,6 +81,13 @@ class SimulatedMember(Member):
         self.engine.worker = path.rpartition("/")[2]
         self.engine.member = self
         super()._worker_registered(path)
+        self.process.sign.begin_lease()
+        self.lease.on_moved = self._lease_moved
+        self._lease_moved(self.lease.until)
+
+    def _lease_moved(self, until: float) -> None:
+        if self.process.member is self:
+            self.process.sign.move_lease(until)
 
     def _further_machines(self, member: Member) -> Sequence[Machine]:
         made: list[Machine] = []

@@ -20,6 +20,7 @@ class Switches:
     :ivar actions: operators ask workers for actions; nothing is wrong with that world either.
     :ivar moves: operators hand queues to workers; nothing is wrong with that world either.
     :ivar limits: jobs need permits of a limit; nothing is wrong with that world either.
+    :ivar waits: jobs wait before they begin, as for documents; nor is with that one.
     """
 
     reuse_numbers: bool = False
@@ -33,3 +34,4 @@ class Switches:
     actions: bool = False
     limits: bool = False
     moves: bool = False
+    waits: bool = False

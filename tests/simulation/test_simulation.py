@@ -78,11 +78,13 @@ def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> 
 
 def test_no_history_with_moves_violates_an_invariant(histories: int | None) -> None:
     """The same with operators who hand queues to workers: at the end each has the queues that were
-    moved to it, all others are balanced, and no queue ever had two owners."""
-    run = _run("--histories", str(histories or MOVE_HISTORIES), "--switch", "moves", "--json")
+    moved to it, all others are balanced, and no queue ever had two owners. Jobs wait before they
+    begin, and none begins once its worker's session is over."""
+    switches = ("--switch", "moves", "--switch", "waits")
+    run = _run("--histories", str(histories or MOVE_HISTORIES), *switches, "--json")
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
-    text = f"{found}; python -m tests.simulation --switch moves --seed {found['seed']}"
+    text = f"{found}; python -m tests.simulation {' '.join(switches)} --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 

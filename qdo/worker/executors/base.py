@@ -22,9 +22,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.errors import JobTimeoutError
-from qdo.message import Message
+from qdo.message import Batch, Message
 from qdo.outcomes import JobInterrupt as JobInterrupt
-from qdo.system.processes import SIGN
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -46,13 +45,13 @@ class NotStarted(BaseException):
     """The job was not started: once it could run, its queue could no longer be processed."""
 
 
-def check_lease() -> None:
-    """Raise NotStarted if the worker's lease is over, in the worker and in its job processes.
+def check_lease(message: Message | Batch) -> None:
+    """Raise NotStarted if the lease is over under which a worker decided to start a message.
 
-    Middleware may wait for long after the decision to start a message: qdo's own waits for
-    documents.
+    In the worker and in its job processes. Middleware may wait for long after the decision: qdo's
+    own waits for documents.
     """
-    if not SIGN.leased():
+    if not message._leased():
         raise NotStarted
 
 

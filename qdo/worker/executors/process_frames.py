@@ -48,7 +48,7 @@ from qdo.encoding import JsonText
 from qdo.message import Message
 from qdo.outcomes import Outcome
 from qdo.positions import position_of_time
-from qdo.system.processes import LINUX, adopt_orphans, children, die_with_parent, set_name
+from qdo.system.processes import LINUX, SIGN, adopt_orphans, children, die_with_parent, set_name
 from qdo.text import describe_traceback, one_line
 from qdo.worker.large_bodies import load_large
 
@@ -116,6 +116,7 @@ def pack_message(message: Message, serial: int) -> bytes:
         "fence": message.fence,
         "attempt": message.attempt,
         "id": message.id,
+        "registration": SIGN.registration(),
         "time": message.time,
         "stable": message.stable,
         "raw": raw,
@@ -127,7 +128,7 @@ def pack_message(message: Message, serial: int) -> bytes:
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
     """Return the message of a frame; raise ValueError if its large body is not JSON."""
-    return Message(
+    message = Message(
         head["queue"],
         head["position"],
         load_large(blob) if head["large"] else blob if head["raw"] else head["body"],
@@ -137,6 +138,8 @@ def message_of(head: dict[str, Any], blob: bytes) -> Message:
         head["attempt"],
         _WorkerPositions(head["id"], head["time"], head["stable"]),
     )
+    message._registration = head["registration"]
+    return message
 
 
 @dataclass(frozen=True, slots=True)

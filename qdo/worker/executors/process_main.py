@@ -100,6 +100,7 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
             message.limit(job.timeout_seconds)
         error: BaseException | None = None
         try:
+            check_lease(message)
             job.function(message, context)
         except NotStarted:
             channel.sendall(wire.pack({"serial": head["serial"], "not_started": True}))

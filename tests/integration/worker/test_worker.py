@@ -26,11 +26,15 @@ from qdo.errors import (
 )
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
+from qdo.system.processes import SIGN
 from qdo.worker.duties import watchdog
 from qdo.worker.duties.burst import FleetSurvey
 from qdo.worker.engine.slot import ClaimSink, Slot, TurnResult
 from qdo.worker.executors.base import JobAborted
 from tests.support.engine import EngineSetup, until
+
+_pause = time.sleep
+"""For job threads, also where gevent has patched the module."""
 
 
 @pytest.fixture
@@ -344,6 +348,41 @@ def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]
 
 
 # --- registrations --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("executor", "sleep"), [("greenlet", gevent.sleep), ("thread", _pause)])
+def test_a_job_that_waited_does_not_start_in_a_later_session(
+    make: Callable[..., EngineSetup], executor: Any, sleep: Callable[[float], None]
+) -> None:
+    """Its middleware waited; another worker may have run the message in between."""
+    engine = make()
+    steps: list[str] = []
+    go: list[bool] = []
+
+    @engine.app.middleware
+    def wait(call_next: Any, message: Message, context: Any) -> None:
+        steps.append("waits")
+        try:
+            while not go:
+                sleep(0.01)
+            call_next(message, context)
+        finally:
+            steps.append("over")
+
+    @engine.app.job(executor=executor)
+    def job(message: Message, context: Any) -> None:
+        steps.append("job")
+
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: steps == ["waits"])
+    engine.member.expire()
+    until(SIGN.leased)
+    go.append(True)
+    until(lambda: "over" in steps)
+    engine.member.grant("q")
+    until(lambda: len(steps) > 4)
+    assert steps == ["waits", "over", "waits", "job", "over"]
 
 
 @pytest.mark.parametrize(

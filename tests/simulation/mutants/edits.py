@@ -334,6 +334,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("old lease bound to its own node", "7 1", (), ("ignore_lost", "current_lease")),
     Mutant("numbers never reused", "1 7 8", (), ("reuse_numbers",)),
     Mutant("threads start messages under the lease", "7 1", (), ("careless_threads",)),
+    Mutant(
+        "a job that has waited asks for the lease again",
+        "7 1",
+        (Edit("qdo/worker/executors/base.py", "if not message._leased():", "if False:"),),
+        ("waits",),
+    ),
+    Mutant(
+        "a job that has waited asks for the lease of its claim",
+        "7 1",
+        (Edit("qdo/message.py", "self._registration == registration and ", ""),),
+        ("waits",),
+    ),
     Mutant("parent closes only dead children's sessions", "7 1", (), ("close_living",)),
     Mutant(
         "rebalancer's fence",
