@@ -100,6 +100,15 @@ def decode_strictly(text: str) -> Any:
     return value
 
 
+def is_deeper(value: Any, most: int) -> bool:
+    """Return whether objects and arrays are nested deeper than `most` levels."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(most):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    return bool(level)
+
+
 class JsonText(bytes):
     """A body that is already JSON; it is stored as it is."""
 
@@ -265,7 +274,16 @@ def _is_ujson(body: bytes) -> bool:
 
 
 def parsed(text: str | None) -> dict[str, str] | None:
-    """Return stored headers as a dict, None if they cannot be decoded."""
+    """Return stored headers as a dict of text, None if they cannot be decoded.
+
+    Other programs may have written them, with values of any type.
+    """
+    found = decoded_headers(text)
+    return None if found is None else _texts(found)
+
+
+def decoded_headers(text: str | None) -> dict[str, Any] | None:
+    """Return stored headers as they were written, None if they cannot be decoded."""
     if text is None:
         return {}
     try:
@@ -275,25 +293,37 @@ def parsed(text: str | None) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def text_headers(found: Mapping[str, Any], written: str) -> str:
-    """Return stored headers of another program as text that every reader can decode.
+def _texts(found: dict[str, Any]) -> dict[str, str]:
+    """Return headers as text that every reader can decode.
 
     A value that is not text becomes its JSON text. Halves of surrogate pairs, which UTF-8 cannot
     encode, are spelled out.
+    """
+    try:
+        "".join([*found, *found.values()]).encode()
+        return found
+    except (TypeError, UnicodeEncodeError):
+        return {utf8_text(name): utf8_text(_text_of(value)) for name, value in found.items()}
+
+
+def text_headers(found: Mapping[str, Any], written: str) -> str:
+    """Return stored headers of another program as `_texts`.
 
     :param found: the decoded headers.
     :param written: their JSON.
     """
-    try:
-        "".join([written, *found, *found.values()]).encode()
-        return written
-    except (TypeError, UnicodeEncodeError):
-        pass
-    return _dumps({utf8_text(name): utf8_text(_text_of(value)) for name, value in found.items()})
+    plain = dict(found)
+    texts = _texts(plain)
+    return written if texts is plain and is_utf8(written) else _dumps(texts)
 
 
 def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except RecursionError:  # the depth of its caller counts, too
+        return _dumps(value)
 
 
 def utf8_text(text: str) -> str:

@@ -83,7 +83,7 @@ class Message:
         if isinstance(known, str):
             return known
         named = self.headers.get(ID)
-        if named:
+        if named and isinstance(named, str):  # another program may write any value
             return named
         if isinstance(known, int):
             return message_id(self.position, known)

@@ -7,8 +7,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
 from qdo.errors import UnsupportedError
@@ -66,6 +66,9 @@ class DeadLetterEntry:
     fence: int
     dead_at: float
     body_bytes: int
+
+
+_Letter = TypeVar("_Letter", DeadLetterRecord, DeadLetterEntry)
 
 
 class DeadLetterStore(abc.ABC):
@@ -164,11 +167,11 @@ class SqlDeadLetters(DeadLetterStore):
 
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
         found = self._read(self.queries[0], queue=queue, position=None)
-        return list(itertools.starmap(DeadLetterRecord, found))
+        return list(map(_dated, itertools.starmap(DeadLetterRecord, found)))
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
         found = self._read(self.queries[0], queue=queue, position=position)
-        return DeadLetterRecord(*found[0]) if found else None
+        return _dated(DeadLetterRecord(*found[0])) if found else None
 
     def find(
         self,
@@ -180,7 +183,7 @@ class SqlDeadLetters(DeadLetterStore):
     ) -> list[DeadLetterEntry]:
         found = self._read(self.queries[1], queue=queue, since=since, until=until)
         # SQLite would compare errors in any case for ASCII only.
-        entries = itertools.starmap(DeadLetterEntry, found)
+        entries = map(_dated, itertools.starmap(DeadLetterEntry, found))
         return [each for each in entries if matches(each, error, None, None)]
 
     def counts(self) -> dict[str, int]:
@@ -237,7 +240,19 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("dead_at is not a time") from error
     if math.isnan(dead_at):
         raise ValueError("dead_at is not a number")
-    return {**texts, **numbers, "dead_at": min(max(0.0, dead_at), LATEST_SECONDS - 1)}
+    return {**texts, **numbers, "dead_at": _with_date(dead_at)}
+
+
+def _dated(letter: _Letter) -> _Letter:
+    """Return a dead letter with a time that has a date: a worker may have written any number."""
+    if 0 <= letter.dead_at < LATEST_SECONDS:
+        return letter
+    return replace(letter, dead_at=_with_date(letter.dead_at))
+
+
+def _with_date(seconds: float) -> float:
+    """Return the nearest Unix time that has a date, 0.0 for NaN."""
+    return min(max(0.0, seconds), LATEST_SECONDS - 1)
 
 
 def _text(value: Any) -> str:

@@ -13,13 +13,14 @@ import sys
 import textwrap
 import traceback
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
-from qdo.errors import UsageError
+from qdo.errors import PartialFailureError, QdoError, UsageError
+from qdo.text import describe, join_some, printable, printable_lines
 from qdo.text import iso_time as iso_time
-from qdo.text import printable, printable_lines
 
 _GAP = "  "
 _ELLIPSIS = "…"
@@ -157,6 +158,40 @@ def emit(
     else:
         _write_table([*items], headings, out)
     out.flush()
+
+
+Rows: TypeAlias = "Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]"
+
+
+@contextmanager
+def each_shown(name: Callable[[Any], str]) -> Iterator[Rows]:
+    """Yield a function that makes items of things; things that have none get a line on stderr.
+
+    Other programs write messages, and a bad one must hide no other.
+
+    :param name: returns the name of a thing for its line.
+    :raises PartialFailureError: at the end of the block, if there was such a thing.
+    """
+    total, failed = 0, []
+
+    def rows(things: Iterable[Any], item: Callable[[Any], Any]) -> Iterator[Any]:
+        nonlocal total
+        for thing in things:
+            total += 1
+            try:
+                made = item(thing)
+            except QdoError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its text is that of another program
+                failed.append(name(thing))
+                print_message(f"cannot show {name(thing)}: {describe(error)}")
+            else:
+                yield made
+
+    yield rows
+    if failed:
+        done, rest = total - len(failed), join_some(failed)
+        raise PartialFailureError(done=done, total=total, what="can be shown", rest=rest)
 
 
 def filled_columns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,9 @@ from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.items import Judged, audit_item, hold_item, limit_item
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
+from qdo.text import describe
+
+_log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 1000
 """The newest entries of the action log, of 5,000 at most."""
@@ -232,9 +236,20 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
         for letter in chosen:
             try:
                 record = ops.read(broker, letter)
+                item = ops.exported(letter, record, broker.positions, vault)
             except NotFoundError:
                 continue  # retried or discarded since
-            item = ops.exported(letter, record, broker.positions, vault)
+            except QdoError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its text is that of another program
+                _log.warning(
+                    "dashboard: cannot show dead letter %s of queue %s, so it is left out: %s;"
+                    " see `qdo dead-letters export`",
+                    letter.id,
+                    letter.entry.queue,
+                    describe(error),
+                )
+                continue
             for key in () if shown else _BODY_KEYS:
                 item.pop(key, None)
             items.append(item)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import re
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, key_id_of, parsed, stored_time
+from qdo.encoding import (
+    DUE,
+    ID,
+    SENT,
+    decode_strictly,
+    is_deeper,
+    is_raw,
+    key_id_of,
+    parsed,
+    stored_time,
+)
 from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError, UsageError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 from qdo.queues import is_glob
+from qdo.text import iso_time
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
@@ -40,14 +50,21 @@ def decrypted(
         return body, headers, str(error)
 
 
+MAX_DEPTH = 100
+"""Deepest nesting of a body that commands show as JSON: Python cannot indent 400 levels."""
+
+
 def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
     """Return `body` if it is JSON that a copy can hold, and `body_base64` otherwise."""
     read = parsed(headers)
     if not (read and is_raw(read)):
         try:
-            return {"body": decode_strictly(body.decode())}
+            value = decode_strictly(body.decode())
         except (ValueError, RecursionError):
             pass
+        else:
+            if not is_deeper(value, MAX_DEPTH):
+                return {"body": value}
     return {"body_base64": binascii.b2a_base64(body, newline=False).decode()}
 
 
@@ -217,7 +234,7 @@ def exported(
         "position": str(record.position),
         "time": sent_time(record.position, positions) if sent is None else _iso(sent),
         "due_time": None if due is None else _iso(due),
-        "dead_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.dead_at)),
+        "dead_time": iso_time(record.dead_at),
         "attempts": record.attempts,
         "error": record.error,
         "traceback": record.traceback,

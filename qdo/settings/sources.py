@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from qdo.encoding import is_deeper
 from qdo.errors import SettingsError, SettingsSyntaxError, UnknownSettingError
 from qdo.settings.settings import Settings, check_names, declarations
 from qdo.settings.values import (
@@ -128,20 +129,10 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError
         raise SettingsSyntaxError(origin=origin, reason=error) from error
-    if _depth(found) > MAX_DEPTH:
+    if is_deeper(found, MAX_DEPTH):
         reason = f"values must be nested at most {MAX_DEPTH} deep"
         raise SettingsSyntaxError(origin=origin, reason=reason)
     return found
-
-
-def _depth(table: Any) -> int:
-    """Return how deep tables and arrays are nested, at most one more than allowed."""
-    depth, level = 0, [table]
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        inner = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [each for values in inner for each in values if isinstance(each, (dict, list))]
-    return depth
 
 
 def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:

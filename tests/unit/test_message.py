@@ -114,3 +114,9 @@ def test_times_that_no_date_has_are_none(sent: str) -> None:
     foreign = Message("q", SAMPLE, 1, headers={"qdo-sent": sent, "qdo-due": sent})
     assert foreign.time == time_of_position(SAMPLE)
     assert foreign.due is None
+
+
+@pytest.mark.parametrize("id", [5, ["a"], {"a": 1}, True, None, ""])
+def test_an_id_that_is_not_text_is_none(id: object) -> None:
+    """A header of another program; the position tells the id then."""
+    assert Message("q", SAMPLE, 1, headers={"qdo-id": id}).id == Message("q", SAMPLE, 1).id  # type: ignore[dict-item]

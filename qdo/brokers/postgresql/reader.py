@@ -42,7 +42,7 @@ WHERE queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(n
   AND position > greatest(%(after)s::bigint, (
       SELECT trimmed FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s))
 ORDER BY position LIMIT least(%(limit)s, greatest(1, {bytes} / (
-    SELECT largest FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)))
+    SELECT greatest(1, largest) FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)))
 """
 _MANY = """
 SELECT place, position, body, key, headers
@@ -53,7 +53,9 @@ CROSS JOIN LATERAL (
     SELECT {columns} FROM {schema}.messages
     WHERE queue = queues.id AND position > greatest(wanted.after, queues.trimmed)
     ORDER BY position
-    LIMIT least(wanted.most, greatest(1, {bytes} / %(count)s::integer / queues.largest))
+    LIMIT least(
+        wanted.most,
+        greatest(1, {bytes} / %(count)s::integer / greatest(1, queues.largest)))
 ) AS found
 ORDER BY place, position
 """

@@ -54,6 +54,7 @@ from qdo.brokers.base import Outgoing
 from qdo.encoding import (
     CONTENT_TYPE,
     RESERVED,
+    decoded_headers,
     is_raw,
     parsed,
     text_headers,
@@ -399,7 +400,7 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
     }
     if own is None and not foreign:
         return None
-    known = parsed(own)
+    known = decoded_headers(own)
     if known is None:
         return undecodable_headers(own)
     if not foreign and own is not None:

@@ -18,7 +18,7 @@ from qdo.cli.changing import Consent, changing
 from qdo.cli.commands.decide import add_dead_letters
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import emit, parse_duration, print_message
+from qdo.cli.output import Rows, each_shown, emit, parse_duration, print_message
 from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
@@ -167,22 +167,32 @@ def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Set
             "attempts": "ATTEMPTS",
             "error": "ERROR",
         }
-        if form == "table" or broker is None:
-            emit(SCHEMA, list(map(letter_row, letters)), form, columns)
-        else:
-            emit(SCHEMA, _exported(broker, letters, settings), form, columns)
+        with each_shown(_name) as rows:
+            if form == "table" or broker is None:
+                emit(SCHEMA, rows(letters, letter_row), form, columns)
+            else:
+                emit(SCHEMA, _exported(broker, letters, settings, rows), form, columns)
 
 
-def _exported(broker: Broker, letters: Iterable[Letter], settings: Settings) -> Iterator[Any]:
+def _exported(
+    broker: Broker, letters: Iterable[Letter], settings: Settings, rows: Rows
+) -> Iterator[Any]:
     """Read one after the other: their bodies need not fit into memory together."""
     vault = vault_of(settings, settings.app)
-    for letter in letters:
+
+    def item(letter: Letter) -> Any:
         try:
             record = ops.read(broker, letter)
         except NotFoundError:
-            print_message(f"{letter.id} of queue {letter.entry.queue} no longer exists")
-        else:
-            yield ops.exported(letter, record, broker.positions, vault)
+            print_message(f"{_name(letter)} no longer exists")
+            return None
+        return ops.exported(letter, record, broker.positions, vault)
+
+    return (each for each in rows(letters, item) if each is not None)
+
+
+def _name(letter: Letter) -> str:
+    return f"{letter.id} of queue {letter.entry.queue}"
 
 
 @dead_letters.command()
@@ -214,7 +224,8 @@ def export(glob: str, wanted: Filter, settings: Settings) -> None:
     with _broker(settings) as broker:
         letters = _found(broker, glob, wanted)
         if broker is not None:
-            emit(SCHEMA, _exported(broker, letters, settings), "jsonl", {})
+            with each_shown(_name) as rows:
+                emit(SCHEMA, _exported(broker, letters, settings, rows), "jsonl", {})
     print_message(f"exported {pluralize(len(letters), 'dead letter')}")
 
 

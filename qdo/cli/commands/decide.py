@@ -14,7 +14,7 @@ from qdo.brokers.registry import kind_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections, open_for_queue
 from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.cli.output import each_shown, emit, iso_time, parse_duration, print_message
 from qdo.cli.readings import SHARED
 from qdo.coordination.queue_admin import Which, chosen
 from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureRecord
@@ -408,7 +408,15 @@ def peek_messages(
             kinds = KINDS if kind is None else (kind,)
             found = peek(client, layout, broker, queue, kinds, limit)
         vault = vault_of(settings, settings.app) if with_body else None
-        items = [_peek_item(queue, each, vault, with_body) for each in found]
+        make = partial(_peek_item, queue, vault=vault, with_body=with_body)
+        with each_shown(lambda each: f"message {each.id or each.position}") as rows:
+            items = list(rows(found, make))
+            _show_peeked(queue, items, kind, with_body, form)
+
+
+def _show_peeked(
+    queue: str, items: list[dict[str, Any]], kind: Kind | None, with_body: bool, form: str
+) -> None:
     if not items:
         print_message(f"no {kind or 'waiting'} messages in queue {queue}")
     columns = [*_PEEK_COLUMNS, *(_FAILURES if any(each["attempts"] for each in items) else ())]

@@ -526,13 +526,14 @@ class Discovery(Duty):
         return names[:room]
 
     def _usable(self, names: Iterable[str]) -> list[str]:
-        return [name for name in sorted(names) if self._is_usable(name)]
-
-    def _is_usable(self, name: str) -> bool:
-        problem = name_error(name)
-        if problem is not None and name not in self._rejected:
-            self._rejected.add(name)
+        problems = {name: name_error(name) for name in sorted(names)}
+        new = [name for name, each in problems.items() if each and name not in self._rejected]
+        if new:
+            self._rejected.update(new)
             _log.error(
-                "queue %r is not processed: its name cannot be used for a znode: %s", name, problem
+                "%s not processed, because no znode can have such a name: %s; send to queues with"
+                " other names",
+                "1 new queue is" if len(new) == 1 else f"{len(new)} new queues are",
+                join_some([f"{name!r} ({problems[name]})" for name in new], NAMES_SHOWN),
             )
-        return problem is None
+        return [name for name, each in problems.items() if each is None]

@@ -8,6 +8,7 @@ import queue
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed, unreadable_reason, with_header
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
-from qdo.positions import message_id
+from qdo.positions import LATEST_SECONDS, message_id
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import marks_of
 from tests.support.fakes.key_files import key, write_keys
@@ -57,6 +58,36 @@ def test_the_number_of_queues_is_limited(broker: Broker) -> None:
     broker.delete_queue("b", broker.catalog.head("b"))
     broker.send(Outgoing("c", b"1"))
     assert broker.catalog.names() == ["a", "c"]
+
+
+@pytest.mark.parametrize("largest", [0, -5, 2**31 - 1])
+def test_a_wrong_size_of_the_largest_body_stops_no_queue(
+    broker: Broker, postgresql_url: str, largest: int
+) -> None:
+    """It is a hint for the number of rows in a fetch, and an administrator may change the row."""
+    broker.send_many([Outgoing(name, b"1") for name in ("a", "b", "b")])
+    with psycopg.connect(postgresql_url) as connection:
+        connection.execute("UPDATE qdo.queues SET largest = %s WHERE name = 'a'", [largest])
+    readers = [broker.reader(name, 0) for name in ("a", "b")]
+    assert [len(reader.fetch(10)) for reader in readers] == [1, 2]
+    with ThreadPoolExecutor(20) as pool:  # some fetches become one query
+        found = pool.map(lambda name: broker.reader(name, 0).fetch(1)[0][1], ["a", "b"] * 50)
+        assert set(found) == {b"1"}
+
+
+def test_times_of_dead_letters_have_dates(broker: Broker, postgresql_url: str) -> None:
+    """A worker in another language may write any number."""
+    with psycopg.connect(postgresql_url) as connection:
+        for number, at in enumerate(("NaN", "Infinity", "-Infinity", "1e308", "-1"), start=1):
+            connection.execute(
+                "SELECT qdo.bury('app', 'q', %s, ''::bytea, NULL, NULL, '', '', 1, '', 1, %s)",
+                [number, at],
+            )
+    for letter in (*broker.dead_letters.find(), *broker.dead_letters.records()):
+        assert 0 <= letter.dead_at < LATEST_SECONDS
+    found = broker.dead_letters.get("q", 1)
+    assert found is not None
+    assert found.dead_at == 0
 
 
 def test_a_queue_is_deleted_when_it_is_empty(broker: Broker) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qdo import App
-from qdo.brokers.base import Broker
+from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
 from qdo.cli.commands import dead_letters as command
 from qdo.cli.framework import run
@@ -22,6 +22,7 @@ from qdo.errors import DatabaseFullError
 from qdo.ops import dead_letters as ops
 from qdo.positions import message_id
 from tests.support.cli import Ended
+from tests.support.fakes.hostile_content import BODIES, HEADERS
 
 Run = Callable[..., Ended]
 FIRST = 135471512647131000
@@ -89,6 +90,52 @@ def id_of(broker: Broker, number: int) -> str:
 
 
 # --- list, show, export ---
+
+
+TIMES = (float("inf"), -1e308, 1e18, 253402300800.0)
+
+
+def test_messages_of_other_programs_end_no_command(
+    cli: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is shown, whatever its headers and its body, as a dead letter and as a message."""
+    parts = [*((headers, b"1") for headers in HEADERS), *((None, body) for body in BODIES)]
+    with App("a") as app:
+        app.broker.send_many([Outgoing("q", body, "k", headers) for headers, body in parts])
+        for number, (headers, body) in enumerate(parts):
+            known = {"headers": headers, "body": body, "dead_at": TIMES[number % len(TIMES)]}
+            app.broker.dead_letters.store(letter("q", number, **known))
+    for arguments in ((), ("list", "-o", "json"), ("list", "-o", "csv"), ("export",)):
+        ended = cli(*arguments)
+        assert (ended.code, ended.err.count("cannot show")) == (0, 0), arguments
+    assert len(cli("export").out.splitlines()) == len(parts)
+    for number in range(len(parts)):
+        assert cli("show", "q", str(FIRST + number)).code == 0
+    for arguments in (("--body",), ("--body", "-o", "json")):
+        assert run(qdo, "qdo", ("peek", "q", "-n", "1000", *arguments)) == 0
+        capsys.readouterr()
+    ended = cli("retry", "q", "--all", "--yes")
+    assert ended.code == 0
+    assert str(len(parts)) in ended.err
+
+
+def test_a_row_that_cannot_be_shown_hides_no_other(
+    cli: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a line with its reason, and the exit code says that something is missing."""
+    real = ops.exported
+
+    def exported(found: ops.Letter, *rest: Any) -> dict[str, Any]:
+        if found.entry.position == FIRST + 2:
+            raise OverflowError("no date has this number")
+        return real(found, *rest)
+
+    monkeypatch.setattr(ops, "exported", exported)
+    for arguments in (("export",), ("list", "-o", "jsonl")):
+        ended = cli(*arguments)
+        assert ended.code == 4
+        assert len(ended.out.splitlines()) == 5
+        assert f"cannot show {id_of(broker, 2)} of queue q0: OverflowError" in ended.err
 
 
 def test_list_is_what_is_meant_without_a_command(cli: Run, broker: Broker) -> None:

@@ -16,6 +16,7 @@ from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.queues import QueueFilter
 from tests.support.dashboard.html_check import PageCheck
 from tests.support.dashboard.shop import LAYOUT, POSITION, FilledShop, Visitor
+from tests.support.fakes.hostile_content import BODIES, HEADERS
 from tests.support.fakes.hostile_text import HOSTILE_NAME, TEXT, unsafe
 from tests.support.processes import wait_until
 
@@ -97,6 +98,22 @@ def test_no_page_is_changed_by_hostile_text(hostile: FilledShop, path: str, role
     shown = re.sub(r'value="[^"]*"', "", text)
     assert unsafe(shown) == set()
     assert len(text) < 400_000
+
+
+def test_messages_of_other_programs_end_no_page(local_shop: FilledShop) -> None:
+    """Whatever their headers, bodies and times."""
+    parts = [*((headers, b"1") for headers in HEADERS), *((None, body) for body in BODIES)]
+    for number, (headers, body) in enumerate(parts):
+        at = (float("inf"), -1e308, 1e18)[number % 3]
+        local_shop.bury("q", number, "ValueError: x", body, headers, at)
+    local_shop.app.send("q", 1)
+    visitor = local_shop.visitor(show_bodies=True)
+    for path in ("/", "/queue?name=q", "/dead-letters", "/dead-letters?list=1&page=2"):
+        assert PageCheck(visitor.page(path)).faults == []
+    assert len(visitor.items("/api/dead-letters?glob=q")) == 100
+    assert len(visitor.items("/api/dead-letters?glob=q&page=2")) == len(parts) - 100
+    for number in range(len(parts)):
+        assert PageCheck(visitor.page(f"/dead-letter?queue=q&id={POSITION + number}")).faults == []
 
 
 def test_names_lead_to_their_pages(hostile: FilledShop) -> None:

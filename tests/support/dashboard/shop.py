@@ -62,20 +62,28 @@ class FilledShop:
         failure = FailureRecord(POSITION, 2, error, blocked_since=time.time() - 60)
         self.client.create(LAYOUT.queue(queue), QueueNode(last=7, failure=failure).encode())
 
-    def bury(self, queue: str, number: int, error: str, body: bytes = b'{"secret": 1}') -> None:
+    def bury(
+        self,
+        queue: str,
+        number: int,
+        error: str,
+        body: bytes = b'{"secret": 1}',
+        headers: str | None = None,
+        dead_at: float = 0.0,
+    ) -> None:
         """Store a dead letter."""
         record = DeadLetterRecord(
             queue=queue,
             position=POSITION + number,
             body=body,
             key=None,
-            headers=None,
+            headers=headers,
             error=error,
             traceback=f"Traceback (most recent call last):\n  File x\n{error}",
             attempts=10,
             worker="worker-0000000001",
             fence=3,
-            dead_at=time.time() - number,
+            dead_at=dead_at or time.time() - number,
         )
         self.app.broker.dead_letters.store(record)
 

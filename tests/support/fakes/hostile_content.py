@@ -256,3 +256,31 @@ def one_hostile(layout: Layout, worker: str, name: str) -> dict[str, bytes]:
     text = json.dumps(version).encode()
     kept = {f"{fleet.settings}/{number:010}": text for number in (2, 3)}
     return {**nodes, layout.root: root, layout.assignments: moves, **kept}
+
+
+_HEADER_VALUES = (
+    *('"1e308"', '"-1e308"', '"nan"', '"1e999"', '"253402300800"', '"-1"', '""', '"\\ue000"'),
+    *('"\\ud800"', "null", "true", "5", "1e308", "-1", "[1]", "{}", '"' + "9" * 5000 + '"'),
+    *("[" * 500 + "]" * 500, "[" * 1000 + "]" * 1000, '"' + "x" * 60_000 + '"'),
+)
+HEADERS = [
+    *("null", "5", "[]", "{", "NaN", '"text"', "[" * 5000, '{"\\ud800": "\\udc00"}'),
+    *(
+        f'{{"{name}": {value}}}'
+        for name in ("qdo-id", "qdo-sent", "qdo-due", "qdo-retried", "content-type", "qdo-mark")
+        for value in _HEADER_VALUES
+    ),
+]
+"""Stored headers of other programs."""
+BODIES = [
+    *(b"", b"\xff\xfe", b"NaN", b"1e999", b"9" * 5000, b'{"a":1,"a":2}', b"[1,", b"\x00"),
+    *(b"[" * depth + b"]" * depth for depth in (99, 300, 500, 1000, 5000)),
+    *(
+        b'{"a":' * 400 + b"1" + b"}" * 400,
+        b'"\\ud800"',
+        b'"\xee\x80\x80"',
+        b"q1.",
+        b"q1.k." + b"x" * 40,
+    ),
+]
+"""Bodies of other programs."""
