@@ -24,14 +24,16 @@ does not let this client read, write or delete the node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from qdo.coordination import transactions
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
-from qdo.coordination.transactions import Node, change, make_folder, read
+from qdo.coordination.protocol.machine import Committed, CreateOp, DeleteOp, NodeRead, Op, SetOp
+from qdo.coordination.transactions import Node, change, commit, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -77,6 +79,11 @@ def seek(
         node is there already is not changed. Only for a `last` that positions compare with.
     """
 
+    change = _sought(last, position, finished, onward)
+    return change_node(client, layout, queue, change, onward=onward, record=record)
+
+
+def _sought(last: int, position: str | None, finished: str | None, onward: bool) -> Change:
     def change(node: QueueNode) -> QueueNode:
         if onward and node.fault is None and node.last >= last:
             return node
@@ -84,7 +91,44 @@ def seek(
             node = without_marks(node)
         return with_seek(node, last, position)
 
-    return change_node(client, layout, queue, change, onward=onward, record=record)
+    return change
+
+
+AT_ONCE = 100
+"""Queues that one transaction moves."""
+
+
+def seek_many(
+    client: Client,
+    layout: Layout,
+    places: Mapping[str, tuple[int, str | None]],
+    finished: str | None,
+    *,
+    onward: bool,
+) -> None:
+    """Continue each queue after its place as `seek` does, at most `AT_ONCE` of them.
+
+    No change has an entry in the action log: its caller has written one for all. A queue without a
+    node is left out. If one of them changes meanwhile, each is moved by itself.
+    """
+    changes = {queue: _sought(*place, finished, onward) for queue, place in places.items()}
+    ops: list[Op] = []
+    owned: dict[str, list[str]] = {}
+    for found in read_nodes(client, [layout.queue(queue) for queue in places]):
+        queue = found.path.rpartition("/")[2]
+        before = QueueNode.parse(found.data, found.refused)
+        after = changes[queue](before)
+        if after is not before:
+            written = replace(after, seek=before.seek + 1, onward=before.onward + onward)
+            ops.append(SetOp(found.path, written.encode(), found.version))
+            owned.setdefault(before.owner, []).append(queue)
+    for owner, queues in owned.items():
+        ops += _notice(client, layout, owner, *queues) if owner else []
+    if not ops or isinstance(commit(client, ops), Committed):
+        return
+    for queue in changes:
+        with suppress(NotFoundError):
+            change_node(client, layout, queue, changes[queue], onward=onward)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
@@ -326,8 +370,8 @@ def change_node(
             return before
 
 
-def _notice(client: Client, layout: Layout, owner: str, queue: str) -> list[Op]:
-    """Return the request to a queue's owner to read it again.
+def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[Op]:
+    """Return the request to the owner of queues to read them again.
 
     There is none for an owner that is gone forever: the next one reads the queue node.
     """
@@ -339,7 +383,7 @@ def _notice(client: Client, layout: Layout, owner: str, queue: str) -> list[Op]:
     if not isinstance(node, NodeRead):
         return []
     own = WorkerNode.parse(node.data)
-    reread = tuple(dict.fromkeys((*own.reread, queue)))
+    reread = tuple(dict.fromkeys((*own.reread, *queues)))
     return [SetOp(path, replace(own, reread=reread).encode(), node.version)]
 
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import Committed, CreateOp, Rejected
-from qdo.coordination.transactions import commit, make_folder
+from qdo.coordination.protocol.machine import Committed, CreateOp, NodeRead, Op, Rejected
+from qdo.coordination.transactions import Node, change, commit, make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import AuditRefusedError, NodeRefusedError, QdoError
 from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
@@ -81,6 +81,19 @@ class AuditTrail:
                 raise
             account = self._client.access.account_name()
             raise AuditRefusedError(path=fleet.actionlog, account=account) from error
+
+    def announce(self, target: str, before: Values, after: Values) -> None:
+        """Write the entry of several changes, which follow.
+
+        :raises AuditRefusedError: this account may not write entries.
+        """
+        with self.change(target) as entry:
+            written = entry(before, after)
+
+            def decide(node: Node) -> list[Op] | None:
+                return None if isinstance(node, NodeRead) else [written]
+
+            change(self._client, written.path, decide, root=self._layout.root)
 
     def note(self, target: str, before: Values, after: Values) -> str | None:
         """Write the entry of a change made elsewhere, such as in the broker.

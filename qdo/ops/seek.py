@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.client import Client
@@ -22,7 +24,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
-from qdo.ops.snapshot import backlog_of
+from qdo.ops.snapshot import ask, backlog_of
 from qdo.positions import (
     MOST_DIGITS,
     TIME_POSITIONS,
@@ -31,6 +33,7 @@ from qdo.positions import (
     position_of_time,
 )
 from qdo.queues import check_path_part
+from qdo.system.native import run_parallel
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
@@ -310,6 +313,76 @@ def plan_purge(
     return PurgePlan(plan_seek(client, layout, broker, queue, LATEST), numbers)
 
 
+def plan_purges(
+    client: Client, layout: Layout, broker: Broker, queues: Sequence[str], *, delayed: bool = False
+) -> list[PurgePlan]:
+    """Return what a purge of many queues drops, as `plan_purge` does for one."""
+    check_purging(broker)
+    if broker.capabilities.backlog_budget is not None:
+        return run_parallel(
+            lambda queue: plan_purge(client, layout, broker, queue, delayed=delayed), queues
+        )
+    reads = read_nodes(client, [layout.queue(check_path_part(queue)) for queue in queues])
+    nodes = {
+        each.path.rpartition("/")[2]: QueueNode.parse(each.data, each.refused).checked(
+            broker.positions
+        )
+        for each in reads
+    }
+    backlogs = ask(broker, list(nodes), nodes, (), None)
+    numbers = run_parallel(broker.delayed.numbers, list(nodes)) if delayed else [None] * len(nodes)
+    plans = []
+    for (queue, node), deleted in zip(nodes.items(), numbers, strict=True):
+        found = backlogs[queue]
+        if isinstance(found, Backlog):
+            seek = SeekPlan(
+                queue=queue,
+                before=None if node.fault else QueuePosition(node.last, node.position),
+                after=QueuePosition(broker.positions.to_time(found.head)),
+                waiting_before=found.count if broker.capabilities.countable else None,
+                waiting_after=0,
+                fault=node.fault,
+            )
+            plans.append(PurgePlan(seek, None if deleted is None else tuple(deleted)))
+    return plans
+
+
+def purge_all(
+    client: Client,
+    layout: Layout,
+    broker: Broker,
+    plans: Sequence[PurgePlan],
+    glob: str,
+    reason: str = "",
+) -> Iterator[int]:
+    """Drop messages of queues as planned; yield the number of delayed ones of each.
+
+    For several queues, the action log gets one entry, before the first message is dropped: one for
+    each queue of a large app would push all others out of the log.
+
+    :raises AuditRefusedError: this account may not write the entry; nothing is changed.
+    """
+    if len(plans) == 1:
+        yield purge(client, layout, broker, plans[0], reason)
+        return
+    waiting = sum(plan.waiting or 0 for plan in plans)
+    delayed = sum(len(plan.delayed or ()) for plan in plans)
+    counts = {"queues": len(plans), "waiting": waiting, "delayed": delayed}
+    AuditTrail(client, layout, "purge", reason).announce(glob, counts, {"last": LATEST})
+    onward = broker.positions is TIME_POSITIONS
+    for start in range(0, len(plans), operator.AT_ONCE):
+        chunk = plans[start : start + operator.AT_ONCE]
+        places = {each.queue: (each.seek.after.last, each.seek.after.position) for each in chunk}
+        operator.seek_many(client, layout, places, chunk[0].seek.finished, onward=onward)
+        yield from run_parallel(lambda plan: _discard(broker, plan), chunk)
+
+
+def _discard(broker: Broker, plan: PurgePlan) -> int:
+    numbers = plan.delayed or ()
+    chunks = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
+    return sum(len(broker.delayed.discard(plan.queue, chunk)) for chunk in chunks)
+
+
 def purge(client: Client, layout: Layout, broker: Broker, plan: PurgePlan, reason: str = "") -> int:
     """Drop messages as planned; return the number of delayed ones.
 
@@ -318,10 +391,7 @@ def purge(client: Client, layout: Layout, broker: Broker, plan: PurgePlan, reaso
     """
     onward = broker.positions is TIME_POSITIONS
     execute(client, layout, plan.seek, reason, command="purge", onward=onward)
-    dropped, numbers = 0, plan.delayed or ()
-    for start in range(0, len(numbers), _AT_ONCE):
-        chunk = numbers[start : start + _AT_ONCE]
-        dropped += len(broker.delayed.discard(plan.queue, chunk))
+    dropped = _discard(broker, plan)
     if dropped:
         trail = AuditTrail(client, layout, "purge", reason)
         trail.note(plan.queue, {"delayed": len(plan.delayed or ())}, {"dropped": dropped})

@@ -31,7 +31,7 @@ from qdo.ops.cancel import DELAYED, NOT_FOUND, SUCCESSES, WAITING, Cancellation,
 from qdo.ops.dead_letters import body_value, decrypted
 from qdo.ops.decisions import OperatorDecision, check_store, decide, id_of, read_queue
 from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
-from qdo.ops.seek import PurgePlan, check_purging, plan_purge, purge, queues_to_purge
+from qdo.ops.seek import PurgePlan, check_purging, plan_purges, purge_all, queues_to_purge
 from qdo.positions import TIME_POSITIONS, format_last, format_position
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
@@ -316,14 +316,14 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
         queues = queues_to_purge(client, layout, glob)
         if not queues:
             raise NotFoundError(what="queue that matches", name=glob)
-        plans = [plan_purge(client, layout, broker, each, delayed=delayed) for each in queues]
+        plans = plan_purges(client, layout, broker, queues, delayed=delayed)
         items = [_purge_item(plan) for plan in plans]
         what = f"purge {pluralize(len(plans), 'queue')}"
         if consent.given(what, partial(_show_purges, items), form):
             try:
-                for index, plan in enumerate(plans):
-                    dropped = purge(client, layout, broker, plan, consent.reason)
-                    items[index] = _purge_item(plan, executed=True, dropped=dropped)
+                done = purge_all(client, layout, broker, plans, glob, consent.reason)
+                for index, dropped in enumerate(done):
+                    items[index] = _purge_item(plans[index], executed=True, dropped=dropped)
             finally:  # what was done is shown even if the rest could not be
                 _show_purges(items, form)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qdo
+from qdo.coordination.queue_admin import AT_ONCE
 from qdo.ops.seek import plan_purge, purge
 from qdo.ops.status import Statuses, queue_statuses
 from qdo.ops.verdicts import QueueHealth, judge_all
@@ -31,6 +32,23 @@ def test_drops_what_waits_behind_a_running_job(desk: OperatorDesk, order: Any) -
     assert desk.bodies() == ["1", "6", "7"]
     (entry,) = desk.audit("purge")
     assert (entry.target, entry.reason) == ("q", "spam")
+
+
+def test_owners_of_several_queues_follow(desk: OperatorDesk) -> None:
+    """One transaction moves them all, while their jobs run."""
+    for number in (1, 2, 3):
+        desk.send(f"{number}-a", f"{number}-b", queue=f"q{number}")
+    held = [desk.hold(f"{number}-a") for number in (1, 2, 3)]
+    desk.work()
+    wait_until(lambda: len(desk.pids()) == 3, "three jobs run", 60.0)
+    items = desk.items("purge", "--yes", "q*")
+    assert [(each["waiting"], each["executed"]) for each in items] == [(2, True)] * 3
+    for number, file in enumerate(held, 1):
+        desk.send(f"{number}-c", queue=f"q{number}")
+        file.unlink()
+    for number in (1, 2, 3):
+        queue = f"q{number}"
+        wait_until(lambda: desk.bodies(queue) == [f"{number}-a", f"{number}-c"], queue, 60.0)  # noqa: B023
 
 
 def test_an_owner_that_is_farther_repeats_nothing(
@@ -133,18 +151,20 @@ def test_two_operators_at_once(desk: OperatorDesk) -> None:
 
 
 def test_a_killed_operator_leaves_whole_queues(desk: OperatorDesk) -> None:
-    """Each queue is purged or not; the repeated command purges the rest."""
-    names = [f"q{number:02}" for number in range(40)]
-    for name in names:
-        desk.send(1, queue=name)
+    """Each queue is purged or not; the repeated command purges the rest. Each has one entry."""
+    names = [f"q{number:03}" for number in range(2 * AT_ONCE + 50)]
+    desk.app.send_many([(name, 1) for name in names])
     desk.known(*names)
     operator = desk.begin("purge", "q*", "--yes")
-    wait_until(lambda: any(desk.node(each).last for each in names[:5]), "the first purge")
+    wait_until(lambda: desk.node(names[0]).last, "the first purge")
     operator.kill()
     purged = [name for name in names if desk.node(name).last]
-    assert len(desk.audit("purge")) == len(purged)
+    assert len(purged) % AT_ONCE == 0 or purged == names
     assert desk.qdo("purge", "q*", "--yes").code == 0
-    desk.send(2, queue="q00")
+    entries = desk.audit("purge")
+    assert [each.target for each in entries] == ["q*", "q*"]
+    assert entries[-1].before == {"queues": len(names), "waiting": len(names), "delayed": 0}
+    desk.send(2, queue=names[0])
     desk.drain()
     assert [desk.bodies(name) for name in names] == [["2"], *([] for _ in names[1:])]
 
