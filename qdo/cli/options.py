@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Collection
 from functools import update_wrapper
@@ -44,6 +45,7 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     :raises UsageError: the app cannot be imported.
     """
     if not settings.target:
+        _note_dotted(settings.app)
         return None, settings
     # Import it late: a command that needs only the name of its app starts sooner.
     from qdo.loading import load_named_app
@@ -51,6 +53,18 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     with contextlib.redirect_stdout(sys.stderr):
         app = load_named_app(settings)
     return app, app.use(settings)
+
+
+def _note_dotted(name: str) -> None:
+    """Tell that a name may mean an app in a module: any name is that of some app."""
+    module, _, app = name.rpartition(".")
+    path = module.replace(".", os.sep)
+    found = [each for each in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(each)]
+    if module and found:
+        print_message(
+            f"hint: {name!r} is the name of an app here; if you mean that of {found[0]}, write "
+            f"{module}:{app}"
+        )
 
 
 def report_overridden(app: App, settings: Settings, names: Collection[str]) -> None:
@@ -78,7 +92,9 @@ def code_hint(settings: Settings, name: str) -> str:
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
 
 
-def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function], click.Command]:
+def with_settings(
+    *names: str, import_app: bool = True, pass_app: bool = False
+) -> Callable[[_Function], click.Command]:
     """Give a function --config, --debug and an option for each named setting.
 
     The function gets the loaded settings as `settings`. Values of options are checked like those
@@ -86,6 +102,7 @@ def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function],
 
     :param import_app: if the setting `app` is MODULE:APP, import the app, so that the settings
         given in its code apply.
+    :param pass_app: the function also gets the imported app, or None, as `code`.
     """
     chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
@@ -93,8 +110,11 @@ def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function],
         def call(config: str | None, **arguments: Any) -> Any:
             flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
             settings = load(flags=flags, config=config)
+            app = None
             if import_app:
-                _, settings = import_settings(settings, names)
+                app, settings = import_settings(settings, names)
+            if pass_app:
+                arguments["code"] = app
             return function(settings=settings, **arguments)
 
         update_wrapper(call, function)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedReader
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,6 +33,9 @@ from qdo.sending.messages import (
 from qdo.settings.settings import Settings
 from qdo.system.files import sqlite_path
 from qdo.text import join_some, pluralize, printable
+
+if TYPE_CHECKING:
+    from qdo.app import App
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
@@ -121,6 +124,27 @@ def _text_at(value: Any, name: str | None) -> str:
     raise LineProblem(InputLineError, f"its field {name!r} must be text or an integer")
 
 
+class Strays:
+    """The queues that no job of the app takes; none if the app's code is not known."""
+
+    def __init__(self, app: App | None) -> None:
+        self._app = app
+        self._seen: dict[str, bool] = {}
+
+    def note(self, queue: str) -> None:
+        if self._app is not None and self._app.jobs and queue not in self._seen:
+            self._seen[queue] = self._app.job_for(queue) is None
+
+    def report(self) -> None:
+        found = [repr(queue) for queue, is_stray in self._seen.items() if is_stray]
+        if found and self._app is not None:
+            globs = join_some([job.queues for job in self._app.jobs])
+            print_message(
+                f"hint: no job of app {self._app.name!r} takes {pluralize(len(found), 'queue')} "
+                f"({join_some(found)}); its jobs are for {globs}"
+            )
+
+
 @dataclass(slots=True)
 class LineSender:
     """Sends lines in batches and counts the messages that were sent.
@@ -133,6 +157,7 @@ class LineSender:
     form: LineFormat
     source: str
     encrypt: Callable[[list[Outgoing]], list[Outgoing]] = lambda messages: messages
+    note: Callable[[str], object] = lambda queue: None
     sent: int = 0
     line: int = 0
     _number: int = 0
@@ -171,6 +196,7 @@ class LineSender:
             self._flush()
             where = f"line {number} of {self.source}"
             raise problem.kind(where=where, reason=problem.reason, sent=self.sent) from problem
+        self.note(message.queue)
         self._batch.append(message)
         self._lines.append(self._number)
         self._size += len(line)
@@ -248,7 +274,7 @@ SPACE_BYTES = 1024
 @click.option(
     "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
 )
-@with_settings("app", "broker", "group")
+@with_settings("app", "broker", "group", pass_app=True)
 def send(
     queue: str | None,
     body: str | None,
@@ -262,6 +288,7 @@ def send(
     at: str | None,
     dedup_key: str | None,
     dedup_seconds: str | None,
+    code: App | None,
     settings: Settings,
 ) -> None:
     """Send a message with a JSON BODY to QUEUE, or one for each line of a file.
@@ -277,28 +304,42 @@ def send(
     too large for a float, half surrogate pairs, and keys twice in an object are rejected.
     """
     app = require_app(settings)
+    strays = Strays(code)
     names = _headers(headers)
     options = _options(delay, at, dedup_key, dedup_seconds)
     if path is None or raw:
         if queue is None or (body is None) == (path is None) or queue_field or key_field:
-            raise UsageError(
-                reason="with --raw give QUEUE, and either BODY or --file FILE"
-                if raw
-                else "give QUEUE and BODY, or --file FILE with QUEUE or --queue-field FIELD"
-            )
+            raise _misused(raw)
         check_queue_name(queue)
         data = os.fsencode(body) if body is not None else _contents(path or "-", queue, settings)
-        _send_one(settings, app, _message(queue, data if raw else _json(data), key, names, options))
+        message = _message(queue, data if raw else _json(data), key, names, options)
+        strays.note(queue)
+        _send_one(settings, app, message)
+        strays.report()
         return
     if body is not None or key or headers or dedup_key or (queue is None) == (queue_field is None):
-        raise UsageError(
-            reason="with --file give either QUEUE or --queue-field FIELD, and no BODY, --key, "
-            "--header or --dedup-key"
-        )
+        raise _misused_file()
     if queue is not None:
         check_queue_name(queue)
     due = None if options is None else options.due
-    _send_file(settings, app, path, LineFormat(queue, queue_field, key_field, 0, due), options)
+    form = LineFormat(queue, queue_field, key_field, 0, due)
+    _send_file(settings, app, path, form, options, strays.note)
+    strays.report()
+
+
+def _misused(raw: bool) -> UsageError:
+    return UsageError(
+        reason="with --raw give QUEUE, and either BODY or --file FILE"
+        if raw
+        else "give QUEUE and BODY, or --file FILE with QUEUE or --queue-field FIELD"
+    )
+
+
+def _misused_file() -> UsageError:
+    return UsageError(
+        reason="with --file give either QUEUE or --queue-field FIELD, and no BODY, --key, "
+        "--header or --dedup-key"
+    )
 
 
 def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -392,7 +433,12 @@ def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterat
 
 
 def _send_file(
-    settings: Settings, app: str, path: str, form: LineFormat, options: SendOptions | None
+    settings: Settings,
+    app: str,
+    path: str,
+    form: LineFormat,
+    options: SendOptions | None,
+    note: Callable[[str], object],
 ) -> None:
     with ExitStack() as stack:
         stream, source = _opened(path, stack)
@@ -402,7 +448,7 @@ def _send_file(
         larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
         form = replace(form, max_bytes=limit, larger=larger)
         encrypt = partial(encrypted, settings=settings, app=app)
-        sender = LineSender(broker, form, source, encrypt)
+        sender = LineSender(broker, form, source, encrypt, note)
         with _report_count(sender), _progress(stream, source) as progress:
             sender.run(chunks_of_lines(stream, limit), progress)
 

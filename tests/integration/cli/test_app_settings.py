@@ -216,3 +216,26 @@ def test_what_a_module_prints_is_not_data(folder: Path) -> None:
     ended = command(*QDO, "config", "--app", "inc:app", "-o", "jsonl", cwd=folder)
     assert {each["setting"] for each in rows(ended)} > {"app", "broker"}
     assert "imported" in ended.err
+
+
+def test_a_queue_without_a_job_gets_a_hint(folder: Path) -> None:
+    """The message is stored, and would wait forever."""
+    source = APP.replace("@app.job()", '@app.job("inc-*")')
+    (folder / "inc.py").write_text(source)
+    (folder / "lines").write_text('{"q": "incc"}\n{"q": "inc-2"}\n{"q": "incc"}\n')
+    for options in (("incc", "1"), ("--file", "lines", "--queue-field", "q")):
+        sent = command(*QDO, "send", "--app", "inc:app", *options, cwd=folder)
+        assert sent.code == 0
+        assert "1 queue ('incc'); its jobs are for inc-*" in sent.err
+    sent = command(*QDO, "send", "--app", "inc:app", "inc-1", "1", cwd=folder)
+    assert "hint: no job" not in sent.err
+    (folder / "inc.py").write_text(APP.partition("@app")[0])
+    sent = command(*QDO, "send", "--app", "inc:app", "incc", "1", cwd=folder)
+    assert "hint: no job" not in sent.err, "an app that only sends"
+
+
+def test_a_name_that_may_be_a_module_gets_a_hint(folder: Path) -> None:
+    sent = command(*QDO, "send", "--app", "inc.app", "q", "1", cwd=folder)
+    assert sent.code == 0
+    assert "write inc:app" in sent.err
+    assert "write" not in command(*QDO, "queues", "--app", "shop.eu", cwd=folder).err
