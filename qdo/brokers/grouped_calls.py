@@ -6,9 +6,11 @@ trip, for all of them. A single call is handled immediately, without a timer.
 
 from __future__ import annotations
 
+import _thread
 import abc
 import os
 import queue
+import sys
 from typing import Any, Generic, TypeVar
 
 from qdo.errors import UsageError
@@ -17,12 +19,15 @@ from qdo.system.native import (
     Settable,
     guarded,
     inbox,
-    native_lock,
+    native_rlock,
+    original,
     signal,
     start_thread,
 )
 
 W = TypeVar("W")
+
+_get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
 GROUP_BYTES = 16 * 1024 * 1024
 """Size at which a group is complete."""
@@ -68,12 +73,15 @@ class GroupedCalls(abc.ABC, Generic[W]):
         self._ended_calls = 0  # counted by the thread
         self._pid = os.getpid()
         self._closed = False
-        self._closing = native_lock()  # so that no call follows the last one
+        # So that no call follows the last one. A signal handler or `__del__` may interrupt a call
+        # and make another one on the same thread.
+        self._closing = native_rlock()
+        self._ident = 0
         self._ended: Settable | None = None
         self._calls: queue.SimpleQueue[GroupedCall[W] | None] = inbox()
 
     def start(self) -> None:
-        start_thread(guarded(self._name, self._run))
+        self._ident = start_thread(guarded(self._name, self._run))
 
     @property
     def waiting(self) -> int:
@@ -105,6 +113,17 @@ class GroupedCalls(abc.ABC, Generic[W]):
                 reason="this broker was opened before the process forked; open a broker in each"
                 " process"
             )
+        if self._ident == _get_ident():
+            raise UsageError(
+                reason="cannot wait for the broker on its own thread: Python ran a `__del__` there;"
+                " let it put the message into a queue.SimpleQueue, and send it from a thread of"
+                " your own"
+            )
+        if sys.is_finalizing():
+            raise UsageError(
+                reason="cannot use the broker while the interpreter exits: its threads have ended;"
+                " send earlier, such as in a function of atexit"
+            )
         with self._closing:
             if self._closed:
                 raise UsageError(reason="this broker is closed; open a new one")
@@ -114,7 +133,8 @@ class GroupedCalls(abc.ABC, Generic[W]):
     def close(self) -> None:
         """Finish the pending calls and release the resource. Idempotent."""
         with self._closing:
-            if self._closed or self._pid != os.getpid():
+            own = self._pid == os.getpid() and self._ident != _get_ident()
+            if self._closed or not own or sys.is_finalizing():
                 return
             self._closed = True
             ended = self._ended = signal()

@@ -43,7 +43,8 @@ class PerProcess(Generic[_Held]):
         self._held: Any = None
         self._inherited: list[_Held] = []
         self._stand_in: _Held | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
         _all.add(self)
 
     def get(self) -> _Held:
@@ -60,13 +61,26 @@ class PerProcess(Generic[_Held]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[_Held]:
-        """Yield the object while no other thread opens or closes it."""
+        """Yield the object while no other thread opens or closes it.
+
+        :raises UsageError: a signal handler or `__del__` interrupted this thread within the block.
+        """
         with self._lock:
-            if self._held is not None and self._pid != os.getpid():
-                self._inherit()
-            if self._held is None or self._over(self._held):
-                self._held, self._pid = self._open(), os.getpid()
-            yield self._held
+            if self._busy:
+                raise UsageError(
+                    reason="this thread is opening a connection, and a signal handler or `__del__`"
+                    " cannot wait for that; let it put the message into a queue.SimpleQueue, and"
+                    " send it from a thread of your own"
+                )
+            self._busy = True
+            try:
+                if self._held is not None and self._pid != os.getpid():
+                    self._inherit()
+                if self._held is None or self._over(self._held):
+                    self._held, self._pid = self._open(), os.getpid()
+                yield self._held
+            finally:
+                self._busy = False
 
     def _over(self, held: _Held) -> bool:
         return self._is_over is not None and self._is_over(held)
@@ -109,7 +123,7 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 def _renew_locks() -> None:
     """Replace locks that other threads of the parent held: a forked child has no such threads."""
     for each in list(_all):
-        each._lock = threading.Lock()
+        each._lock, each._busy = threading.RLock(), False
 
 
 os.register_at_fork(after_in_child=_renew_locks)

@@ -112,3 +112,19 @@ def test_an_override_is_used_until_its_block_ends() -> None:
         assert held.get() is stand_in
     assert held.get() is not stand_in
     assert not stand_in.closed
+
+
+def test_an_interruption_while_it_is_opened_is_refused() -> None:
+    """A signal handler that sends during the first send waited for itself."""
+    refused: list[UsageError] = []
+
+    def open() -> Thing:
+        with pytest.raises(UsageError) as caught:
+            held.get()
+        refused.append(caught.value)
+        return Thing()
+
+    held = PerProcess(open)
+    first = held.get()
+    assert len(refused) == 1
+    assert held.get() is first
