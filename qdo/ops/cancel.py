@@ -42,7 +42,7 @@ WAITING, DELAYED = "waiting", "delayed"
 cancelled or not; and what a plan shows for messages that it would cancel."""
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
-"""The outcome of each message, by its position, and why it is unknown."""
+"""The outcome of each message, by its position, and why it is not certain."""
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 """How often a command checks that the worker is still registered."""
@@ -60,7 +60,7 @@ class Cancellation:
 
     :ivar id: the message's id; None if it was not found.
     :ivar outcome: a value of `CancelOutcome`, or one of the further outcomes of this module.
-    :ivar reason: why the owner did not answer, or what it said.
+    :ivar reason: why the owner did not answer, what it said, or why the message may have run.
     """
 
     name: str
@@ -183,20 +183,20 @@ class _Work:
         The owner of the queue may change at any time. So this begins again until the owner has
         answered, or the node was changed while it had none.
         """
-        why = ""
+        why = dead = ""
         while True:
             owner = self._live_owner()
             answers: Mapping[int, CancelOutcome] | None = None
             if owner is None:
                 try:
-                    answers = self._record(positions)
+                    answers, dead = self._record(positions)
                 except _OwnedByAnother:
                     continue
             else:
                 answers, fault = self._ask(owner, positions, deadline)
                 why = fault or why
             if answers is not None:
-                return {each: _told(answers.get(each), why) for each in positions}
+                return {each: _told(answers.get(each), why, dead) for each in positions}
             if clock() > deadline:
                 return self._untold(positions, why)
             self.client.handler.sleep_func(_PAUSE_SECONDS)
@@ -225,14 +225,18 @@ class _Work:
         owner = self._node().owner
         return owner if owner and self._lives(owner) else None
 
-    def _record(self, positions: Sequence[int]) -> dict[int, CancelOutcome]:
+    def _record(self, positions: Sequence[int]) -> tuple[dict[int, CancelOutcome], str]:
+        """Cancel messages in the node; return the outcomes, and the owner if it died."""
         found: dict[int, CancelOutcome] = {}
+        dead = ""
 
         def change(node: QueueNode) -> QueueNode:
             if node.fault is not None:
                 raise CorruptNodeError(queue=self.queue, reason=node.fault)
             if node.owner and self._lives(node.owner):
                 raise _OwnedByAnother
+            nonlocal dead
+            dead = node.owner
             found.update({each: _outcome(self.broker, node, each) for each in positions})
             new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
             if not new:
@@ -251,7 +255,7 @@ class _Work:
             queue_admin.change_node(
                 self.client, self.layout, self.queue, change, sought=0, record=record
             )
-        return found
+        return found, dead
 
     def _lives(self, owner: str) -> bool:
         return isinstance(read(self.client, self.layout.worker(owner)), NodeRead)
@@ -291,8 +295,13 @@ class _Work:
         return answers, ""
 
 
-def _told(outcome: CancelOutcome | None, why: str) -> tuple[str, str]:
-    """Return outcome and reason of one message; a silent earlier owner may have cancelled it."""
+def _told(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
+    """Return outcome and reason of one message; a silent earlier owner may have cancelled it.
+
+    A dead owner may have run it since its last checkpoint.
+    """
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why
+    if dead and outcome is CancelOutcome.CANCELLED:
+        return outcome.value, f"it may have run: {dead} has died without releasing the queue"
     return outcome.value, ""

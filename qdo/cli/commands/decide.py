@@ -234,7 +234,8 @@ def cancel_messages(
     """Cancel messages that wait or are delayed, so that they never run.
 
     ID is the id of a message or its position; `qdo peek` shows both. A message whose first attempt
-    has begun is not cancelled, and the command says so. Workers may be running.
+    has begun is not cancelled, and the command says so. If the queue's worker has died since its
+    last checkpoint, the message may have run before, and REASON says so. Workers may be running.
     """
     seconds = parse_duration(timeout, "--timeout")
     if not 0 < seconds <= AHEAD_SECONDS:

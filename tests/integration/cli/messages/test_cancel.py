@@ -117,6 +117,22 @@ def test_a_cancelled_message_outlives_its_owner(desk: OperatorDesk) -> None:
     assert desk.bodies() == ["1", "1", "3"]
 
 
+def test_a_message_may_have_run_at_a_dead_owner(desk: OperatorDesk) -> None:
+    """It had no time to record what ran; the command does not claim that nothing did."""
+    ids = desk.send(1, 2)
+    desk.hold(1)
+    worker = desk.work("--session-timeout-seconds", "1")
+    desk.wait_for(1)
+    worker.kill()
+    wait_until(lambda: not desk.client.get_children(desk.layout.workers), "the end of its session")
+    ended = desk.qdo("cancel", "--yes", "q", ids[0], "-o", "jsonl")
+    item = json.loads(ended.out)
+    assert item["outcome"] == "cancelled"
+    assert "may have run" in item["reason"]
+    desk.drain()
+    assert desk.bodies() == ["1", "2"]
+
+
 def test_a_worker_killed_before_it_answers(desk: OperatorDesk) -> None:
     """The command asks the next owner, or changes the node itself."""
     ids = desk.send(1, 2, 3, 4)
