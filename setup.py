@@ -112,8 +112,8 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "qdo = qdo.cli.main:main",
-            "qdo-worker = qdo.cli.worker:main",
+            "qdo = qdo.__main__:main",
+            "qdo-worker = qdo.__main__:worker",
         ],
         "pytest11": ["qdo = qdo.testing.plugin"],
     },

@@ -1,5 +1,27 @@
-"""``python -m qdo`` is the command `qdo`."""
+"""The programs `qdo`, which is also ``python -m qdo``, and `qdo-worker`."""
 
-from qdo.cli.main import main
+import signal
 
-main()
+
+def main() -> None:
+    _end_at_interrupt()
+    from qdo.cli.main import main
+
+    main()
+
+
+def worker() -> None:
+    _end_at_interrupt()
+    from qdo.cli.worker import main
+
+    main()
+
+
+def _end_at_interrupt() -> None:
+    """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

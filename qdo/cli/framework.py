@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -50,6 +51,8 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     if variable in os.environ:  # a shell asks for completions
         return shell_complete(command, {}, program, variable, os.environ[variable])
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
         sys.stdout.flush()
         return code

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import resource
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -54,6 +55,15 @@ def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         ended = command(*QDO, "config", "-o", "json", cwd=tmp_path, stdout=full)
     assert (ended.code, ended.err) == (1, "qdo: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("program", ["main", "worker"])
+def test_ctrl_c_while_a_program_loads_shows_no_traceback(tmp_path: Path, program: str) -> None:
+    """Before any code of the command runs."""
+    (tmp_path / "click.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    code = f"from qdo.__main__ import {program}; {program}()"
+    ended = command("-c", code, cwd=tmp_path)
+    assert (ended.code, ended.err) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("output", ["table", "csv"])
