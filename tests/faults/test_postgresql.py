@@ -174,11 +174,16 @@ def lazy_server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServe
 
 
 def burn_ids(database: PostgresqlDatabase) -> int:
-    """Use ids of transactions that write nothing; return the last."""
+    """Use ids of transactions that write nothing, until a crash would lose many; return the last.
+
+    The server may write its log at any of them, also before a page is full.
+    """
+    query = "SELECT pg_current_xact_id()::text, pg_current_wal_insert_lsn() - pg_current_wal_lsn()"
     with database.connect() as connection:
-        for _ in range(300):
-            found = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or (0,)
-    return int(found[0])
+        id, unwritten = 0, 0
+        while unwritten < 4000:  # bytes; a transaction has 34
+            id, unwritten = connection.execute(query).fetchone() or (0, 0)
+    return int(id)
 
 
 def let_look(database: PostgresqlDatabase, payload: str = "") -> None:

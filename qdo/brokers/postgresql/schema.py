@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import importlib.resources
 
+from psycopg import errors
+
 from qdo.broker_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
@@ -139,6 +141,9 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
     found = found_format(connection, address)
     if found is None:
         raise SchemaMissingError(server=address.server, schema=address.schema)
+    owners = connection.execute(_OWNERS, (address.schema,)).fetchone()
+    if owners is not None:
+        raise _foreign_schema(address, *owners)
     if found < FORMAT:
         raise UsageError(
             reason=f"schema {address.schema} in database {address.server} has format {found}, and "
@@ -150,6 +155,24 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
         raise SchemaNewerError(
             path=address.server, schema=address.schema, found=found, known=FORMAT
         )
+
+
+_OWNERS = """
+SELECT pg_get_userbyid(nspowner), pg_get_userbyid(owner) FROM pg_namespace JOIN (
+    SELECT relnamespace AS place, relowner AS owner FROM pg_class WHERE relname = 'about'
+    UNION SELECT pronamespace, proowner FROM pg_proc
+) AS parts ON place = pg_namespace.oid WHERE nspname = %s AND nspowner <> owner LIMIT 1
+"""
+FOREIGN_SCHEMA = "QD003"
+
+
+def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> PostgresqlUnsuitableError:
+    return PostgresqlUnsuitableError(
+        server=address.server,
+        reason=f"schema {address.schema} must belong to {wanted}, got {owner}, who may replace its"
+        " functions and get the rights of others; drop the schema, or give it to"
+        f" {wanted} if you trust every object in it",
+    )
 
 
 def is_missing(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
@@ -169,10 +192,16 @@ def create(
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
     """
     check_server(connection, address)
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(7104)")  # two at once: one creates
-        if found_format(connection, address) is None:
-            connection.execute(script(address.schema, partition_seconds), prepare=False)
+    if found_format(connection, address) is None:
+        try:
+            with connection.transaction():
+                connection.execute(script(address.schema, partition_seconds), prepare=False)
             return True
+        except errors.Error as error:
+            if error.sqlstate == FOREIGN_SCHEMA:
+                owner = str(error.diag.message_detail)
+                raise _foreign_schema(address, owner, connection.info.user) from error
+            if found_format(connection, address) is None:  # else another process created it
+                raise
     check_format(connection, address)
     return False

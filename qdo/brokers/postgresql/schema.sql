@@ -2,6 +2,18 @@
 -- `qdo admin broker init` runs this with the name of the schema and the seconds of a partition.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
+-- The owner of a schema may replace its functions, which run with the rights of their owners.
+DO $$
+DECLARE
+    stranger text := (SELECT pg_get_userbyid(nspowner) FROM pg_namespace
+        WHERE nspname = '{schema}' AND pg_get_userbyid(nspowner) <> current_user);
+BEGIN
+    IF stranger IS NOT NULL THEN
+        RAISE EXCEPTION 'schema {schema} must belong to %, got %', current_user, stranger
+            USING ERRCODE = 'QD003', DETAIL = stranger, HINT = 'Drop it, or run this as its owner.';
+    END IF;
+END
+$$;
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
 
 CREATE TABLE {schema}.about (
@@ -11,7 +23,8 @@ CREATE TABLE {schema}.about (
     partition_ticks bigint NOT NULL CHECK (partition_ticks > 0)
 );
 
--- Its row is locked while queues of the app are created, so that they are counted.
+-- Its row is locked while queues of the app are created, so that they are counted, and by the one
+-- of several transactions of the app that notifies.
 CREATE TABLE {schema}.apps (
     name text PRIMARY KEY CHECK (length(name) <= 200),
     max_queues integer NOT NULL DEFAULT 100000
@@ -43,6 +56,10 @@ CREATE TABLE {schema}.messages (
 CREATE INDEX messages_by_xid ON {schema}.messages (xid, queue);
 
 CREATE SEQUENCE {schema}.positions;
+
+-- Locked while `positions` moves. Locks are rows and tables of the schema: any role that may connect
+-- may hold an advisory lock as long as it likes.
+CREATE TABLE {schema}.position_lock ();
 
 CREATE TABLE {schema}.outgoing (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -116,7 +133,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     first bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+    LOCK TABLE {schema}.position_lock IN EXCLUSIVE MODE;
     SELECT greatest(last_value + 1, {schema}.clock()) INTO first FROM {schema}.positions;
     PERFORM setval('{schema}.positions', first + count - 1);
     RAISE EXCEPTION 'reserved' USING ERRCODE = 'QD000';
@@ -363,7 +380,8 @@ BEGIN
             NULL);
         -- Transactions that notify commit one after the other, each with its own write to disk. So
         -- only one of those that commit at once does; listeners look again soon for the others.
-        IF pg_try_advisory_xact_lock(7110, hashtext('{schema}.' || sending.app)) THEN
+        PERFORM FROM {schema}.apps WHERE name = sending.app FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
             PERFORM pg_notify({schema}.channel(sending.app), 'again');
         END IF;
     END LOOP;
@@ -521,11 +539,10 @@ DECLARE
     dropped text[] := ARRAY[]::text[];
     part record;
     name text;
-    found boolean;
+    used boolean;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed'
-            OR NOT pg_try_advisory_xact_lock(
-                7109, '{schema}.messages'::regclass::oid::bigint::integer) THEN
+    PERFORM FROM {schema}.about FOR UPDATE SKIP LOCKED;  -- another call drops
+    IF NOT FOUND OR current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN dropped;
     END IF;
     PERFORM {schema}.add_partition({schema}.clock() + ticks);
@@ -543,8 +560,8 @@ BEGIN
             ' FROM found WHERE found.queue IS NOT NULL)'
             ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
             '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
-            '     WHERE own.queue = found.queue))', part.relname) INTO found;
-        IF NOT found THEN
+            '     WHERE own.queue = found.queue))', part.relname) INTO used;
+        IF NOT used THEN
             done := done || part.relname::text;
         END IF;
     END LOOP;
@@ -554,9 +571,9 @@ BEGIN
     FOREACH name IN ARRAY done LOOP
         EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1)'
             ' OR EXISTS (SELECT FROM {schema}.%1$I WHERE xid = ANY ($2))', name)
-            INTO found USING pg_snapshot_xmax(before)::text::bigint,
+            INTO used USING pg_snapshot_xmax(before)::text::bigint,
             ARRAY(SELECT pg_snapshot_xip(before)::text::bigint);
-        CONTINUE WHEN found;
+        CONTINUE WHEN used;
         EXECUTE format('DROP TABLE {schema}.%I', name);
         dropped := dropped || name;
     END LOOP;

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from qdo.broker_errors import PostgresqlRightsError
+from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
@@ -19,7 +19,17 @@ from qdo.brokers.registry import open_broker
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
-TABLES = ("about", "apps", "queues", "messages", "outgoing", "delayed", "dedup", "dead_letters")
+TABLES = (
+    "about",
+    "apps",
+    "position_lock",
+    "queues",
+    "messages",
+    "outgoing",
+    "delayed",
+    "dedup",
+    "dead_letters",
+)
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
     ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL)
@@ -265,3 +275,49 @@ def test_strangers_may_nothing(roles: Roles) -> None:
     name = roles.create("onlooker")
     roles.take(name)
     assert denied(roles, name, "read") == set(TABLES)
+
+
+def test_a_schema_that_a_stranger_made_is_refused(
+    roles: Roles, postgresql: PostgresqlDatabase
+) -> None:
+    """Its owner may replace functions that run with the rights of the administrator."""
+    name = roles.create("onlooker")
+    with postgresql.connect() as owner:
+        owner.execute("DROP SCHEMA qdo CASCADE")
+        owner.execute(sql.SQL("CREATE SCHEMA qdo AUTHORIZATION {}").format(sql.Identifier(name)))
+        with pytest.raises(PostgresqlUnsuitableError):
+            prepared(postgresql.url())
+        assert owner.execute("SELECT to_regclass('qdo.about')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("part", ["SCHEMA qdo", "TABLE qdo.about", "FUNCTION qdo.clock()"])
+def test_a_schema_with_two_owners_is_refused(
+    part: str, roles: Roles, postgresql: PostgresqlDatabase
+) -> None:
+    name = roles.create("onlooker")
+    with postgresql.connect() as owner:
+        owner.execute(f"ALTER {part} OWNER TO {name}".encode())
+        with pytest.raises(PostgresqlUnsuitableError):
+            roles.broker("postgres")
+        owner.execute(f"ALTER {part} OWNER TO postgres".encode())
+    roles.broker("postgres").send(Outgoing("q", b"1"))
+
+
+def test_a_stranger_holds_no_sender_back(roles: Roles, postgresql: PostgresqlDatabase) -> None:
+    """The locks of the schema are not numbers, which any role may lock."""
+    name = roles.create("sender")
+    roles.take(name)
+    with postgresql.connect() as owner:
+        used = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+        with owner.transaction():
+            for call in ("append('app', ARRAY['new'], NULL, NULL, ARRAY[''::bytea], NULL)",
+                         "move_due('app', 9, 9)", "drop_partitions()"):  # fmt: skip
+                owner.execute(f"SELECT qdo.{call}".encode())
+            owner.execute(STAGE)
+            owner.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            assert owner.execute(used, (owner.info.backend_pid,)).fetchone() == (0,)
+    tables = ("position_lock", "about", "apps", "queues", "messages")
+    with roles.connect(name) as stranger:
+        for table in tables:
+            with pytest.raises(errors.InsufficientPrivilege), stranger.transaction():
+                stranger.execute(f"LOCK TABLE qdo.{table} IN ACCESS SHARE MODE".encode())
