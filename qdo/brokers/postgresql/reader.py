@@ -27,8 +27,8 @@ MAX_FETCHES = 64
 """Fetches in one query."""
 
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
-"""Largest values that the schema stores, in bytes. If its checks were dropped, larger ones stay on
-the server: they could exceed the memory of the process. Takes 0.07 us for each row."""
+"""Largest values that the schema stores, in bytes. Larger ones of a changed row stay on the server:
+they could exceed the memory of the process. Takes 0.07 us for each row."""
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)
 _UNREAD = unreadable("it exceeds the limits of the schema")
 _COLUMNS = f"""position,
