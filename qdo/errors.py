@@ -471,6 +471,15 @@ class SlowReadError(UnreachableError):
     """coordinator or broker did not answer within {seconds:g} s; load the page again"""
 
 
+class BusyDashboardError(UnreachableError):
+    """{count} requests wait for coordinator or broker already; load the page again in some
+    seconds"""
+
+
+class UnfinishedActionError(UnreachableError):
+    """coordinator or broker did not answer within {seconds:g} s: {reason}"""
+
+
 class UnreadError(UnreachableError):
     """the dashboard has not read the app yet: {reason}; load the page again"""
 

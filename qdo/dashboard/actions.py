@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,7 +27,6 @@ from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.dashboard.access import may_act, operator_name
-from qdo.dashboard.answers import letters
 from qdo.dashboard.board import board
 from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
@@ -35,9 +35,9 @@ from qdo.fleet.audit_entries import MAX_TEXT
 from qdo.fleet.hold_machine import held_queues
 from qdo.fleet.holds import new_hold, resume_hold
 from qdo.fleet.holds import pause as pause_queues
-from qdo.fleet.names import match_everything
+from qdo.fleet.names import exactly, match_everything
 from qdo.ops import dead_letters as ops
-from qdo.ops.dead_letters import Letter
+from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
 from qdo.ops.runs import RunsRead, ask_owner, read_runs
@@ -51,6 +51,9 @@ _DECISIONS: dict[OperatorDecision, str] = {
     "skip": "Skip",
     "dead-letter": "Make a dead letter of",
 }
+
+MOST_QUEUES = 20
+"""Dead letters of more queues are found among those of all queues."""
 
 _Result = TypeVar("_Result")
 
@@ -159,10 +162,17 @@ def dead_letters() -> str | Response:
 def _letters(named: Sequence[str]) -> list[Letter]:
     """Return the dead letters that a form names by position and queue."""
     wanted = {tuple(each.split(" ", 1)[::-1]) for each in named}
-    queues = {each[0] for each in wanted}
-    found: list[Letter] = []
-    if queues:
-        found = [each for each in letters(board()) if each.entry.queue in queues]
+    queues = {each[0] for each in wanted if len(each) == 2}
+
+    def read(connections: Connections) -> list[Letter]:
+        broker = connections.known_broker()
+        if broker is None:
+            return []
+        globs = map(exactly, queues) if len(queues) <= MOST_QUEUES else ["*"]
+        found = (ops.find(broker, Filter(glob), time.time()) for glob in globs)
+        return [each for letters in found for each in letters]
+
+    found = board().acting.run(read) if queues else []
     return [each for each in found if (each.entry.queue, str(each.entry.position)) in wanted]
 
 
@@ -214,9 +224,12 @@ def _do(what: str, change: Callable[[Connections], Any]) -> None:
 
 
 def _changed(change: Callable[[Connections], _Result]) -> _Result:
-    result = board().direct.run(change)
-    board().reader.look_again()
-    return result
+    shown = board()
+    try:
+        return shown.acting.run(change)
+    finally:  # a part of it may have happened before an error
+        shown.direct.forget()
+        shown.reader.look_again()
 
 
 def _tell(text: str) -> None:

@@ -26,6 +26,7 @@ from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_re
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.items import Judged, audit_item, hold_item, limit_item
+from qdo.queues import is_glob
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
 from qdo.text import describe
@@ -194,14 +195,22 @@ def error_kind_of(error: str) -> str:
 
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:
-    """Return the dead letters of queues that match a glob, newest first."""
+    """Return the dead letters of queues that match a glob, newest first.
+
+    All globs share one read: a visitor could make up any number of them.
+    """
+    wanted = "*" if is_glob(queues) else queues
 
     def read(connections: Connections) -> list[Letter]:
         broker = connections.known_broker()
-        found = ops.find(broker, Filter(queues), time.time()) if broker else []
+        found = ops.find(broker, Filter(wanted), time.time()) if broker else []
         return sorted(found, key=lambda each: -each.entry.dead_at)
 
-    return board.direct.get(("letters", queues), read)
+    found = board.direct.get(("letters", wanted), read)
+    if queues == wanted:
+        return found
+    matches = re.compile(fnmatch.translate(queues)).match
+    return [each for each in found if matches(each.entry.queue)]
 
 
 def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:

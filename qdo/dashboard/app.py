@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from flask import Flask, Response, render_template, request
@@ -12,7 +13,7 @@ from qdo.dashboard.actions import ANSWER_SECONDS, actions, asking
 from qdo.dashboard.api import api
 from qdo.dashboard.board import EXTENSION, Board, DashboardOptions
 from qdo.dashboard.pages import page, pages, queue_pages
-from qdo.dashboard.reading import DirectReads, FleetReader
+from qdo.dashboard.reading import MOST_WAITING, Actions, DirectReads, FleetReader
 from qdo.dashboard.rendering import prepare
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.settings.settings import Settings
@@ -31,13 +32,14 @@ def create_app(settings: Settings, **options: Any) -> Flask:
     chosen.check()
     if not settings.app:
         raise UsageError(reason="the settings must name an app, got none")
-    flask = Flask(__name__)
+    flask, room = Flask(__name__), threading.BoundedSemaphore(MOST_WAITING)
     flask.extensions[EXTENSION] = Board(
         settings,
         chosen,
-        FleetReader(settings, chosen.rules, chosen.pause_seconds),
-        DirectReads(settings, "qdo-dashboard-direct"),
+        FleetReader(settings, chosen.rules, chosen.pause_seconds, room),
+        DirectReads(settings, "qdo-dashboard-direct", room=room),
         DirectReads(settings, "qdo-dashboard-asking", ANSWER_SECONDS),
+        Actions(settings),
     )
     prepare(flask)
     guard(flask, chosen, settings.app)

@@ -11,7 +11,7 @@ from flask import current_app
 from qdo.connections.opened import Connections
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.dashboard.reading import DirectReads, FleetReader, Reading
+from qdo.dashboard.reading import Actions, DirectReads, FleetReader, Reading
 from qdo.errors import DashboardUnsafeError, NotFoundError
 from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.settings.settings import Settings
@@ -119,6 +119,7 @@ class Board:
     :ivar settings: the settings in force, with the name of the app.
     :ivar direct: reads that some pages need.
     :ivar asking: questions to workers, which take longer: other pages do not wait for them.
+    :ivar acting: actions of operators, which no read delays.
     """
 
     settings: Settings
@@ -126,6 +127,7 @@ class Board:
     reader: FleetReader
     direct: DirectReads
     asking: DirectReads
+    acting: Actions
 
     @property
     def app(self) -> str:
@@ -154,6 +156,7 @@ class Board:
         self.reader.close()
         self.direct.close()
         self.asking.close()
+        self.acting.close()
 
 
 def board() -> Board:

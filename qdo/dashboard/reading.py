@@ -9,16 +9,22 @@ import re
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from concurrent.futures import Future, TimeoutError, wait
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, TimeoutError, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from qdo.connections.opened import Connections, connections_of
-from qdo.errors import NodeRefusedError, QdoError, SlowReadError
+from qdo.errors import (
+    BusyDashboardError,
+    NodeRefusedError,
+    QdoError,
+    SlowReadError,
+    UnfinishedActionError,
+)
 from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.components import ProcessDescription, read_components
@@ -33,6 +39,9 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.text import describe, shorten
 
+MOST_WAITING = 8
+"""Requests that wait for reads. Each has one of the server's 16 threads, and the questions to
+workers have four: some are always left for actions."""
 IDLE_SECONDS = 60.0
 """Unused connections close after this time: a dashboard without visitors costs nothing."""
 
@@ -90,6 +99,8 @@ class ConnectedThread:
                 if task is None:
                     return False
                 function, future = task
+                if not future.set_running_or_notify_cancel():
+                    continue  # no request waits for it any more
                 try:
                     if opened is None or None in (opened.client, opened.broker):
                         # A file may have been created since.
@@ -316,11 +327,19 @@ class FleetReader:
     """The last reading, and a thread that makes the next one when a client asks.
 
     :param pause_seconds: the shortest pause between two readings.
+    :param room: how many requests of this dashboard may wait.
     :ivar fault: why the last attempt to read failed, None if it did not.
     """
 
-    def __init__(self, settings: Settings, rules: VerdictRules, pause_seconds: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rules: VerdictRules,
+        pause_seconds: float,
+        room: threading.Semaphore,
+    ) -> None:
         self._thread = ConnectedThread(settings, "qdo-dashboard-reader")
+        self._room = room
         self._settings = settings
         self._rules = rules
         self._shortest = pause_seconds
@@ -344,8 +363,11 @@ class FleetReader:
                 self._pending = self._thread.submit(self._read)
                 self._pending.add_done_callback(self._ended)
             pending = self._pending
-        if due and wait_seconds and pending is not None:
-            wait([pending], wait_seconds)
+        if due and wait_seconds and pending is not None and self._room.acquire(blocking=False):
+            try:
+                wait([pending], wait_seconds)
+            finally:
+                self._room.release()
         return self._reading
 
     def look_again(self) -> None:
@@ -393,56 +415,138 @@ class FleetReader:
 KEPT_SECONDS = 5.0
 MOST_DIRECT_READS = 64
 PATIENCE_SECONDS = 10.0
+ACTION_SECONDS = 100.0
+
+
+@dataclass(slots=True)
+class _DirectRead:
+    """A read, its result, and the number of requests that wait for it.
+
+    :ivar until: when the result is too old.
+    """
+
+    future: Future[Any] = field(default_factory=Future)
+    until: float = math.inf
+    waiting: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return clock() > self.until or self.future.cancelled() or _has_failed(self.future)
 
 
 class DirectReads:
-    """A thread for reads and actions beside those of the whole app.
+    """A thread for reads beside those of the whole app.
 
-    Equal requests of any number of clients within `KEPT_SECONDS` cause one read.
+    Equal requests of any number of clients cause one read within `KEPT_SECONDS`, or within `SHARE`
+    times the duration of the read.
+
+    :param room: how many requests of this dashboard may wait; None for any number.
     """
 
     def __init__(
-        self, settings: Settings, name: str, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        settings: Settings,
+        name: str,
+        patience_seconds: float = PATIENCE_SECONDS,
+        room: threading.Semaphore | None = None,
     ) -> None:
         self._thread = ConnectedThread(settings, name)
         self._patience_seconds = patience_seconds
+        self._room = room
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
+        self._kept: dict[Hashable, _DirectRead] = {}
 
     def get(self, key: Hashable, read: Callable[[Connections], _Result]) -> _Result:
-        """Return the result of `read`, or its last one if new; raise SlowReadError if slow."""
-        with self._lock:
-            began, future = self._kept.get(key, (0.0, None))
-            if future is None or clock() - began > KEPT_SECONDS or _has_failed(future):
-                self._forget_old()
-                future = self._thread.submit(read)
-                self._kept[key] = clock(), future
-        kept: Future[_Result] = future
-        return self._result(kept, self._patience_seconds)
+        """Return the result of `read`, or its last one if new.
 
-    def run(self, change: Callable[[Connections], _Result]) -> _Result:
-        future = self._thread.submit(change)
+        :raises SlowReadError: it takes too long. The read is cancelled once no request waits.
+        :raises BusyDashboardError: too many requests wait.
+        """
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept.is_over:
+                self._forget_old()
+                kept = self._kept[key] = self._begun(read)
+            kept.waiting += 1
         try:
-            return self._result(future, 10 * PATIENCE_SECONDS)
+            with _place(self._room, kept.future):
+                result: _Result = kept.future.result(self._patience_seconds)
+                return result
+        except (TimeoutError, CancelledError) as error:
+            raise SlowReadError(seconds=self._patience_seconds) from error
         finally:
             with self._lock:
-                self._kept.clear()
+                kept.waiting -= 1
+                if not kept.waiting:
+                    kept.future.cancel()  # unless it has begun
+
+    def forget(self) -> None:
+        """Read everything again, because something has changed."""
+        with self._lock:
+            self._kept.clear()
 
     def close(self) -> None:
         self._thread.close()
 
-    def _result(self, future: Future[_Result], patience_seconds: float) -> _Result:
-        try:
-            return future.result(patience_seconds)
-        except TimeoutError as error:
-            raise SlowReadError(seconds=patience_seconds) from error
+    def _begun(self, read: Callable[[Connections], Any]) -> _DirectRead:
+        kept = _DirectRead()
+
+        def timed(connections: Connections) -> Any:
+            began = clock()
+            result = read(connections)
+            now = clock()
+            kept.until = now + max(KEPT_SECONDS, min(SHARE * (now - began), LONGEST_PAUSE_SECONDS))
+            return result
+
+        kept.future = self._thread.submit(timed)
+        return kept
 
     def _forget_old(self) -> None:
-        now = clock()
-        for key, (began, _) in list(self._kept.items()):
-            if now - began > KEPT_SECONDS or len(self._kept) >= MOST_DIRECT_READS:
+        for key, kept in list(self._kept.items()):
+            if kept.is_over or len(self._kept) >= MOST_DIRECT_READS:
                 del self._kept[key]
 
 
 def _has_failed(future: Future[Any]) -> bool:
     return future.done() and isinstance(future.exception(), QdoError | OSError | RuntimeError)
+
+
+@contextmanager
+def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[None]:
+    """Take one of the places of requests that wait, unless the result is there."""
+    if room is None or future.done():
+        yield
+    elif not room.acquire(blocking=False):
+        raise BusyDashboardError(count=MOST_WAITING)
+    else:
+        try:
+            yield
+        finally:
+            room.release()
+
+
+class Actions:
+    """A thread for the actions of operators: no read of any visitor delays them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._thread = ConnectedThread(settings, "qdo-dashboard-actions")
+
+    def run(self, change: Callable[[Connections], _Result]) -> _Result:
+        """Return the result of an action.
+
+        :raises UnfinishedActionError: it takes too long. It never happens if it has not begun.
+        """
+        future = self._thread.submit(change)
+        try:
+            return future.result(ACTION_SECONDS)
+        except TimeoutError as error:
+            reason = "the action did not begin, and nothing was changed; repeat it"
+            if not future.cancel():
+                reason = (
+                    "the action has begun and may still take effect; look at the action log before"
+                    " you repeat it"
+                )
+            raise UnfinishedActionError(seconds=ACTION_SECONDS, reason=reason) from error
+
+    def close(self) -> None:
+        self._thread.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qdo import App
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
+from qdo.dashboard import actions, reading
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.holds import new_hold, pause, read_holds
@@ -91,6 +94,60 @@ def test_actions_without_a_coordinator_are_refused(local_shop: FilledShop, tmp_p
         answer = operator.act(path, "why", 1, **fields)
         assert answer.status_code == 409
         assert "does not exist" in answer.text
+
+
+def test_an_action_does_not_wait_for_reads(local_shop: FilledShop) -> None:
+    """Neither for those of other visitors nor for those of its own pages."""
+    operator = local_shop.operator()
+    read(operator)
+    board, ends = operator.flask.extensions["qdo"], threading.Event()
+    board.direct._thread.submit(lambda connections: ends.wait(20))
+    assert operator.act("/actions/pause", "why", 1, glob="ord*", lasting="").status_code == 302
+    (letter,) = local_shop.app.broker.dead_letters.find("dead")[:1]
+    named = f"{letter.position} dead"
+    answer = operator.act("/actions/letters", "why", 1, what="discard", letter=named)
+    assert answer.status_code == 302
+    assert [each.command for each in entries(local_shop)] == ["dead-letters discard", "pause"]
+    ends.set()
+
+
+def test_an_action_that_was_given_up_never_happens(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was reported as failed has failed."""
+    monkeypatch.setattr(reading, "ACTION_SECONDS", 0.05)
+    operator = local_shop.operator()
+    read(operator)
+    acting, ends = operator.flask.extensions["qdo"].acting, threading.Event()
+    before = acting._thread.submit(lambda connections: ends.wait(20))
+    answer = operator.act("/actions/pause", "why", 1, glob="ord*", lasting="")
+    assert answer.status_code == 503
+    assert "did not begin" in answer.text
+    ends.set()
+    before.result(20)
+    acting._thread.submit(lambda connections: None).result(20)
+    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+
+
+def test_an_action_that_has_begun_may_still_happen(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer says so, and where to look."""
+    ends, real = threading.Event(), actions.pause_queues
+
+    def slow(*arguments: Any) -> Any:
+        ends.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(reading, "ACTION_SECONDS", 0.05)
+    monkeypatch.setattr(actions, "pause_queues", slow)
+    operator = local_shop.operator()
+    read(operator)
+    answer = operator.act("/actions/pause", "why", 1, glob="ord*", lasting="")
+    assert answer.status_code == 503
+    assert "action log" in answer.text
+    ends.set()
+    wait_until(lambda: read_holds(local_shop.client, LAYOUT).node.holds != (), "it happens")
 
 
 def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
@@ -206,7 +263,7 @@ def test_what_another_operator_did_is_not_told_as_done(
     operator = local_shop.operator()
     broker = local_shop.app.broker
     seen = ops.find(broker, ops.Filter("dead"), time.time())
-    monkeypatch.setattr("qdo.dashboard.actions.letters", lambda shown: seen)  # and then they go
+    monkeypatch.setattr(ops, "find", lambda *wanted: seen)  # and then they go
     broker.dead_letters.discard([("dead", POSITION + number) for number in range(faster)])
     named = [f"{each.entry.position} dead" for each in seen]
     with caplog.at_level("INFO", "qdo.dashboard"):

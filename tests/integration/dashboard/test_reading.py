@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qdo.dashboard import reading as fleet_reader
-from qdo.dashboard.reading import ConnectedThread
-from qdo.errors import DatabaseError
+from qdo.dashboard.reading import ConnectedThread, DirectReads
+from qdo.errors import DatabaseError, SlowReadError
 from tests.support.dashboard.shop import FilledShop, Visitor
 from tests.support.processes import wait_until
 
@@ -108,6 +108,71 @@ def test_clients_share_the_other_reads_too(local_shop: FilledShop) -> None:
         visitor.get(path)
     assert all_at_once(visitor, "/holds") == [200] * CLIENTS
     assert len(calls) <= 5  # holds, limits, the log, the history and dead letters of one queue
+
+
+def test_all_globs_of_dead_letters_share_one_read(local_shop: FilledShop) -> None:
+    """A visitor can make up any number of them."""
+    visitor = local_shop.visitor()
+    board = visitor.flask.extensions["qdo"]
+    read: list[Any] = []
+    real = board.direct._thread.submit
+    board.direct._thread.submit = lambda function: read.append(function) or real(function)
+    for number in range(20):
+        assert visitor.get(f"/api/dead-letters?glob=*{number}*").status_code == 200
+        assert visitor.get(f"/dead-letters?glob=*{number}*").status_code == 200
+    assert len(read) == 2  # the list, and the bodies of none of them
+
+
+def test_a_long_read_is_kept_longer(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes a bounded share of the time."""
+    now = [0.0]
+    monkeypatch.setattr(fleet_reader, "clock", lambda: now[0])
+    reads = DirectReads(local_shop.app.settings, "test")
+    found: list[float] = []
+
+    def slow(connections: Any) -> None:
+        now[0] += 2.0
+        found.append(now[0])
+
+    for later in (0.0, fleet_reader.SHARE * 2.0 - 1, 2.0):
+        now[0] += later
+        reads.get("x", slow)
+    assert len(found) == 2
+    reads.close()
+
+
+def test_a_read_that_was_given_up_never_happens(local_shop: FilledShop) -> None:
+    """The thread reads for the requests that wait, whatever came before."""
+    reads = DirectReads(local_shop.app.settings, "test", patience_seconds=0.05)
+    ends, read = threading.Event(), []
+    blocking = reads._thread.submit(lambda connections: ends.wait(20))
+    for number in range(3):
+        with pytest.raises(SlowReadError):
+            reads.get(number, read.append)
+    ends.set()
+    blocking.result(20)
+    assert reads._thread.submit(lambda connections: len(read)).result(20) == 0
+    reads.close()
+
+
+def test_waiting_requests_leave_threads_of_the_server(local_shop: FilledShop) -> None:
+    """A request beyond the limit is answered at once, also in JSON."""
+    visitor = local_shop.visitor()
+    board = visitor.flask.extensions["qdo"]
+    ends = threading.Event()
+    board.direct._thread.submit(lambda connections: ends.wait(20))
+    with ThreadPoolExecutor(fleet_reader.MOST_WAITING) as pool:
+        path = "/api/dead-letters?glob=q"
+        waiting = [
+            pool.submit(Visitor(visitor.flask).get, f"{path}{number}")
+            for number in range(fleet_reader.MOST_WAITING)
+        ]
+        wait_until(lambda: board.direct._room._value == 0, "all wait")
+        assert visitor.get("/api/dead-letters?glob=q").status_code == 503
+        ends.set()
+        assert {each.result().status_code for each in waiting} == {200}
 
 
 def test_a_thread_opens_again_after_an_error(local_shop: FilledShop) -> None:
