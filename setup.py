@@ -45,7 +45,8 @@ SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 POSTGRESQL = ["psycopg[binary]>=3.3,<3.4"]
 TRACING = ["opentelemetry-api>=1.30,<2"]
-DASHBOARD = ["flask>=3.1,<3.2"]
+# Strangers send requests to these; Flask allows versions with known vulnerabilities.
+DASHBOARD = ["flask>=3.1.1,<3.2", "werkzeug>=3.1.4,<4", "jinja2>=3.1.6,<4"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,

@@ -38,7 +38,7 @@ from kazoo.protocol.serialization import Close, Connect, Create, Exists, Watch
 from kazoo.protocol.states import EVENT_TYPE_MAP, KeeperState
 from kazoo.retry import ForceRetryError
 
-from qdo.coordination.access import ANYBODY, Access, acl_rejected
+from qdo.coordination.access import ANYBODY, Access, acl_rejected, hide_digests
 from qdo.coordination.extra_requests import TreeWatchers
 from qdo.errors import (
     CoordinatorAccountError,
@@ -330,6 +330,7 @@ class Client(KazooClient):
         # kazoo has no types: here and below, super() is cast to Any.
         options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
+        self.logger.addFilter(hide_digests)  # once: it is the logger of all clients
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.path is None:

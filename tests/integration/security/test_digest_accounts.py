@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kazoo.exceptions import NoAuthError
 
+from qdo.settings.coordinator_access import coordinator_access
 from tests.support.security.fleet import LAYOUT, SecureFleet
 
 
@@ -37,6 +38,21 @@ def test_rights_of_digest_accounts(fleet: SecureFleet) -> None:
         client.get(LAYOUT.queue("a"))
         with pytest.raises(NoAuthError):
             client.set(LAYOUT.queue("a"), b"")
+
+
+def test_a_debug_log_has_no_digests(tmp_path: Path, zookeeper_url: str) -> None:
+    """An operator may ask a worker for it, and it often leaves the host."""
+    fleet = SecureFleet(tmp_path / "app", coordinator=zookeeper_url)
+    login = fleet.login("digest:app", "the-password-of-app")
+    mine = fleet.config(acl="required", log_level="debug", **login)
+    account = coordinator_access(fleet.settings(mine), LAYOUT).account
+    assert account is not None
+    digest = account.identity.id.partition(":")[2]
+    with fleet.worker(mine) as worker:
+        fleet.process("a", 1, mine)
+    assert "'app:***'" in worker.output
+    for secret in (digest, "the-password-of-app"):
+        assert secret not in worker.output
 
 
 @pytest.mark.parametrize("chroot", ["", "/made"])
