@@ -24,7 +24,7 @@ from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
-from qdo.sending.sender import Sender
+from qdo.operators import OperatorCalls
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class OutboxTable(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class App(Sender):
+class App(OperatorCalls):
     """A named application: its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)

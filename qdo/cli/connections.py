@@ -79,15 +79,19 @@ def from_coordinator(
 
 @contextmanager
 def open_for_queue(
-    settings: Settings, queue: str, check: Callable[[Broker], None] = lambda broker: None
+    settings: Settings,
+    queue: str,
+    check: Callable[[Broker], None] = lambda broker: None,
+    create: bool = False,
 ) -> Iterator[tuple[Client | None, Layout, Broker]]:
     """Open coordinator and broker for a command about a queue.
 
     :param check: raises an error if the broker cannot do it.
+    :param create: create the file of the coordinator, in order to write to it.
     :raises NotFoundError: the broker does not exist yet.
     """
     require_app(settings)
-    with open_connections(settings) as connections:
+    with open_connections(settings, create=create) as connections:
         broker = connections.known_broker()
         if broker is None:
             raise NotFoundError(what="queue", name=queue)

@@ -433,6 +433,17 @@ def _with_mark(node: QueueNode, id: str) -> QueueNode:
     return replace(node, extra=(*others, (KEY, id)))
 
 
+def create(client: Client, layout: Layout, queue: str) -> None:
+    """Create the node of a queue unless there is one, as the leader does."""
+    make_folder(client, layout.queues)
+    path = layout.queue(queue)
+
+    def decide(found: Node) -> list[Op] | None:
+        return None if isinstance(found, NodeRead) else [CreateOp(path, QueueNode().encode())]
+
+    change(client, path, decide, root=layout.root)
+
+
 def _created(client: Client, layout: Layout, queue: str, wanted: QueueNode, record: Record) -> bool:
     """Create the node of a queue; return False if there is one."""
     entry: CreateOp | None = None

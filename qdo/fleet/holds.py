@@ -295,6 +295,29 @@ def resume_hold(client: Client, layout: Layout, id: str, reason: str, by: str = 
     return ended
 
 
+def chosen(found: HoldNode, globs: Sequence[str], id: str | None = None) -> list[Hold]:
+    """Return the holds that end, or that lose one of these globs; all without globs and id.
+
+    :raises NotFoundError: there is no such hold, or no pause of one of these globs.
+    :raises HoldsUnreadableError: the holds cannot be read.
+    """
+    if not globs and id is None:
+        return list(found.holds)
+    if found.fault is not None:
+        raise HoldsUnreadableError(reason=found.fault)
+    if id is not None:
+        chosen = [hold for hold in found.holds if hold.id == id]
+        if not chosen:
+            raise NotFoundError(what="hold", name=id)
+        return chosen
+    pauses = [hold for hold in found.holds if not hold.by]
+    present = {glob for hold in pauses for glob in hold.queues}
+    unknown = [glob for glob in globs if glob not in present]
+    if unknown:
+        raise NotFoundError(what="pause of", name=unknown[0])
+    return [hold for hold in pauses if not set(globs).isdisjoint(hold.queues)]
+
+
 @contextmanager
 def recorded(
     client: Client,

@@ -1,16 +1,17 @@
 """Cancel messages, so that they never run.
 
-A delayed message is deleted at the broker. A message that waits in its queue is recorded as
-cancelled in the queue's node. If a worker owns the queue, only that worker knows what it has
-started: it is asked, and records the others. Otherwise the node itself knows, and is changed at the
-version that was read.
+A delayed message is deleted at the broker, and the action log remembers its id. A message that
+waits in its queue is recorded as cancelled in the queue's node. If a worker owns the queue, only
+that worker knows what it has started: it is asked, and records the others. Otherwise the node
+itself knows, and is changed at the version that was read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -22,16 +23,26 @@ from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import (
     MAX_CANCELLED,
+    NEW,
     CancelOutcome,
     OutOfOrderProgress,
     QueueNode,
     cancel_outcome,
 )
-from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.errors import (
+    CorruptNodeError,
+    NodeRefusedError,
+    NotFoundError,
+    PartialFailureError,
+    UnsupportedError,
+    UsageError,
+)
 from qdo.fleet.action_machine import CANCEL, DONE, REJECTED
 from qdo.fleet.actions import Asked, ask_workers, cancelling, wait_for_results
-from qdo.fleet.audit import AuditTrail
+from qdo.fleet.audit import AuditTrail, read_entries
+from qdo.fleet.audit_entries import MAX_ENTRIES
 from qdo.ops.peek import Found, check_names, done_of, find_messages, read_queue_node
+from qdo.positions import TIME_POSITIONS
 from qdo.system.clock import clock
 from qdo.text import join_some
 
@@ -43,6 +54,8 @@ cancelled or not; and what a plan shows for messages that it would cancel."""
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
 """The outcome of each message, by its position, and why it is not certain."""
+_IDS_IN_TEXT = 13
+"""Ids that fit into one text of an entry of the action log."""
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 """How often a command checks that the worker is still registered."""
@@ -100,7 +113,7 @@ def cancel(
     :param really: False: only return what would happen, from the recorded state.
     :raises UnsupportedError: see `check_cancelling`; or a worker is too old.
     :raises UsageError: a name is neither an id nor a position; or there are too many.
-    :raises NotFoundError: the coordinator has no such queue.
+    :raises NotFoundError: neither coordinator nor broker has the queue.
     :raises CorruptNodeError: the queue's node cannot be read.
     """
     check_cancelling(broker)
@@ -108,37 +121,89 @@ def cancel(
     if len(wanted) > MAX_CANCELLED:
         raise UsageError(reason=f"at most {MAX_CANCELLED} ids can be given, got {len(wanted)}")
     node = read_queue_node(client, layout, queue)
-    if client is None or node is None:
+    if node is None and ((client is None and really) or queue not in broker.catalog.names()):
         raise NotFoundError(what="queue", name=queue)
-    work = _Work(client, layout, broker, queue, reason)
     found = find_messages(broker, queue, done_of(broker, node), wanted)
-    if not really:
-        return [_planned(broker, node, name, found.get(name)) for name in wanted]
+    gone = _cancelled_before(client, layout, queue, {*wanted} - found.keys())
+    if client is None or not really:
+        known = node or NEW
+        return [_planned(broker, known, name, found.get(name), gone) for name in wanted]
+    work = _Work(client, layout, broker, queue, reason)
     moved = work.discard([each for each in found.values() if each.delayed is not None])
     if moved:  # they became due meanwhile
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
         found = {**found, **again}
     positions = sorted({each.position for each in found.values() if each.position is not None})
+    if positions and node is None:  # no leader has seen the queue yet
+        if broker.positions is not TIME_POSITIONS:
+            raise NotFoundError(what="queue", name=queue)
+        queue_admin.create(client, layout, queue)
     outcomes = work.cancel(positions, clock() + timeout_seconds) if positions else {}
-    return [_result(name, found.get(name), outcomes) for name in wanted]
+    return [_result(name, found.get(name), outcomes, gone) for name in wanted]
 
 
-def _result(name: str, found: Found | None, outcomes: Outcomes) -> Cancellation:
+def _cancelled_before(client: Client | None, layout: Layout, queue: str, ids: Set[str]) -> Set[str]:
+    """Return which of these ids are of delayed messages that an operator has cancelled.
+
+    The broker has forgotten them. Without the right to read the log, none is.
+    """
+    found: set[str] = set()
+    if client is not None and ids:
+        with suppress(NodeRefusedError):
+            for entry in read_entries(
+                client,
+                layout,
+                limit=MAX_ENTRIES,
+                selects=lambda entry: (entry.command, entry.target) == (CANCEL, queue),
+            ):
+                texts = (entry.before or {}).values()
+                found.update(*(text.split() for text in texts if isinstance(text, str)))
+    return ids & found
+
+
+def _absent(name: str, gone: Set[str]) -> Cancellation:
+    if name in gone:
+        return Cancellation(name, name, None, CancelOutcome.ALREADY.value)
+    return Cancellation(name, None, None, NOT_FOUND)
+
+
+def _result(name: str, found: Found | None, outcomes: Outcomes, gone: Set[str]) -> Cancellation:
     if found is None:
-        return Cancellation(name, None, None, NOT_FOUND)
+        return _absent(name, gone)
     if found.position is None:
         return Cancellation(name, found.id, None, CancelOutcome.CANCELLED.value)
     return Cancellation(name, found.id, found.position, *outcomes[found.position])
 
 
-def _planned(broker: Broker, node: QueueNode, name: str, found: Found | None) -> Cancellation:
+def _planned(
+    broker: Broker, node: QueueNode, name: str, found: Found | None, gone: Set[str]
+) -> Cancellation:
     if found is None:
-        return Cancellation(name, None, None, NOT_FOUND)
+        return _absent(name, gone)
     if found.position is None:
         return Cancellation(name, found.id, None, DELAYED)
     outcome = _outcome(broker, node, found.position)
     shown = WAITING if outcome is CancelOutcome.CANCELLED else outcome.value
     return Cancellation(name, found.id, found.position, shown)
+
+
+def check_outcomes(queue: str, results: Sequence[Cancellation]) -> None:
+    """Raise an error if messages are not cancelled.
+
+    :raises NotFoundError: the queue has none of them.
+    :raises PartialFailureError: some of them have begun, are done, or do not exist.
+    """
+    failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
+    if failed and all(each.outcome == NOT_FOUND for each in results):
+        names = join_some([each.name for each in failed])
+        raise NotFoundError(what=f"message in queue {queue!r}", name=names)
+    if failed:
+        raise PartialFailureError(
+            done=len(results) - len(failed),
+            total=len(results),
+            what="messages can be cancelled",
+            rest=join_some([f"{each.name} ({each.outcome})" for each in failed]),
+        )
 
 
 def _outcome(broker: Broker, node: QueueNode, position: int) -> CancelOutcome:
@@ -165,14 +230,18 @@ class _Work:
             return set()
         gone = self.broker.delayed.discard(self.queue, numbers)
         if gone:
-            ids = join_some([numbers[each] for each in sorted(gone)])
+            ids = [numbers[each] for each in sorted(gone)]
+            parts = range(0, len(ids), _IDS_IN_TEXT)
+            before = {
+                f"delayed-{start}": " ".join(ids[start : start + _IDS_IN_TEXT]) for start in parts
+            }
             trail = AuditTrail(self.client, self.layout, CANCEL, self.reason)
-            fault = trail.note(self.queue, {"delayed": ids}, {"cancelled": len(gone)})
+            fault = trail.note(self.queue, before, {"cancelled": len(gone)})
             if fault is not None:
                 _log.warning(
                     "queue %s: messages were cancelled without an entry in the action log, %s: %s",
                     self.queue,
-                    ids,
+                    join_some(ids),
                     fault,
                 )
         return {id for number, id in numbers.items() if number not in gone}

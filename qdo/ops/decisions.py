@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
@@ -15,7 +15,12 @@ from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import MAX_LAST, FailureRecord, QueueNode
 from qdo.encoding import ID, parsed
-from qdo.errors import NotFoundError, UnsupportedError
+from qdo.errors import (
+    AlreadyDecidedError,
+    MessageNotFailingError,
+    NotFoundError,
+    UnsupportedError,
+)
 from qdo.fleet.audit import AuditTrail
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import check_path_part
@@ -79,6 +84,40 @@ def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
     if not isinstance(found, NodeRead):
         raise NotFoundError(what="queue", name=queue)
     return QueueNode.parse(found.data)
+
+
+def ids_of(
+    broker: Broker | None, positions: Positions, queue: str, node: QueueNode
+) -> dict[int, str | None]:
+    """Return the ids of the failing messages of a queue, by position."""
+    return {each.position: id_of(broker, positions, queue, each.position) for each in node.failures}
+
+
+def which_of(
+    queue: str,
+    node: QueueNode,
+    ids: Mapping[int, str | None],
+    names: Sequence[str],
+    every: bool,
+) -> Which:
+    """Return which failing messages an operator names: by id or position, the first, or all.
+
+    :param ids: from `ids_of`.
+    :raises NotFailingError: see `decide`.
+    """
+    positioned = tuple(_position(queue, name, node.failures, ids) for name in names)
+    return positioned or ("all" if every else "first")
+
+
+def _position(
+    queue: str, name: str, failures: Sequence[FailureRecord], ids: Mapping[int, str | None]
+) -> int:
+    for failure in failures:
+        if name.lower() in (ids[failure.position], str(failure.position)):
+            if failure.decision:
+                raise AlreadyDecidedError(queue=queue, message=name, decision=failure.decision)
+            return failure.position
+    raise MessageNotFailingError(queue=queue, message=name)
 
 
 def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:

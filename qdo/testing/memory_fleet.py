@@ -170,6 +170,8 @@ class MemoryLocks:
     No job runs during a section unless the test itself runs it, so sections hold nothing.
     """
 
+    connection = None
+
     def __init__(self, permits: PermitService) -> None:
         self.permits = permits
         self._lock = threading.Lock()

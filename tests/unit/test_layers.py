@@ -29,6 +29,7 @@ LAYERS = (
     {"settings", "ops"},
     {"connections"},
     {"sending", "demo"},
+    {"operators"},
     {"app"},
     {"loading", "outbox", "tracing"},
     {"worker"},

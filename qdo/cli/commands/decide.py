@@ -16,26 +16,27 @@ from qdo.cli.connections import open_connections, open_for_queue
 from qdo.cli.options import output_option, require_app, with_settings
 from qdo.cli.output import each_shown, emit, iso_time, parse_duration, print_message
 from qdo.cli.readings import SHARED
-from qdo.coordination.queue_admin import Which, chosen
+from qdo.coordination.queue_admin import chosen
 from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureRecord
 from qdo.encoding import parsed
-from qdo.errors import (
-    AlreadyDecidedError,
-    MessageNotFailingError,
-    NotFoundError,
-    PartialFailureError,
-    UsageError,
-)
+from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.action_machine import AHEAD_SECONDS
-from qdo.ops.cancel import DELAYED, NOT_FOUND, SUCCESSES, WAITING, Cancellation, cancel
+from qdo.ops.cancel import NOT_FOUND, Cancellation, cancel, check_outcomes
 from qdo.ops.dead_letters import body_value, decrypted
-from qdo.ops.decisions import OperatorDecision, check_store, decide, id_of, read_queue
+from qdo.ops.decisions import (
+    OperatorDecision,
+    check_store,
+    decide,
+    ids_of,
+    read_queue,
+    which_of,
+)
 from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
 from qdo.ops.seek import PurgePlan, check_purging, plan_purges, purge_all, queues_to_purge
 from qdo.positions import TIME_POSITIONS, format_last, format_position
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from qdo.text import join_some, pluralize
+from qdo.text import pluralize
 
 _DECISION_COLUMNS = ("queue", "id", "attempts", "decision", "error")
 _VERBS: Mapping[OperatorDecision, str] = {
@@ -80,11 +81,8 @@ def _decide(
             raise NotFoundError(what="queue", name=queue)
         node = read_queue(client, layout, queue)
         broker = connections.broker if _are_positions(ids) else connections.known_broker()
-        names = {
-            each.position: id_of(broker, positions, queue, each.position) for each in node.failures
-        }
-        positioned = tuple(_position(queue, id, node.failures, names) for id in ids)
-        which: Which = positioned or ("all" if every else "first")
+        names = ids_of(broker, positions, queue, node)
+        which = which_of(queue, node, names, ids, every)
         decided, executed = chosen(node, queue, which), False
 
         def show(form: str, out: TextIO) -> None:
@@ -105,17 +103,6 @@ def _decide(
 def _are_positions(names: Sequence[str]) -> bool:
     """Return whether no message has to be read for its id."""
     return all(map(str.isdecimal, names))
-
-
-def _position(
-    queue: str, name: str, failures: Sequence[FailureRecord], ids: Mapping[int, str | None]
-) -> int:
-    for failure in failures:
-        if name.lower() in (ids[failure.position], str(failure.position)):
-            if failure.decision:
-                raise AlreadyDecidedError(queue=queue, message=name, decision=failure.decision)
-            return failure.position
-    raise MessageNotFailingError(queue=queue, message=name)
 
 
 def _decision_item(
@@ -248,14 +235,16 @@ def cancel_messages(
             planned[:] = cancel(*place, really=False)
             _show_cancellations(queue, planned, form, out)
             if all(each.outcome == NOT_FOUND for each in planned):
-                _raise_for(queue, planned)  # there is nothing to confirm
+                check_outcomes(queue, planned)  # there is nothing to confirm
 
         if consent.given(f"cancel {pluralize(len(ids), 'message')}", show, form):
-            done = cancel(*place, timeout_seconds=seconds, reason=consent.reason)
+            with open_for_queue(settings, queue, create=True) as opened:
+                place = *opened, queue, ids
+                done = cancel(*place, timeout_seconds=seconds, reason=consent.reason)
             _show_cancellations(queue, done, form)
-            _raise_for(queue, done)
+            check_outcomes(queue, done)
         else:
-            _raise_for(queue, planned)
+            check_outcomes(queue, planned)
 
 
 def _show_cancellations(
@@ -275,20 +264,6 @@ def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
         "executed": result.outcome == CancelOutcome.CANCELLED.value,
         "reason": result.reason or None,
     }
-
-
-def _raise_for(queue: str, results: Sequence[Cancellation]) -> None:
-    failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
-    if failed and all(each.outcome == NOT_FOUND for each in results):
-        names = join_some([each.name for each in failed])
-        raise NotFoundError(what=f"message in queue {queue!r}", name=names)
-    if failed:
-        raise PartialFailureError(
-            done=len(results) - len(failed),
-            total=len(results),
-            what="messages can be cancelled",
-            rest=join_some([f"{each.name} ({each.outcome})" for each in failed]),
-        )
 
 
 _PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")

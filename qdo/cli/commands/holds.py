@@ -264,7 +264,7 @@ def resume(
         if client is None and not everything:
             raise NotFoundError(what="hold", name=id or globs[0])
         found = fleet.read_holds(client, layout).node if client is not None else HoldNode()
-        ended = _chosen(found, globs, id)
+        ended = fleet.chosen(found, globs, id)
         several = everything or _are_several(globs or ended[0].queues)
         what = f"resume {' '.join(globs) or id or 'all queues'}"
         asks = several and found != HoldNode()
@@ -274,25 +274,6 @@ def resume(
             if not ended:
                 print_message("hint: nothing was paused")
             _show_resumed(ended, True, form)
-
-
-def _chosen(found: HoldNode, globs: Sequence[str], id: str | None) -> list[Hold]:
-    """Return the holds that end, or that lose one of these globs; all without globs and id."""
-    if not globs and id is None:
-        return list(found.holds)
-    if found.fault is not None:
-        raise HoldsUnreadableError(reason=found.fault)
-    if id is not None:
-        chosen = [hold for hold in found.holds if hold.id == id]
-        if not chosen:
-            raise NotFoundError(what="hold", name=id)
-        return chosen
-    pauses = [hold for hold in found.holds if not hold.by]
-    present = {glob for hold in pauses for glob in hold.queues}
-    unknown = [glob for glob in globs if glob not in present]
-    if unknown:
-        raise NotFoundError(what="pause of", name=unknown[0])
-    return [hold for hold in pauses if not set(globs).isdisjoint(hold.queues)]
 
 
 def _resumed(

@@ -1,0 +1,197 @@
+"""What operators do with `qdo`, for the code of an app: a web page that cancels, a job that pauses.
+
+The functions are those of the commands, so are their results, errors and entries in the action log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from qdo.errors import UsageError
+from qdo.sending.sender import Sender
+
+if TYPE_CHECKING:
+    from qdo.brokers.base import Broker
+    from qdo.coordination.client import Client
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.ops.decisions import OperatorDecision
+    from qdo.ops.peek import Kind, PeekedMessage
+    from qdo.system.per_process import PerProcess
+
+_Result = TypeVar("_Result", covariant=True)
+
+# Functions import their modules late: most senders need none of them.
+
+
+class _Act(Protocol[_Result]):
+    def __call__(self, client: Client, layout: Layout, broker: Broker) -> _Result: ...
+
+
+class OperatorCalls(Sender):
+    """The calls of operators, over the connection of the app's locks.
+
+    Each raises CoordinatorUnreachableError or UnreachableError without an answer in time. A change
+    may have been made then; it can be repeated. `reason` is for the action log.
+    """
+
+    _locks: PerProcess[Any]
+
+    def cancel(
+        self, queue: str, *ids: str, reason: str = "", timeout_seconds: float = 5.0
+    ) -> dict[str, str]:
+        """Cancel messages that wait or are delayed, so that they never run, like `qdo cancel`.
+
+        >>> id = app.send("mail-eu", {"to": "Ada"}, delay_seconds=3600)
+        >>> app.cancel("mail-eu", id) == {id: "cancelled"}
+        True
+
+        :param ids: ids of messages, as `send` returns them, or positions.
+        :param timeout_seconds: how long the owner of the queue may take to answer.
+        :return: "cancelled" or "already-cancelled" for each.
+        :raises NotFoundError: the queue, or each of the messages, does not exist.
+        :raises PartialFailureError: a message has begun, is done or does not exist, or the owner
+            did not answer; the others are cancelled.
+        :raises UnsupportedError: SQS cannot cancel.
+        :raises UsageError: a name is neither an id nor a position.
+        """
+        from qdo.ops.cancel import cancel, check_outcomes
+
+        if not ids:
+            raise UsageError(reason="cancel must name messages, got no id")
+
+        def act(client: Client, layout: Layout, broker: Broker) -> dict[str, str]:
+            limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "reason": reason}
+            done = cancel(client, layout, broker, queue, ids, **limits)
+            check_outcomes(queue, done)
+            return {each.name: each.outcome for each in done}
+
+        return self._act(act)
+
+    def peek(self, queue: str, *, kind: Kind | None = None, limit: int = 10) -> list[PeekedMessage]:
+        """Return messages of a queue that are not done, as `qdo peek` shows them.
+
+        They stay where they are. Their `body` is bytes, decrypted if `keys` has its key.
+
+        :param kind: "waiting", "delayed", "failing" or "blocking" only.
+        :param limit: number of messages, at most 1000.
+        :raises NotFoundError: the queue does not exist.
+        :raises UnsupportedError: SQS shows only messages that fail or block the queue.
+        """
+        from qdo.ops.dead_letters import decrypted
+        from qdo.ops.peek import KINDS, MOST, peek
+        from qdo.settings.vaults import vault_of
+
+        if kind is not None and kind not in KINDS:
+            raise UsageError(reason=f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if not 0 < limit <= MOST:
+            raise UsageError(reason=f"limit must be 1 to {MOST}, got {limit!r}")
+        vault = vault_of(self.settings, self.name)
+
+        def act(client: Client, layout: Layout, broker: Broker) -> list[PeekedMessage]:
+            kinds = KINDS if kind is None else (kind,)
+            return list(peek(client, layout, broker, queue, kinds, limit))
+
+        def opened(message: PeekedMessage) -> PeekedMessage:
+            if message.body is None:
+                return message
+            body, headers, fault = decrypted(queue, message.body, message.headers, vault)
+            return message if fault is not None else replace(message, body=body, headers=headers)
+
+        return list(map(opened, self._act(act)))
+
+    def pause(
+        self,
+        *queues: str,
+        why: str = "",
+        seconds: float | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        """Pause queues in the whole fleet, like `qdo pause`; `exclusive` does so for a block.
+
+        Returns once no message of these queues is in flight. Do not call it in one of their jobs.
+
+        :param queues: globs of their names; later queues are paused as well.
+        :param why: shown by `qdo pause --list` and `qdo queues`.
+        :param seconds: how long the pause lasts; None: until `resume`.
+        :raises HoldNotObeyedError: messages are still in flight; the queues stay paused.
+        :raises UsageError: a glob, the reason or the time is not valid.
+        """
+        from qdo.fleet import holds
+
+        hold = holds.new_hold(queues, why, seconds)
+
+        def act(client: Client, layout: Layout, broker: Broker) -> None:
+            zxid = holds.pause(client, layout, hold)
+            holds.wait_in_force(client, layout, hold, zxid, timeout_seconds)
+
+        self._act(act)
+
+    def resume(self, *queues: str, reason: str = "") -> None:
+        """Let queues continue that `pause` or `qdo pause` has stopped, like `qdo resume`.
+
+        :param queues: globs, as they were given to `pause`.
+        :raises NotFoundError: one of them is not paused.
+        """
+        from qdo.fleet import holds
+
+        if not queues:
+            raise UsageError(reason="resume must name queues, got no glob")
+
+        def act(client: Client, layout: Layout, broker: Broker) -> None:
+            holds.chosen(holds.read_holds(client, layout).node, queues)
+            with holds.recorded(client, layout, "resume", queues, reason) as record:
+                holds.end_pauses(client, layout, queues, record=record)
+
+        self._act(act)
+
+    def retry_now(
+        self, queue: str, *ids: str, every: bool = False, reason: str = ""
+    ) -> list[str | None]:
+        """Run messages that fail or block a queue again now, like `qdo retry-now`.
+
+        :param ids: ids or positions of messages; none: the first.
+        :param every: all of them.
+        :return: the ids of the messages.
+        :raises NotFoundError: no worker has seen the queue.
+        :raises NotFailingError: no message fails, or not all of these; nothing is changed.
+        """
+        return self._decide(queue, "retry", ids, every, reason)
+
+    def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
+        """Skip messages that fail or block a queue, so that they never run again: `qdo skip`.
+
+        Parameters, result and errors are those of `retry_now`.
+
+        :raises UsageError: no message is named.
+        """
+        if not ids:
+            raise UsageError(reason="skip must name messages, got no id")
+        return self._decide(queue, "skip", ids, False, reason)
+
+    def _decide(
+        self, queue: str, decision: OperatorDecision, ids: tuple[str, ...], every: bool, reason: str
+    ) -> list[str | None]:
+        from qdo.ops.decisions import decide, ids_of, read_queue, which_of
+
+        if ids and every:
+            raise UsageError(reason="give ids or every=True, not both")
+
+        def act(client: Client, layout: Layout, broker: Broker) -> list[str | None]:
+            node = read_queue(client, layout, queue)
+            names = ids_of(broker, broker.positions, queue, node)
+            which = which_of(queue, node, names, ids, every)
+            decided = decide(client, layout, queue, decision, which, reason)
+            return [names.get(each.position) for each in decided]
+
+        return self._act(act)
+
+    def _act(self, act: _Act[_Result]) -> _Result:
+        from qdo.system.home_loop import at_home
+
+        locks = self._locks.get()
+        if locks.connection is None:
+            raise UsageError(
+                reason="a TestKit has no operators of its app; use kit.decide and kit.holds"
+            )
+        return at_home(act, locks.connection.client, locks.layout, self.broker)

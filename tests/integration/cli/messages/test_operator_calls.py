@@ -1,0 +1,92 @@
+"""`app.cancel`, `peek`, `pause`, `resume`, `retry_now` and `skip`: the commands for Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qdo
+from qdo.errors import (
+    MessageNotFailingError,
+    NotFailingError,
+    NotFoundError,
+    PartialFailureError,
+    UsageError,
+)
+from qdo.testing import TestKit
+from tests.support.app_runs import OperatorDesk
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def app(desk: OperatorDesk) -> Iterator[qdo.App]:
+    """The app of the desk as a web server has it."""
+    with qdo.App("desk", broker=desk.broker_url, coordinator=desk.coordinator) as app:
+        yield app
+
+
+def test_a_reminder_is_cancelled_as_soon_as_it_is_sent(app: qdo.App, desk: OperatorDesk) -> None:
+    """In a queue that no worker has seen; with the errors of the command, and its entry."""
+    id = app.send("remind-ada", 1, delay_seconds=3600)
+    other = app.send("remind-ada", 2)
+    assert [each.id for each in app.peek("remind-ada", kind="delayed")] == [id]
+    assert app.cancel("remind-ada", id, reason="paid") == {id: "cancelled"}
+    assert app.cancel("remind-ada", id, other) == {id: "already-cancelled", other: "cancelled"}
+    assert app.peek("remind-ada") == []
+    with pytest.raises(NotFoundError):
+        app.cancel("remind-bob", id)
+    with pytest.raises(NotFoundError):
+        app.cancel("remind-ada", str(10**20))
+    assert [entry.reason for entry in desk.audit("cancel")][-1] == "paid"
+    desk.drain()
+    assert desk.bodies("remind-ada") == []
+
+
+def test_failing_messages_are_decided(app: qdo.App, desk: OperatorDesk) -> None:
+    (desk.folder / "fail-1").touch()
+    (desk.folder / "fail-2").touch()
+    ids = [app.send("q", each) for each in (1, 2, 3)]
+    desk.work(policy=qdo.Policy(attempts=1, then="block"))
+    wait_until(lambda: bool(app.peek("q", kind="blocking")), "the block", 60.0)
+    (blocking,) = app.peek("q", kind="blocking")
+    assert (blocking.id, blocking.body) == (ids[0], b"1")
+    with pytest.raises(PartialFailureError):
+        app.cancel("q", *ids[:2], str(blocking.position))
+    with pytest.raises(MessageNotFailingError):
+        app.skip("q", ids[2])
+    (desk.folder / "fail-1").unlink()
+    assert app.retry_now("q") == [ids[0]]
+    desk.wait_for(3)
+    assert desk.runs("q") == [("1", 1), ("1", 1), ("3", 1)]
+    with pytest.raises(NotFailingError):
+        app.retry_now("q", every=True)
+
+
+def test_queues_pause_and_resume(app: qdo.App, desk: OperatorDesk) -> None:
+    """Also in a thread of a worker process, whose jobs run on another event loop."""
+    app.pause("q*", why="repair", timeout_seconds=30)
+    desk.send(1)
+    desk.work()
+    wait_until(lambda: desk.items("queues", "q")[0]["held"] is not None, "the pause", 60.0)
+    assert desk.bodies() == []
+    with pytest.raises(NotFoundError):
+        app.resume("other")
+    thread = threading.Thread(target=app.resume, args=("q*",))
+    thread.start()
+    desk.wait_for(1)
+    thread.join()
+
+
+def test_calls_without_a_name_are_refused(tmp_path: Path) -> None:
+    """And those of an app in a kit, whose test is the operator."""
+    app = qdo.App("desk", broker=f"sqlite:{tmp_path / 'm.db'}")
+    for call in (app.skip, app.cancel):
+        with pytest.raises(UsageError):
+            call("q")
+    with pytest.raises(UsageError):
+        app.resume()
+    with TestKit(app), pytest.raises(UsageError, match=r"kit\.holds"):
+        app.pause("q")
