@@ -7,10 +7,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import check_journal, check_log, check_owners, read_journal, unfinished
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import SoakFleet
@@ -19,8 +20,6 @@ from tests.soak.log_rules import FlipRules, LimitRules, unlogged
 from tests.soak.operator_rules import check_crew, summary
 from tests.soak.shared import SOAK_ROOT
 from tests.support.postgresql.commands import missing
-from tests.support.postgresql.schema import prepared
-from tests.support.postgresql.server import PostgresqlServer
 
 PARENTS = 2
 SEND_EVERY = 0.25
@@ -37,7 +36,7 @@ class Round:
 
     :ivar older: checkout of a version to run beside this one.
     :ivar operators: how many operators there are at a time.
-    :ivar broker: address of the broker, "" for a file.
+    :ivar database: the server of the broker, None for a file.
     """
 
     coordinator: str
@@ -46,14 +45,14 @@ class Round:
     folder: Path
     older: Path | None = None
     operators: int = 0
-    broker: str = ""
+    database: BrokerServer | None = None
 
 
 def play(wanted: Round) -> list[str]:
     """Play one round; return the violations."""
     coordinator, folder, older = wanted.coordinator, wanted.folder, wanted.older
     url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
-    fleet = SoakFleet(folder, url, wanted.seed, older, wanted.broker)
+    fleet = SoakFleet(folder, url, wanted.seed, older, wanted.database)
     crew = OperatorCrew(folder, fleet.environment, wanted.seed, wanted.operators)
     try:
         for _ in range(PARENTS):
@@ -141,28 +140,7 @@ def _report(
         print(f"  {each}", flush=True)
 
 
-class Brokers:
-    """A PostgreSQL server, once a round needs it."""
-
-    def __init__(self) -> None:
-        self._server: PostgresqlServer | None = None
-
-    def url(self, kind: str) -> str:
-        """Return the address of a broker without messages, "" for a file."""
-        if kind == "embedded":
-            return ""
-        if self._server is None:
-            self._server = PostgresqlServer(durable=False)
-            self._server.start()
-        return prepared(self._server.address.url(self._server.address.create_database()))
-
-    def close(self) -> None:
-        """End the server."""
-        if self._server is not None:
-            self._server.close()
-
-
-def _play_round(arguments: argparse.Namespace, number: int, brokers: Brokers) -> list[str]:
+def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
     kinds = ("embedded", "zookeeper")
     kind = kinds[number % 2] if arguments.coordinator == "both" else arguments.coordinator
     stores = ("embedded", "postgresql") if missing() is None else ("embedded",)
@@ -174,9 +152,9 @@ def _play_round(arguments: argparse.Namespace, number: int, brokers: Brokers) ->
             folder = Path(arguments.keep).absolute() / f"{kind}-{store}-{seed}"
             folder.mkdir(parents=True)
         crew = arguments.operators if arguments.older is None else 0
-        broker = brokers.url(store)
         seconds, older = arguments.seconds, arguments.older
-        return play(Round(kind, seed, seconds, folder, older, crew, broker))
+        with closing(BrokerServer()) if store == "postgresql" else nullcontext() as database:
+            return play(Round(kind, seed, seconds, folder, older, crew, database))
 
 
 def main() -> int:
@@ -192,9 +170,8 @@ def main() -> int:
     parser.add_argument("--broker", choices=("embedded", "postgresql", "both"), default="both")
     arguments = parser.parse_args()
     violations = 0
-    with closing(Brokers()) as brokers:
-        for number in range(arguments.rounds):
-            violations += len(_play_round(arguments, number, brokers))
+    for number in range(arguments.rounds):
+        violations += len(_play_round(arguments, number))
     return 1 if violations else 0
 
 

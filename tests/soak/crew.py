@@ -25,6 +25,7 @@ from qdo.fleet.holds import read_holds, resume_hold
 from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.peek import read_queue_node, waiting_rows
+from tests.soak.broker_server import send_surely
 from tests.soak.crew_queues import CREW_QUEUES, KEPT
 from tests.soak.ledger import OperatorRequest, RequestLedger, read_ledger
 from tests.soak.operator_rules import CrewFacts, StoredMessage
@@ -82,9 +83,11 @@ class OperatorCrew:
                 late = self._random.random() < DELAYED
                 delay = self._random.uniform(0.5, 4.0) if late else None
                 key = f"k{number % 3}"
-                batch.append(qdo.NewMessage(queue, body, key=key, delay_seconds=delay))
+                batch.append(
+                    qdo.NewMessage(queue, body, key=key, delay_seconds=delay, dedup_key=str(number))
+                )
                 self.sent[queue] = number + 1
-            self._app.send_many(batch)
+            send_surely(self._app, batch)
 
     # --- operators ------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import qdo
 from qdo.brokers.registry import open_broker
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
+from tests.soak.broker_server import BrokerServer, send_surely
 from tests.soak.checks import Judged, read_journal
 from tests.soak.shared import SharedParts
 from tests.support.paths import ROOT
@@ -49,8 +49,9 @@ PROCESSES = 3
 
 
 class SoakFleet:
-    """Parents with their processes, on one coordinator and one broker file.
+    """Parents with their processes, on one coordinator and one broker.
 
+    :param database: the server of the broker, None for a file.
     :param older: a checkout of another version; every second parent runs it.
     :ivar stopped: when which process was frozen: pid, begin and end on `time.monotonic`.
     :ivar unkept: the same for processes whose parent was frozen or killed, and kept no session.
@@ -64,7 +65,7 @@ class SoakFleet:
         coordinator: str,
         seed: int,
         older: Path | None = None,
-        broker: str = "",
+        database: BrokerServer | None = None,
     ) -> None:
         self.folder = folder
         self._trees = itertools.cycle([older or ROOT, ROOT])
@@ -77,13 +78,14 @@ class SoakFleet:
         self.journal = folder / "journal"
         self.faults: list[str] = []
         self._url = coordinator
+        self._database = database
         self._ensemble: Ensemble | None = None
         if coordinator == "zookeeper":
             self._ensemble = Ensemble(folder / "zookeeper", 1)
             self._ensemble.start()
             self._url = self._ensemble.url()
         self.environment = {
-            "QDO_BROKER": broker or f"sqlite:{folder / 'messages.db'}",
+            "QDO_BROKER": database.url if database else f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": self._url,
             "SOAK_JOURNAL": str(self.journal),
         }
@@ -98,7 +100,7 @@ class SoakFleet:
 
     def send(self) -> None:
         """Send one message to each queue."""
-        batch: list[tuple[str, Any, str]] = []
+        batch: list[qdo.NewMessage] = []
         for queue in QUEUES:
             kind, seconds = self.random.choice(KINDS)
             number = self.sent[queue]
@@ -113,8 +115,9 @@ class SoakFleet:
                 seconds = TIMEOUT_SECONDS * self.random.uniform(0.3, 0.9 if strict else 1.5)
             self.sent[queue] = number + 1
             body = {"n": number, "kind": kind, "seconds": seconds}
-            batch.append((queue, body, f"k{number % 3}"))
-        self._app.send_many([qdo.NewMessage(queue, body, key=key) for queue, body, key in batch])
+            key, once = f"k{number % 3}", str(number)
+            batch.append(qdo.NewMessage(queue, body, key=key, dedup_key=once))
+        send_surely(self._app, batch)
 
     # --- workers ----------------------------------------------------------------------
 
@@ -160,13 +163,17 @@ class SoakFleet:
         fault()
 
     def _faults(self) -> list[Callable[[], None]]:
-        usual = [
+        usual: list[Callable[[], None]] = [
             *(self._kill_child,) * 4,
             *(self._freeze_child,) * 4,
             *(self._drain_child, self._restart_parent, self._replace_parent),
             *(self._kill_parent, self._freeze_parent, self._freeze_family),
         ]
-        return usual if self._ensemble is None else [*usual, *(self._freeze_server,) * 2]
+        if self._ensemble is not None:
+            usual += [self._freeze_server] * 2
+        if self._database is not None:
+            usual += self._database.faults(self.random)
+        return usual
 
     def _kill_child(self) -> None:
         pid = self._child()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.coordination.client import connect
 from qdo.coordination.queue_admin import Which
@@ -57,7 +58,7 @@ class SoakOperator:
         self._layout = Layout.of("soak")
         self._client = connect(os.environ["QDO_COORDINATOR"], handler="threading")
         self._client.open(30.0)
-        self._broker = open_broker(os.environ["QDO_BROKER"], "soak")
+        self._broker = self._opened()
         self._exported: list[tuple[str, Checkpoint]] = []
         self._requests: list[Callable[[], None]] = [
             *(self._pause,) * 2,
@@ -68,6 +69,15 @@ class SoakOperator:
             *(self._letters,) * 2,
             *(self._export, self._import, self._delete),
         ]
+
+    def _opened(self) -> Broker:
+        """Return the broker once it is reachable."""
+        while True:
+            try:
+                return open_broker(os.environ["QDO_BROKER"], "soak")
+            except QdoError as error:
+                print(f"{type(error).__name__}: {error}", flush=True)
+                time.sleep(0.5)
 
     def run(self) -> None:
         """Make requests for ever."""
