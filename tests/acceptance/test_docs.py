@@ -119,6 +119,8 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("queue-states", 4),
         ("on-call", 16),
         ("capacity", 1),
+        ("configuration", 1),
+        ("tracing", 2),
         ("jobs", 2),
         ("recipes", 11),
         ("coming-from/celery", 2),
@@ -283,6 +285,20 @@ def test_the_readme_example_happens_as_shown(shell: Shell, postgresql_url: str) 
         assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
 
+def test_the_start_with_postgresql_happens_as_shown(shell: Shell, postgresql_url: str) -> None:
+    """And a second creation says that there is nothing to do."""
+    (app, *_) = [each for each in blocks(read("quickstart")) if "caption" in each.options]
+    shell.write("welcome.py", app.text)
+    (start, *_) = [each for each in blocks(read("postgresql")) if each.language == "console"]
+    setting = f"export QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:postgresql/c.db"
+    commands = steps(start)[3:]
+    assert len(commands) == 3
+    for command, shown in commands:
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    again = shell.run(f"{setting}; qdo admin broker init --dry-run")
+    assert again.splitlines()[-1] == "the schema is current; nothing to do"
+
+
 def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
     """The worked example of the delivery rules stays exact when a queue is processed again."""
     (block,) = [each for each in blocks(read("delivery")) if each.language == "python"]
@@ -299,6 +315,32 @@ def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
         shell.run(f"qdo-worker totals:app {WORK}")
         assert shell.run("python total.py") == "('till', 6)\n"
         shell.run("qdo seek --app totals till earliest --yes")
+
+
+PREPARED = (
+    ("audit", "qdo limits set crm --max 5", "qdo audit"),
+    ("documents", "qdo documents put plans acme 1", "qdo documents list plans"),
+    ("limits", "qdo limits set crm --max 5", "qdo limits list"),
+    ("live-settings", "qdo settings set attempts 3", "qdo settings history"),
+)
+"""Pages with a table of past or other processes; a command that fills it; one that shows it."""
+
+
+@pytest.mark.parametrize(("page", "fill", "show"), PREPARED, ids=[each[0] for each in PREPARED])
+def test_a_table_has_the_columns_of_its_command(
+    shell: Shell, page: str, fill: str, show: str
+) -> None:
+    shell.run(f"QDO_APP=shop {fill}")
+    columns = shell.run(f"QDO_APP=shop {show}").splitlines()[0].split()
+    words = " ".join(show.split()[:3])
+    shown = [
+        output[0].split()
+        for block in blocks(read(page))
+        if block.language == "console" and block.options.get("class") != "run"
+        for command, output in steps(block)
+        if command.startswith(words)
+    ]
+    assert shown == [columns]
 
 
 def test_positions_move_to_another_coordinator(shell: Shell) -> None:

@@ -208,12 +208,19 @@ def init(
         click.echo(schema.script(settings.broker, partition_seconds), nl=False)
         return
     address = hide_credentials(settings.broker)
-    show = partial(_show_schema, address, schema.is_missing(settings.broker), False)
-    if consent.given("create the schema", show, form, asks=False):
+    is_missing = schema.is_missing(settings.broker)
+    show = partial(_show_schema, address, is_missing, False)
+    if consent.dry_run and not is_missing:
+        show(form)
+        print_message(CURRENT)
+    elif consent.given("create the schema", show, form, asks=False):
         created = schema.create(settings.broker, partition_seconds)
         if form != "table":
             _show_schema(address, created, created, form)
-        print_message("created the schema" if created else "the schema is current; nothing to do")
+        print_message("created the schema" if created else CURRENT)
+
+
+CURRENT = "the schema is current; nothing to do"
 
 
 def _show_schema(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 import qdo
+from qdo.sending.sender import Sender
 from qdo.testing import TestKit
 from tests.support.doc_pages import Block, blocks_in, read
 
@@ -33,6 +34,18 @@ def test_every_public_name_is_on_the_page(module: str) -> None:
         public = [each for each in names if each[0] != "_"]
         assert public
         assert [each for each in public if not {f"{module}.{each}", f"qdo.{each}"} & shown] == []
+
+
+def test_options_of_the_page_belong_to_their_directive() -> None:
+    """Behind an empty line they are text."""
+    assert re.findall(r"\.\. auto\w+:: .*\n\n +:.*", read("api")) == []
+
+
+def test_every_public_name_of_an_app_is_on_the_page() -> None:
+    (members,) = re.findall(r"autoclass:: qdo.App\n   :members: (.*)", read("api"))
+    public = {name for name in {*vars(qdo.App), *vars(Sender)} if name[0] != "_"}
+    internal = {"anchor", "broker", "origin", "override_broker", "override_coordinator"}
+    assert public - {*members.split(", ")} == internal
 
 
 def test_everything_else_is_private() -> None:

@@ -24,7 +24,7 @@ from qdo.cli.worker import worker as worker_command
 from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
 from tests.support.commands import every_command
-from tests.support.doc_pages import Block, blocks, blocks_in, pages, read, table
+from tests.support.doc_pages import DOCS, Block, blocks, blocks_in, pages, read, table
 from tests.support.paths import ROOT
 
 BROKERS = ROOT / "qdo" / "brokers"
@@ -197,6 +197,67 @@ def sources() -> list[Path]:
     kinds = {".py", ".html", ".js", ".toml", ".yml", ".yaml", ".json", ".sql", ".service", ".sh"}
     folders = [ROOT / each for each in ("qdo", "config", "workers")]
     return [*pages(), *(each for one in folders for each in one.rglob("*") if each.suffix in kinds)]
+
+
+def test_every_page_whose_commands_run_is_run() -> None:
+    """Otherwise its output ages."""
+    tests = "".join(map(_text, (ROOT / "tests" / "acceptance").glob("test_*.py")))
+    for page in pages():
+        if any(block.options.get("class") == "run" for block in blocks(_text(page))):
+            name = page.relative_to(DOCS).with_suffix("") if DOCS in page.parents else page.stem
+            assert f'"{name}"' in tests
+
+
+def options_of(command: click.Command) -> set[str]:
+    found = (each for one in command.params for each in (*one.opts, *one.secondary_opts))
+    return {"--help", *found}
+
+
+def test_no_text_names_an_option_that_does_not_exist() -> None:
+    """With its command: "qdo skip --force" is found, "--force" alone is not."""
+    known = {f"qdo {name}": options_of(command) for name, command in every_command()}
+    known["qdo-worker"] = options_of(worker_command)
+    known["qdo dead-letters"] |= known["qdo dead-letters list"]
+    seen, missing = 0, set()
+    for path in sources():
+        text = _text(path).partition("Where each command went")[0]
+        text = re.sub(r'"\s*\n\s*f?"|\\\n\s*', " ", text)
+        for line in re.findall(r"(?:[`\"']|\$ |\| |-> )(qdo(?:-worker)? [^`\n|>&]*)", text):
+            words = line.split()
+            names = (" ".join(words[:count]) for count in (4, 3, 2, 1))
+            name = next((each for each in names if each in known), None)
+            for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line) if name else ():
+                seen += 1
+                if option not in known[str(name)]:
+                    missing.add((path.name, name, option))
+    assert seen > 200
+    assert missing == set()
+
+
+def product_texts() -> str:
+    """Return the texts of the product's code, with a number for each value."""
+    found = []
+    for path in (ROOT / "qdo").rglob("*.py"):
+        for node in ast.walk(ast.parse(_text(path))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[sdr]|%\.\d+f", "7", node.value))
+            elif isinstance(node, ast.JoinedStr):
+                parts = (getattr(each, "value", None) for each in node.values)
+                found.append("".join(each if isinstance(each, str) else "7" for each in parts))
+    return "\n".join(found)
+
+
+def test_every_word_to_look_for_in_the_log_is_in_the_log() -> None:
+    """Those of grep on a page."""
+    texts = product_texts()
+    words = [
+        word
+        for page in pages()
+        for pattern in re.findall(r"grep -E '([^']+)' worker.log", _text(page))
+        for word in pattern.split("|")
+    ]
+    assert len(words) > 5
+    assert [word for word in words if not re.search(word, texts)] == []
 
 
 def named_commands(text: str) -> set[str]:
