@@ -299,6 +299,29 @@ def test_the_start_with_postgresql_happens_as_shown(shell: Shell, postgresql_url
     assert again.splitlines()[-1] == "the schema is current; nothing to do"
 
 
+COUNT = """
+import os, psycopg, qdo
+app = qdo.App("count")
+COUNT = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+
+@app.job()
+def job(message, context):
+    app.send("done", 1)
+    with psycopg.connect(os.environ["QDO_BROKER"]) as db:
+        print(db.execute(COUNT).fetchone()[0] - 1)
+"""
+
+
+def test_a_process_has_the_connections_of_the_page(shell: Shell, postgresql_url: str) -> None:
+    (most,) = re.findall(r"qdo itself holds up to (\d+) more", read("hooks"))
+    shell.write("count.py", COUNT)
+    setting = f"export QDO_APP=count:app QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:c.db"
+    shell.run(f"{setting}; qdo admin broker init; qdo send q 1")
+    found = shell.run(f"{setting}; qdo-worker {WORK} --max-messages 5").split()
+    assert found
+    assert max(map(int, found)) == int(most)
+
+
 def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
     """The worked example of the delivery rules stays exact when a queue is processed again."""
     (block,) = [each for each in blocks(read("delivery")) if each.language == "python"]
