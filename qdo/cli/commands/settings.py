@@ -38,7 +38,7 @@ from qdo.settings.live import differences, live_names, read_live
 from qdo.settings.settings import Settings, check_names, declarations
 from qdo.settings.sources import parse_toml
 from qdo.settings.values import LIVE, convert
-from qdo.text import join_some, pluralize
+from qdo.text import join_some, pluralize, printable, printable_lines
 
 _SCHEMA = "qdo.settings-change/1"
 
@@ -276,6 +276,8 @@ def get(number: int | None, settings: Settings) -> None:
         if client is None and number is not None:
             raise NotFoundError(what="version of the live settings", name=str(number))
         text = "" if client is None else _text(client, layout, number)
+    if sys.stdout.isatty():  # a file gets the exact text, for `qdo settings apply`
+        text = printable_lines(text)
     sys.stdout.write(text if not text or text.endswith("\n") else f"{text}\n")
 
 
@@ -317,7 +319,7 @@ def diff(first: int | None, second: int | None, settings: Settings) -> None:
         before, after = (_text(client, layout, each).splitlines() for each in (old, new))
     names = f"version {old}", f"version {new}"
     for line in difflib.unified_diff(before, after, *names, lineterm=""):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 # --- changing -----------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet.live_settings import version_path
+from qdo.fleet.settings_machine import SettingsNode, SettingsVersion
 from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
@@ -139,9 +141,8 @@ CALLS = {
     ],
     "settings": [
         ("settings", "show"),
-        ("settings", "get"),
         ("settings", "history"),
-        ("settings", "diff"),
+        ("settings", "diff", "1", "2"),
         ("settings", "set", HOSTILE_NAME, HOSTILE),
         ("settings", "set", "attempts", HOSTILE),
         ("settings", "set", "attempts", "5", "--reason", HOSTILE),
@@ -211,6 +212,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
     client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
+    for number in (1, 2):
+        version = SettingsVersion("a" * 8, number, TEXT * number, TEXT, 1.0, TEXT)
+        client.create(version_path(LAYOUT, number), version.encode())
+    client.set(LAYOUT.fleet.settings, SettingsNode(version).encode())
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
     recorder = Recorder()
     recorder.bind(lambda message, context: None)(Message(HOSTILE_NAME, 1, None), None)
@@ -269,6 +274,15 @@ def test_no_command_prints_control_characters(cli: Run, name: str) -> None:
         assert unsafe(ended.out + ended.err) == set(), arguments
         assert not any(line.startswith("qdo: forged") for line in ended.err.splitlines())
     assert "\\u202e" in printed
+
+
+def test_settings_are_exact_but_on_a_terminal(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file gets what another command reads, and a terminal what it can show."""
+    assert cli("settings", "get").out == f"{TEXT}{TEXT}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = cli("settings", "get").out
+    assert unsafe(shown) == set()
+    assert "\\u202e" in shown
 
 
 def test_json_is_exact(cli: Run) -> None:
