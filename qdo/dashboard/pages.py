@@ -166,6 +166,10 @@ LETTER_ROWS = 50
 ENTRIES = 10
 MARKS = 50
 """Failing messages on the page of a queue."""
+POLL_SECONDS = 2.0
+"""How often an open page asks for a new reading."""
+GAP_PAUSES = 3.0
+"""Charts have a gap where this many readings are missing."""
 
 queue_pages = Blueprint("queues", __name__)
 
@@ -250,11 +254,13 @@ def _drawings(reading: Reading, name: str) -> dict[str, Any]:
     end = math.floor(time.time() / 60) * 60 + 60
     begin = end - 60 * answers.MINUTES
     minutes = () if history is None else history.minutes
+    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
     counts = [(float(each.minute), each.done, each.failed) for each in minutes]
     return {
-        "ages": line_chart([(each.at, each.age_seconds) for each in samples], 10.0),
+        "ages": line_chart([(each.at, each.age_seconds) for each in samples], gap, 10.0),
         "backlogs": line_chart(
             [(each.at, None if each.backlog is None else float(each.backlog)) for each in samples],
+            gap,
             10.0,
         ),
         "history": history,

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from flask import Flask, request
@@ -143,8 +142,6 @@ def _context() -> dict[str, Any]:
 
 
 WIDTH, HEIGHT = 600.0, 120.0
-_GAP_SHARE = 3.0
-"""A gap of this many times the usual distance of samples is not drawn as a line."""
 
 Point = tuple[float, float | None]
 
@@ -178,9 +175,12 @@ class Bar:
     kind: str
 
 
-def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | None:
+def line_chart(
+    points: Sequence[Point], gap_seconds: float, least_top: float = 1.0
+) -> LineChart | None:
     """Return the drawing of points in the order of time; None without two known values.
 
+    :param gap_seconds: points that are further apart are not joined: nothing was read meanwhile.
     :param least_top: least value at the upper edge: an almost constant value makes a flat line.
     """
     known = [value for _, value in points if value is not None]
@@ -193,8 +193,6 @@ def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | N
         x = (at - begin) / (end - begin) * WIDTH
         return round(x, 1), round(HEIGHT - value / top * HEIGHT, 1)
 
-    steps = sorted(after[0] - before[0] for before, after in pairwise(points))
-    widest = _GAP_SHARE * max(steps[len(steps) // 2], 1e-9)
     path: list[str] = []
     previous: float | None = None
     for at, value in points:
@@ -202,7 +200,7 @@ def line_chart(points: Sequence[Point], least_top: float = 1.0) -> LineChart | N
             previous = None
             continue
         x, y = place(at, value)
-        joined = previous is not None and at - previous <= widest
+        joined = previous is not None and at - previous <= gap_seconds
         path.append(f"{'L' if joined else 'M'}{x:g} {y:g}")
         previous = at
     last = points[-1][1]

@@ -40,6 +40,7 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "state": verdict.state.value,
         "reason": verdict.reason or None,
         "remedy": verdict.remedy or None,
+        "remedies": list(verdict.remedies),
     }
     return {"queue": each.queue, **judged, **each.dump()}
 
@@ -55,6 +56,7 @@ def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "owner": each.owner,
         "reason": verdict.reason or None,
         "remedy": verdict.remedy or None,
+        "remedies": list(verdict.remedies),
     }
 
 

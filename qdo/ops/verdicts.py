@@ -156,6 +156,7 @@ class Verdict:
 
     :ivar reason: a sentence, "" if there is nothing to say.
     :ivar remedy: what to do: most often a command; "" if nothing is to be done.
+    :ivar choices: the commands of a remedy that has several.
     :ivar eta_seconds: when it will have caught up, None if that is unknown.
     """
 
@@ -163,6 +164,12 @@ class Verdict:
     reason: str = ""
     remedy: str = ""
     eta_seconds: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """The remedy, or its commands one by one."""
+        return self.choices or ((self.remedy,) if self.remedy else ())
 
 
 def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdict:
@@ -214,7 +221,7 @@ def _with_expiry(case: QueueCase, verdict: Verdict) -> Verdict:
     left = short_duration(max(0.0, kept - age))
     reason = f"Its next message is {short_duration(age)} old, and the broker deletes it in {left}."
     why = f"{reason} {verdict.reason}".strip()
-    return Verdict(QueueHealth.EXPIRING, why, verdict.remedy, verdict.eta_seconds)
+    return replace(verdict, state=QueueHealth.EXPIRING, reason=why)
 
 
 def _blocked(case: QueueCase) -> Verdict | None:
@@ -235,7 +242,8 @@ def _blocked(case: QueueCase) -> Verdict | None:
     named = case.queue, str(marks.position)
     skip, add = command_text("skip", *named), command_text("dead-letters add", *named)
     # The last one drops the message.
-    return Verdict(QueueHealth.BLOCKED, reason, f"{retry}, {add} or {skip}")
+    remedy = f"{retry}, {add} or {skip}"
+    return Verdict(QueueHealth.BLOCKED, reason, remedy, choices=(retry, add, skip))
 
 
 def _paused(case: QueueCase) -> Verdict | None:

@@ -90,7 +90,7 @@
 
   const prepare = (part) => {
     for (const code of part.querySelectorAll(".remedy code")) {
-      if (!navigator.clipboard || !/^qdo [^,]+$/.test(code.textContent)) continue;
+      if (!navigator.clipboard || !/^qdo /.test(code.textContent)) continue;
       const button = document.createElement("button");
       button.type = "button";
       button.className = "copy";

@@ -59,7 +59,8 @@ def test_the_overview_names_the_worst_queues(shop: FilledShop) -> None:
     """The reason, and the command to run next."""
     text = shop.visitor().page("/")
     assert BLOCKED_ERROR in text
-    assert "qdo retry-now blocked" in text
+    for command in ("retry-now blocked", "dead-letters add blocked ", "skip blocked "):
+        assert f"<code>qdo {command}" in text, "each by itself, to copy"
     assert text.index(">blocked</a>") < text.index(">fine</a>")
 
 

@@ -31,7 +31,7 @@ def status(queue: str, age: float | None, backlog: int | None) -> QueueStatus:
 
 def test_a_line_goes_through_its_points() -> None:
     """From the left edge to the right one; zero is at the bottom."""
-    chart = line_chart([(0.0, 0.0), (10.0, 50.0), (20.0, 100.0)])
+    chart = line_chart([(0.0, 0.0), (10.0, 50.0), (20.0, 100.0)], 10.0)
     assert chart is not None
     assert chart.line == f"M0 {HEIGHT:g}L{WIDTH / 2:g} {HEIGHT / 2:g}L{WIDTH:g} 0"
     assert (chart.top, chart.last, chart.most) == (100.0, 100.0, 100.0)
@@ -40,19 +40,22 @@ def test_a_line_goes_through_its_points() -> None:
 def test_unknown_values_and_gaps_interrupt_a_line() -> None:
     """Unknown is not zero, and a time without readings is not a slope."""
     values = [(0.0, 1.0), (1.0, 1.0), (2.0, None), (3.0, 1.0), (4.0, 1.0), (100.0, 1.0)]
-    chart = line_chart(values)
+    chart = line_chart(values, 2.0)
     assert chart is not None
     assert chart.line.count("M") == 3
+    few = line_chart([(0.0, 1.0), (5.0, 1.0), (605.0, 1.0)], 21.0)
+    assert few is not None
+    assert few.line.count("M") == 2
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 2.0)], [(1.0, None), (2.0, 3.0)], [(1.0, 1.0)] * 2])
 def test_too_few_points_have_no_line(points: list[tuple[float, float | None]]) -> None:
-    assert line_chart(points) is None
+    assert line_chart(points, 10.0) is None
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e12)), min_size=2, max_size=30))
 def test_a_line_stays_within_its_drawing(values: list[float | None]) -> None:
-    chart = line_chart([(float(at), value) for at, value in enumerate(values)])
+    chart = line_chart([(float(at), value) for at, value in enumerate(values)], 1.0)
     if chart is None:
         return
     numbers = [float(each) for each in re.findall(r"-?[\d.]+(?:e[-+]?\d+)?", chart.line)]
