@@ -27,7 +27,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, Committed, NodeRead, SetOp
 from qdo.coordination.transactions import commit, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.values import encode, load, typed
+from qdo.coordination.znodes.values import encode_with_others, load, typed
 from qdo.errors import RejectedError
 from qdo.fleet.settings_machine import SettingsReport
 
@@ -139,8 +139,8 @@ class AppLevel:
         return cls(level, next, value)
 
     def encode(self) -> bytes:
-        value: dict[str, Any] = {**(self.other or {}), "level": self.level}
-        return encode(value | ({"next_level": self.next} if self.next else {}))
+        own = {"level": self.level} | ({"next_level": self.next} if self.next else {})
+        return encode_with_others(own, self.other or {})
 
 
 def _level(value: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qdo.coordination.znodes.values import encode, load, shown, text_of
+from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.errors import UsageError
 
 MOST = 1_000_000
@@ -83,7 +83,7 @@ class LimitNode:
         return replace(self, permits=permits, starts=starts)
 
     def encode(self) -> bytes:
-        value: dict[str, Any] = {**self.extra, "max": self.max}
+        value: dict[str, Any] = {"max": self.max}
         if self.rate is not None:
             value |= {"rate": self.rate, "burst": self.burst}
         if self.reason:
@@ -93,7 +93,7 @@ class LimitNode:
         for key, holders in (("permits", self.permits), ("starts", self.starts)):
             if holders:
                 value[key] = [[each.worker, each.held, each.wants] for each in holders]
-        return encode(value)
+        return encode_with_others(value, self.extra)
 
 
 def checked_terms(max: Any, rate: Any, burst: Any = None) -> LimitNode:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import zlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import ujson
@@ -134,6 +135,15 @@ def encode(value: dict[str, Any]) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return _SURROGATE.sub("\ufffd", text).encode()
+
+
+def encode_with_others(value: dict[str, Any], others: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a node with the keys of other programs, without them if it is too long.
+
+    A value that is written again may grow: 1e15 becomes 1000000000000000.0.
+    """
+    data = encode({**others, **value})
+    return data if len(data) <= MAX_VALUE_BYTES else encode(value)
 
 
 def encode_list(value: dict[str, Any]) -> bytes:

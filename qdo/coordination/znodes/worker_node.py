@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdo.coordination.znodes.layout import is_worker_name
-from qdo.coordination.znodes.values import encode, encode_list, load, load_list, string_tuple
+from qdo.coordination.znodes.values import (
+    encode_list,
+    encode_with_others,
+    load,
+    load_list,
+    string_tuple,
+)
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 from qdo.text import shorten
 
@@ -134,4 +140,4 @@ def with_moves(data: bytes | None, moves: Mapping[str, str]) -> bytes:
     """Return the value of the folder of assignments with these moves; other keys stay."""
     value, _ = load(data)
     value.pop("moves", None)
-    return encode({**value, "moves": dict(moves)} if moves else value)
+    return encode_with_others({"moves": dict(moves)} if moves else {}, value)

@@ -312,6 +312,17 @@ def test_hostile_content_ends_no_command(cli: Run, hostile: Client) -> None:
         assert cli("documents put", "plans", name, "1").code == 0
 
 
+def test_a_value_that_grows_when_written_is_replaced(cli: Run, hostile: Client) -> None:
+    """A request with the keys of the other program would end the connection."""
+    hostile.delete(f"{LAYOUT.components}/worker/host-0")
+    hostile.create(
+        LAYOUT.fleet.limit("crm"), b'{"x": [' + b"1e15," * 60_000 + b"0]}", makepath=True
+    )
+    assert cli("limits set", "crm", "--max", "3").code == 0
+    (item,) = json.loads(cli("limits list", "-o", "json").out)["items"]
+    assert (item["max"], item["fault"]) == (3, None)
+
+
 def test_a_lower_number_of_live_settings_holds_no_change_up(cli: Run, hostile: Client) -> None:
     """An older node was written back by hand, and later versions are kept."""
     hostile.delete(LAYOUT.worker(WORKER))

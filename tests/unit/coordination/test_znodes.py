@@ -19,9 +19,16 @@ from qdo.coordination.znodes.values import (
     MAX_QUEUE_BYTES,
     MAX_VALUE_BYTES,
 )
-from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
+from qdo.coordination.znodes.worker_node import (
+    WorkerNode,
+    encode_queues,
+    parse_assignment,
+    with_moves,
+)
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import QueueNameError, SettingsError
+from qdo.fleet.components import AppLevel
+from qdo.fleet.limit_node import LimitNode
 from qdo.queues import check_queue_name, name_error
 
 
@@ -483,6 +490,20 @@ def test_hostile_values_become_a_value_or_a_fault(number: int) -> None:
     assert parse_assignment(data) is None
     BrokerNode.parse(data).encode()
     WorkerReport.parse(data)
+
+
+def test_keys_of_other_programs_never_make_a_value_too_long() -> None:
+    """A server closes the connection on such a request; they are dropped then."""
+    grows = b'"x": [' + b"1e15," * 60_000 + b"0]"
+    for data in (
+        LimitNode.parse(b'{"max": 3, %b}' % grows).encode(),
+        AppLevel.parse(b'{"level": 3, %b}' % grows).encode(),
+        with_moves(b'{"moves": {}, %b}' % grows, {"q": "worker-0000000001"}),
+    ):
+        assert len(data) <= MAX_VALUE_BYTES
+        assert len(json.loads(data)) == 1
+    kept = LimitNode.parse(b'{"max": 3, "x": [1]}').encode()
+    assert json.loads(kept) == {"max": 3, "x": [1]}
 
 
 def test_a_giant_value_keeps_what_qdo_wrote() -> None:
