@@ -33,6 +33,8 @@ from qdo.system.clock import clock
 
 ANSWER_SECONDS = 15.0
 """How long a caller waits for one answer, over lost connections too."""
+CHANGE_SECONDS = 2 * ANSWER_SECONDS
+"""How long a change is repeated while no transaction is answered."""
 AGAIN_SECONDS = 0.05
 """Pause before a request is repeated that was lost with its connection."""
 
@@ -127,7 +129,7 @@ def change(
     :param guess: the node for the first decision, which saves a read if it is right.
     :returns: the transaction; None if `decide` returned None.
     """
-    unanswered = False
+    unanswered, deadline = False, clock() + CHANGE_SECONDS
     while True:
         node, guess = guess or read(client, path), None
         if unanswered and isinstance(node, NodeRead) and is_mine(node):
@@ -145,3 +147,5 @@ def change(
         else:
             settle(client, root)
             unanswered = True
+            if clock() > deadline:  # it may be the request that ends each connection
+                raise connection_lost(client, TimeoutError("no answer"))

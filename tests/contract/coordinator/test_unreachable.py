@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import sqlite3
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import gevent
 import pytest
 
-from qdo.coordination.client import Address, connect
+from qdo.coordination import transactions
+from qdo.coordination.client import Address, Client, connect
+from qdo.coordination.protocol.machine import NoResponse, Op, Response, SetOp
 from qdo.errors import (
     CoordinatorUnreachableError,
     DatabaseCorruptError,
@@ -55,6 +58,27 @@ def test_an_interrupted_opening_ends_its_attempts() -> None:
     attempts = client._connection._connection_routine
     attempts.join(20)
     assert attempts.dead
+
+
+def test_a_change_whose_answer_never_comes_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request may be what ends each connection."""
+    client = connect(f"sqlite:{tmp_path / 'coordination.db'}", handler="threading")
+    client.open(20)
+    client.create("/a", b"")
+    real = transactions.commit
+
+    def commit(client: Client, ops: Sequence[Op]) -> Response:
+        return NoResponse() if isinstance(ops[0], SetOp) else real(client, ops)
+
+    monkeypatch.setattr(transactions, "commit", commit)
+    monkeypatch.setattr(transactions, "CHANGE_SECONDS", 0.2)
+    with pytest.raises(CoordinatorUnreachableError):
+        transactions.change(client, "/a", lambda node: [SetOp("/a", b"1", 0)], root="/a")
+    assert client.get("/a")[0] == b""
+    client.stop()
+    client.close()
 
 
 def test_damaged_file(tmp_path: Path) -> None:
