@@ -255,21 +255,23 @@ def test_closing_a_broker_ends_calls_that_wait(
         assert isinstance(call.exception(), PostgresqlBusyError)
 
 
-def test_a_statement_timeout_of_the_server_is_told(
-    postgresql: PostgresqlDatabase, broker: Broker, monkeypatch: pytest.MonkeyPatch
+def test_a_canceled_statement_is_tried_again(
+    postgresql: PostgresqlDatabase,
+    broker: Broker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is stored, the connection stays, and the next send succeeds."""
-    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
-    with postgresql.connect() as connection:
-        connection.execute(f"ALTER DATABASE {postgresql.name} SET statement_timeout = '100ms'")
-    impatient = open_broker(postgresql.url(), "app")
-    try:
-        with psycopg.connect(postgresql.conninfo()) as connection:
-            connection.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
-            with pytest.raises(PostgresqlBusyError) as caught:
-                impatient.send(Outgoing("blocked", b"no"))
-        assert "statement timeout" in caught.value.details["reason"]
-        impatient.send(Outgoing("blocked", b"second"))
-    finally:
-        impatient.close()
+    """An administrator cancels what waits. It has stored nothing, and is stored once."""
+    monkeypatch.setattr(writer, "GROUP_LOCK_SECONDS", 30.0)
+    cancel = (
+        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with ThreadPoolExecutor(1) as pool, postgresql.connect() as administrator:
+        call = pool.submit(broker.send, Outgoing("blocked", b"second"))
+        wait_until(
+            lambda: administrator.execute(cancel).fetchone() == (True,), "the call is canceled"
+        )
+        holder.rollback()
+        call.result(20)
     assert [row.body for row in rows(broker, "blocked")] == [b"first", b"second"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -10,19 +11,22 @@ import psycopg.sql
 import pytest
 
 from qdo.broker_errors import (
+    PostgresqlError,
     PostgresqlLoginError,
     PostgresqlRightsError,
     PostgresqlUnreachableError,
     PostgresqlUnsuitableError,
     SchemaMissingError,
 )
-from qdo.brokers.base import Outgoing
+from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.postgresql.schema import PARTITION_SECONDS
 from qdo.brokers.registry import open_broker, schema_of
 from qdo.errors import QdoError, UsageError
+from qdo.positions import position_now
 from tests.support.brokers import rows
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.processes import wait_until
 from tests.support.zookeeper import free_ports
 
 
@@ -116,6 +120,92 @@ def test_texts_that_cannot_be_stored_are_refused(text: str, postgresql: Postgres
             broker.send(Outgoing("q", b"", key=text))
         broker.send(Outgoing("q", b"kept"))
         assert [row.body for row in rows(broker, "q")] == [b"kept"]
+
+
+DEFAULTS = {
+    "default_transaction_isolation": "serializable",
+    "session_replication_role": "replica",
+    "search_path": "nowhere",
+    "client_encoding": "LATIN1",
+    "statement_timeout": "1ms",
+    "lock_timeout": "1ms",
+    "idle_session_timeout": "200ms",
+    "idle_in_transaction_session_timeout": "1ms",
+    "synchronous_commit": "off",
+}
+
+
+def test_defaults_of_a_database_change_nothing(postgresql: PostgresqlDatabase) -> None:
+    with postgresql.connect() as connection:
+        for name, value in DEFAULTS.items():
+            connection.execute(f"ALTER DATABASE {postgresql.name} SET {name} = '{value}'".encode())
+    assert schema_of(postgresql.url()).create(postgresql.url(), PARTITION_SECONDS)
+    woken: set[str] = set()
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
+        broker.listen(woken.update)
+        later = SendOptions(due=time.time() + 0.5, dedup_key="k")
+        ids = {broker.send(Outgoing("q", "\u20ac".encode(), "\u20ac", None, later)) for _ in "12"}
+        assert len(ids) == 1
+        wait_until(lambda: "q" in woken, "it is due")
+        with postgresql.connect() as connection:
+            connection.execute("SET statement_timeout = 0")
+            connection.execute("SET lock_timeout = 0")
+            connection.execute("SET idle_in_transaction_session_timeout = 0")
+            with pytest.raises(UsageError), connection.transaction():
+                broker.send_within(connection, [Outgoing("q", b"no", "\u20ac")])
+            connection.execute("SET client_encoding = 'UTF8'")
+            with connection.transaction():
+                broker.send_within(connection, [Outgoing("q", b"staged", "\u20ac")])
+        assert [row.body for row in rows(broker, "q")] == ["\u20ac".encode(), b"staged"]
+        broker.trim("q", position_now(), 0.0)
+        settings = broker._writer.run(
+            lambda connection: connection.execute("SHOW synchronous_commit").fetchone()
+        )
+        assert settings == ("on",)
+
+
+def test_a_connection_that_ended_while_idle_is_replaced(
+    postgresql: PostgresqlDatabase,
+) -> None:
+    """As at a restart of the server: nothing was sent, so no outcome is unknown."""
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        broker.send(Outgoing("q", b"1"))
+        reader = broker.reader("q", 0)
+        assert len(reader.fetch(9)) == 1
+        with postgresql.connect() as connection:
+            others = "FROM pg_stat_activity WHERE datname = current_database()"
+            others += " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            connection.execute(f"SELECT pg_terminate_backend(pid) {others}".encode())
+            wait_until(
+                lambda: connection.execute(f"SELECT {others}".encode()).fetchone() is None,
+                "the sessions have ended",
+            )
+        broker.send(Outgoing("q", b"2"))
+        assert len(reader.fetch(9)) == 1
+
+
+def test_refusals_of_a_server_that_was_reached_say_so(postgresql: PostgresqlDatabase) -> None:
+    """Such as a lack of memory for locks; the remedy is that of the server."""
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        with postgresql.connect() as connection:
+            connection.execute("ALTER FUNCTION qdo.look RENAME TO hidden")
+            connection.execute(
+                "CREATE FUNCTION qdo.look(text, bigint, bigint[]) RETURNS void LANGUAGE plpgsql"
+                " AS $$BEGIN RAISE 'out of shared memory' USING ERRCODE = '53200', HINT = 'x';"
+                " END$$"
+            )
+        with pytest.raises(PostgresqlError) as raised:
+            broker.listen(lambda names: None)
+    assert type(raised.value) is PostgresqlError
+    assert raised.value.details["reason"] == "out of shared memory (x)"
+
+
+def test_long_deduplication_keys_are_stored(postgresql: PostgresqlDatabase) -> None:
+    """Their bytes exceed those of an index."""
+    options = [SendOptions(dedup_key="\u4e00" * 999 + last) for last in "aab"]
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        ids = [broker.send(Outgoing("q", b"1", terms=each)) for each in options]
+    assert ids[0] == ids[1] != ids[2]
 
 
 # --- rights -------------------------------------------------------------------------

@@ -403,6 +403,8 @@ END
 $$;
 CREATE CONSTRAINT TRIGGER send_staged AFTER INSERT ON {schema}.outgoing
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.send_staged();
+-- Also for sessions with session_replication_role = replica, as those that load many rows.
+ALTER TABLE {schema}.outgoing ENABLE ALWAYS TRIGGER send_staged;
 
 -- The name under which listeners of an app are notified; names of channels have 63 bytes.
 CREATE FUNCTION {schema}.channel(of_app text) RETURNS text

@@ -119,7 +119,9 @@ def _connect(
     state: int = pq.PollingStatus.WRITING
     while state != pq.PollingStatus.OK:
         if pgconn.status == pq.ConnStatus.BAD or state == pq.PollingStatus.FAILED:
-            raise psycopg.OperationalError(pgconn.get_error_message(), pgconn=pgconn)
+            message = pgconn.get_error_message()
+            # Callers may keep the error, and it must not keep the socket.
+            raise psycopg.OperationalError(message, pgconn=errors.finish_pgconn(pgconn))
         wanted = _READ if state == pq.PollingStatus.READING else _WRITE
         if not wait_for(make_poll(), pgconn.socket, wanted, deadline):
             pgconn.finish()
@@ -143,8 +145,42 @@ def with_lock_timeout(
         return act(connection)
 
 
+def _set_up(connection: PostgresqlConnection) -> None:
+    """Set what qdo relies on, whatever the defaults of the role and the database are."""
+    milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up what was given up here
+    connection.execute(
+        "SET default_transaction_isolation = 'read committed';"
+        "SET search_path = pg_catalog, pg_temp;"
+        "SET lock_timeout = 0;"
+        "SET idle_session_timeout = 0;"
+        f"SET idle_in_transaction_session_timeout = {milliseconds};"
+        f"SET statement_timeout = {milliseconds};"
+        "SELECT set_config('synchronous_commit', 'on', false)"
+        " WHERE current_setting('synchronous_commit') = 'off'",
+        prepare=False,
+    )
+
+
+def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
+    """Return whether the server has closed a connection that was idle, as at a restart.
+
+    What arrives at an idle connection is a notification or its end, which a statement tells.
+    """
+    if connection.closed:
+        return True
+    try:
+        if wait_for(poll, connection.pgconn.socket, _READ, 0.0):
+            connection.execute("SELECT 1")
+    except psycopg.Error:
+        return True
+    return False
+
+
 class PostgresqlSession:
     """A connection that is opened at first use, and again when it was lost. For one thread.
+
+    Behind a pooler, settings of a session would stay for other clients. The functions of the schema
+    have theirs, and writes are transactions with a lock timeout.
 
     :param prepare: called with each new connection.
     """
@@ -187,10 +223,14 @@ class PostgresqlSession:
             raise translated(self._address, error, self._role) from error
 
     def _open(self) -> PostgresqlConnection:
-        if self._connection is None or self._connection.closed:
+        if self._connection is not None and _has_ended(self._connection, self._make_poll()):
+            self.close()
+        if self._connection is None:
             connection = connect(self._address, self._make_poll)
             self._role = connection.info.user
             try:
+                if not self._address.pooled:
+                    _set_up(connection)
                 self._prepare(connection)
             except BaseException:
                 connection.close()
@@ -230,6 +270,9 @@ _LOGIN = re.compile(
 """Errors at login: libpq gives them no SQLSTATE."""
 
 
+_REACH = re.compile("08|57P0|53300|3D000")
+"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns, too many connections, a
+missing database."""
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 """Errors of libpq about parameters of the address, before it connects."""
 
@@ -248,9 +291,10 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
         return _rights_error(address, reason, role)
     if error.sqlstate is None:
         return _login_error(address, error, reason)
-    if isinstance(error, psycopg.OperationalError):
+    if _REACH.match(error.sqlstate):
         return PostgresqlUnreachableError(server=server, reason=reason)
-    return PostgresqlError(server=server, reason=reason)
+    hint = printable(error.diag.message_hint or "")
+    return PostgresqlError(server=server, reason=f"{reason} ({hint})" if hint else reason)
 
 
 def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> QdoError:

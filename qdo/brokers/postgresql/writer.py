@@ -373,6 +373,11 @@ class StageWork:
         :raises UsageError: it is not a connection of psycopg, or to another database.
         """
         execute, driver = executor_of(connection)
+        if driver.info.encoding != "utf-8":
+            raise UsageError(
+                reason="the client_encoding of the connection must be UTF8, got "
+                f"{driver.info.encoding}; set it when you connect"
+            )
         try:
             execute(self._statement, self._parameters)
         except Exception as error:
