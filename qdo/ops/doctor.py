@@ -419,7 +419,7 @@ def _is_unasked(verdict: Verdict) -> bool:
 def limits(case: Case) -> Diagnosis:
     """Look for limits that jobs name and the coordinator does not have."""
     named = {name for each in case.jobs or () for name in each.limits}
-    missing = named - list_limits(case.connected(), case.layout).keys()
+    missing = named - list_limits(case.connected(), case.layout).keys() - {*case.declared}
     missing |= {name for each in case.workers() for name in each.report.unusable}
     if missing:
         first = min(missing)

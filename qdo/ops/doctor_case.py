@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -57,6 +57,7 @@ class Case:
     :ivar broker: None for the same reasons.
     :ivar faults: why "coordinator" or "broker" is None.
     :ivar jobs: the jobs of the app, None if only its name is known.
+    :ivar declared: the limits that its workers make unless an operator has.
     """
 
     client: Client | None
@@ -66,6 +67,7 @@ class Case:
     coordinator_url: str
     broker_url: str
     jobs: Sequence[Job] | None = None
+    declared: Collection[str] = ()
     policy_of: Callable[[str], Policy] = lambda queue: Policy()
     _read: dict[str, Any] = field(default_factory=dict)
     _reading: Any = field(default_factory=threading.Lock)

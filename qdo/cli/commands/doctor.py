@@ -35,6 +35,8 @@ Checks:
   leader, workers       a registered worker leads, and each worker reports
   lost-workers          sessions of the last hour that ended with queues, of the
                         last 20 that the leader remembers
+  dead-processes        worker processes that died and were replaced in the last hour,
+                        of the last 20 of each place
   chores                the leader has done its chores within five minutes, and
                         none failed; the leader repeats them once a minute
   versions              all processes have one version, which fits the app's level
@@ -42,6 +44,7 @@ Checks:
   disk, open-files      of the embedded files, and of this user, on this machine
   deadlines             timeout_seconds of jobs, against the broker's longest
   dead-letters, queues  their numbers; queues by state
+  limits                those that jobs name exist, and permit something
   queues-without-jobs, jobs-without-queues
                         names of queues, against globs and filters
   retention             failed: unread messages were deleted; warning: they are at
@@ -85,6 +88,7 @@ def doctor(form: str, settings: Settings) -> int:
             coordinator_url=hide_credentials(settings.coordinator),
             broker_url=hide_credentials(settings.broker),
             jobs=None if app is None else app.jobs,
+            declared=() if app is None else app.limits,
             policy_of=lambda queue: settings.policy_of(
                 queue, None if app is None else app.job_for(queue)
             ),

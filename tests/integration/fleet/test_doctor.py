@@ -104,12 +104,13 @@ def test_each_fault_is_found(runs: AppRuns) -> None:
 
 
 def test_a_fleet_without_workers_fails(runs: AppRuns) -> None:
-    """Also while the node still names the last leader."""
+    """Also while the node still names the last leader. Its workers will make a declared limit."""
     runs.client.create(
         runs.layout.rebalancer, encode({"worker": "worker-0000000007"}), makepath=True
     )
     worker = f"{runs.layout.workers}/worker-"
-    (runs.folder / "jobs.py").write_text(JOBS)
+    limited = JOBS.replace('"good-*"', '"good-*", limits=["crm"]')
+    (runs.folder / "jobs.py").write_text(f'{limited}\napp.limit("crm", max=5)\n')
     found = doctor(runs, 1)
     assert statuses(found, "failed") == {"leader": "failed", "workers": "failed"}
     runs.client.create(worker, b"{}", ephemeral=True, sequence=True, makepath=True)
