@@ -5,7 +5,8 @@ The functions are those of the commands, so are their results, errors and entrie
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qdo.errors import UsageError
@@ -15,17 +16,80 @@ if TYPE_CHECKING:
     from qdo.brokers.base import Broker
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
+    from qdo.fleet.hold_machine import Hold
+    from qdo.ops.cancel import Cancellation
     from qdo.ops.decisions import OperatorDecision
     from qdo.ops.peek import Kind, PeekedMessage
     from qdo.system.per_process import PerProcess
 
-_Result = TypeVar("_Result", covariant=True)
+_Result = TypeVar("_Result")
 
 # Functions import their modules late: most senders need none of them.
 
 
-class _Act(Protocol[_Result]):
-    def __call__(self, client: Client, layout: Layout, broker: Broker) -> _Result: ...
+class OperatorService(Protocol):
+    """Acts for operators; `qdo.testing` has another one."""
+
+    def cancel(
+        self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
+    ) -> list[Cancellation]: ...
+
+    def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]: ...
+
+    def pause(self, hold: Hold, timeout_seconds: float) -> None: ...
+
+    def resume(self, queues: Sequence[str], reason: str) -> None: ...
+
+    def decide(
+        self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
+    ) -> list[str | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOperators:
+    """Acts on a fleet."""
+
+    client: Client
+    layout: Layout
+    broker: Broker
+
+    def cancel(
+        self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
+    ) -> list[Cancellation]:
+        from qdo.ops.cancel import cancel
+
+        place = self.client, self.layout, self.broker, queue, ids
+        return cancel(*place, timeout_seconds=timeout_seconds, reason=reason)
+
+    def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
+        from qdo.ops.peek import peek
+
+        return list(peek(self.client, self.layout, self.broker, queue, kinds, limit))
+
+    def pause(self, hold: Hold, timeout_seconds: float) -> None:
+        from qdo.fleet import holds
+
+        zxid = holds.pause(self.client, self.layout, hold)
+        holds.wait_in_force(self.client, self.layout, hold, zxid, timeout_seconds)
+
+    def resume(self, queues: Sequence[str], reason: str) -> None:
+        from qdo.fleet import holds
+
+        client, layout = self.client, self.layout
+        holds.chosen(holds.read_holds(client, layout).node, queues)
+        with holds.recorded(client, layout, "resume", queues, reason) as record:
+            holds.end_pauses(client, layout, queues, record=record)
+
+    def decide(
+        self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
+    ) -> list[str | None]:
+        from qdo.ops.decisions import decide, ids_of, read_queue, which_of
+
+        node = read_queue(self.client, self.layout, queue)
+        names = ids_of(self.broker, self.broker.positions, queue, node)
+        which = which_of(queue, node, names, ids, every)
+        decided = decide(self.client, self.layout, queue, decision, which, reason)
+        return [names.get(each.position) for each in decided]
 
 
 class OperatorCalls(Sender):
@@ -55,23 +119,22 @@ class OperatorCalls(Sender):
         :raises UnsupportedError: SQS cannot cancel.
         :raises UsageError: a name is neither an id nor a position.
         """
-        from qdo.ops.cancel import cancel, check_outcomes
+        from qdo.ops.cancel import check_outcomes
 
         if not ids:
             raise UsageError(reason="cancel must name messages, got no id")
-
-        def act(client: Client, layout: Layout, broker: Broker) -> dict[str, str]:
-            limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "reason": reason}
-            done = cancel(client, layout, broker, queue, ids, **limits)
-            check_outcomes(queue, done)
-            return {each.name: each.outcome for each in done}
-
-        return self._act(act)
+        done = self._act(lambda each: each.cancel(queue, ids, reason, timeout_seconds))
+        check_outcomes(queue, done)
+        return {each.name: each.outcome for each in done}
 
     def peek(self, queue: str, *, kind: Kind | None = None, limit: int = 10) -> list[PeekedMessage]:
         """Return messages of a queue that are not done, as `qdo peek` shows them.
 
         They stay where they are. Their `body` is bytes, decrypted if `keys` has its key.
+
+        >>> id = app.send("mail-eu", {"to": "Ada"})
+        >>> [each.kind for each in app.peek("mail-eu")]
+        ['waiting']
 
         :param kind: "waiting", "delayed", "failing" or "blocking" only.
         :param limit: number of messages, at most 1000.
@@ -79,7 +142,7 @@ class OperatorCalls(Sender):
         :raises UnsupportedError: SQS shows only messages that fail or block the queue.
         """
         from qdo.ops.dead_letters import decrypted
-        from qdo.ops.peek import KINDS, MOST, peek
+        from qdo.ops.peek import KINDS, MOST
         from qdo.settings.vaults import vault_of
 
         if kind is not None and kind not in KINDS:
@@ -87,10 +150,7 @@ class OperatorCalls(Sender):
         if not 0 < limit <= MOST:
             raise UsageError(reason=f"limit must be 1 to {MOST}, got {limit!r}")
         vault = vault_of(self.settings, self.name)
-
-        def act(client: Client, layout: Layout, broker: Broker) -> list[PeekedMessage]:
-            kinds = KINDS if kind is None else (kind,)
-            return list(peek(client, layout, broker, queue, kinds, limit))
+        kinds = KINDS if kind is None else (kind,)
 
         def opened(message: PeekedMessage) -> PeekedMessage:
             if message.body is None:
@@ -98,7 +158,7 @@ class OperatorCalls(Sender):
             body, headers, fault = decrypted(queue, message.body, message.headers, vault)
             return message if fault is not None else replace(message, body=body, headers=headers)
 
-        return list(map(opened, self._act(act)))
+        return list(map(opened, self._act(lambda each: each.peek(queue, kinds, limit))))
 
     def pause(
         self,
@@ -117,15 +177,10 @@ class OperatorCalls(Sender):
         :raises HoldNotObeyedError: messages are still in flight; the queues stay paused.
         :raises UsageError: a glob, the reason or the time is not valid.
         """
-        from qdo.fleet import holds
+        from qdo.fleet.holds import new_hold
 
-        hold = holds.new_hold(queues, why, seconds)
-
-        def act(client: Client, layout: Layout, broker: Broker) -> None:
-            zxid = holds.pause(client, layout, hold)
-            holds.wait_in_force(client, layout, hold, zxid, timeout_seconds)
-
-        self._act(act)
+        hold = new_hold(queues, why, seconds)
+        self._act(lambda each: each.pause(hold, timeout_seconds))
 
     def resume(self, *queues: str, reason: str = "") -> None:
         """Let queues continue that `pause` or `qdo pause` has stopped, like `qdo resume`.
@@ -133,17 +188,9 @@ class OperatorCalls(Sender):
         :param queues: globs, as they were given to `pause`.
         :raises NotFoundError: one of them is not paused.
         """
-        from qdo.fleet import holds
-
         if not queues:
             raise UsageError(reason="resume must name queues, got no glob")
-
-        def act(client: Client, layout: Layout, broker: Broker) -> None:
-            holds.chosen(holds.read_holds(client, layout).node, queues)
-            with holds.recorded(client, layout, "resume", queues, reason) as record:
-                holds.end_pauses(client, layout, queues, record=record)
-
-        self._act(act)
+        self._act(lambda each: each.resume(queues, reason))
 
     def retry_now(
         self, queue: str, *ids: str, every: bool = False, reason: str = ""
@@ -156,7 +203,9 @@ class OperatorCalls(Sender):
         :raises NotFoundError: no worker has seen the queue.
         :raises NotFailingError: no message fails, or not all of these; nothing is changed.
         """
-        return self._decide(queue, "retry", ids, every, reason)
+        if ids and every:
+            raise UsageError(reason="give ids or every=True, not both")
+        return self._act(lambda each: each.decide(queue, "retry", ids, every, reason))
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
         """Skip messages that fail or block a queue, so that they never run again: `qdo skip`.
@@ -167,31 +216,12 @@ class OperatorCalls(Sender):
         """
         if not ids:
             raise UsageError(reason="skip must name messages, got no id")
-        return self._decide(queue, "skip", ids, False, reason)
+        return self._act(lambda each: each.decide(queue, "skip", ids, False, reason))
 
-    def _decide(
-        self, queue: str, decision: OperatorDecision, ids: tuple[str, ...], every: bool, reason: str
-    ) -> list[str | None]:
-        from qdo.ops.decisions import decide, ids_of, read_queue, which_of
-
-        if ids and every:
-            raise UsageError(reason="give ids or every=True, not both")
-
-        def act(client: Client, layout: Layout, broker: Broker) -> list[str | None]:
-            node = read_queue(client, layout, queue)
-            names = ids_of(broker, broker.positions, queue, node)
-            which = which_of(queue, node, names, ids, every)
-            decided = decide(client, layout, queue, decision, which, reason)
-            return [names.get(each.position) for each in decided]
-
-        return self._act(act)
-
-    def _act(self, act: _Act[_Result]) -> _Result:
+    def _act(self, act: Callable[[OperatorService], _Result]) -> _Result:
         from qdo.system.home_loop import at_home
 
         locks = self._locks.get()
-        if locks.connection is None:
-            raise UsageError(
-                reason="a TestKit has no operators of its app; use kit.decide and kit.holds"
-            )
-        return at_home(act, locks.connection.client, locks.layout, self.broker)
+        if locks.operators is not None:
+            return act(locks.operators)
+        return at_home(act, FleetOperators(locks.connection.client, locks.layout, self.broker))

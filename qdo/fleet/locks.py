@@ -156,6 +156,9 @@ class CoordinatorLocks:
     :param limits: the terms of limits that the app declares.
     """
 
+    operators = None
+    """See `qdo.operators.OperatorService`; None: its calls use this connection."""
+
     def __init__(
         self,
         connection: LeasedConnection,

@@ -139,7 +139,7 @@ def cancel(
             raise NotFoundError(what="queue", name=queue)
         queue_admin.create(client, layout, queue)
     outcomes = work.cancel(positions, clock() + timeout_seconds) if positions else {}
-    return [_result(name, found.get(name), outcomes, gone) for name in wanted]
+    return [result_of(name, found.get(name), outcomes, gone) for name in wanted]
 
 
 def _cancelled_before(client: Client | None, layout: Layout, queue: str, ids: Set[str]) -> Set[str]:
@@ -167,7 +167,7 @@ def _absent(name: str, gone: Set[str]) -> Cancellation:
     return Cancellation(name, None, None, NOT_FOUND)
 
 
-def _result(name: str, found: Found | None, outcomes: Outcomes, gone: Set[str]) -> Cancellation:
+def result_of(name: str, found: Found | None, outcomes: Outcomes, gone: Set[str]) -> Cancellation:
     if found is None:
         return _absent(name, gone)
     if found.position is None:

@@ -212,7 +212,13 @@ def peek(
     :raises CorruptNodeError: the progress of the queue cannot be read.
     """
     check_kinds(broker, kinds)
-    node = _node(client, layout, broker, queue)
+    yield from peek_behind(broker, queue, _node(client, layout, broker, queue), kinds, limit)
+
+
+def peek_behind(
+    broker: Broker, queue: str, node: QueueNode, kinds: Collection[Kind], limit: int
+) -> Iterator[PeekedMessage]:
+    """Yield messages as `peek` does, given the queue's node."""
     found = _in_queue(broker, queue, node, kinds)
     shown = 0
     size = 0

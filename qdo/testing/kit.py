@@ -27,6 +27,7 @@ from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.testing.database import WritesWatch
 from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
+from qdo.testing.kit_operators import KitOperators
 from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
@@ -191,7 +192,8 @@ class TestKit(Results):
         self._process: Process | None = None
         self._stack: list[Process] = []
         self._dead: list[Process] = []
-        locks = MemoryLocks(self.limits)
+        acting = KitOperators(world, self._sender, self._owner, self._change)
+        locks = MemoryLocks(self.limits, acting)
         watch = WritesWatch(lambda: self._stack[-1].fail if self._stack else None)
         with contextlib.ExitStack() as undo:
             undo.callback(self._sender.disconnect)
@@ -322,9 +324,7 @@ class TestKit(Results):
     def _run(self) -> None:
         """Run the worker and its successors, until one is idle or stops."""
         while True:
-            process = self._process
-            if process is None:
-                process = self._process = Process(self._world)
+            process = self._owner()
             self._stack.append(process)
             try:
                 process.run()
@@ -344,6 +344,12 @@ class TestKit(Results):
                 return
             elif not (self._sender.deliver() or self._relay.relay()):
                 return
+
+    def _owner(self) -> Process:
+        """Return the present worker; start one if there is none."""
+        if self._process is None:
+            self._process = Process(self._world)
+        return self._process
 
     def _keep_dead(self, process: Process) -> None:
         """Keep a dead process: its resources are only closed at the end of the test."""

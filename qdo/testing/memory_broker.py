@@ -6,16 +6,25 @@ Several brokers on one store represent several processes that share one file.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from qdo.brokers.base import Broker, Capabilities, Outgoing, Row, SendOptions
+from qdo.brokers.base import (
+    Broker,
+    Capabilities,
+    DelayedMessage,
+    DelayedMessages,
+    Outgoing,
+    Row,
+    SendOptions,
+)
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
 from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
@@ -50,6 +59,7 @@ class _Queue:
 
 @dataclass(slots=True)
 class _Delayed:
+    number: int
     due: int
     id: str
     message: Outgoing
@@ -78,6 +88,7 @@ class MemoryStore:
         self.lock = threading.RLock()
         self.contents: defaultdict[str, Contents] = defaultdict(Contents)
         self._head = 0
+        self.numbers = itertools.count(1)
         self._dice = random.Random(0)  # nosec B311 # tests repeat
 
     def new_id(self) -> str:
@@ -140,6 +151,7 @@ class MemoryBroker(Broker):
         self._closed = False
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
+        self.delayed = MemoryDelayedMessages(store, self._contents)
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
@@ -181,7 +193,8 @@ class MemoryBroker(Broker):
             if due > now + _SLACK:
                 self._contents.queue(message.queue)
                 made = (parsed(message.headers) or {}).get(ID) or self._store.new_id()
-                self._contents.delayed.append(_Delayed(due, made, plain))
+                number = next(self._store.numbers)
+                self._contents.delayed.append(_Delayed(number, due, made, plain))
                 return made
         stored.append(message.queue)
         return message_id(self._store.append(self._contents, plain), self.id_node)
@@ -230,6 +243,45 @@ class MemoryCatalog(QueueCatalog):
             delayed = sum(each.message.queue == queue for each in self._contents.delayed)
             oldest = waiting[0].position if waiting else None
             return Backlog(len(waiting), oldest, found.head, delayed)
+
+
+class MemoryDelayedMessages(DelayedMessages):
+    def __init__(self, store: MemoryStore, contents: Contents) -> None:
+        self._store = store
+        self._contents = contents
+
+    def find(
+        self, queue: str, limit: int, ids: Collection[str] | None = None
+    ) -> list[DelayedMessage]:
+        with self._store.lock:
+            found = sorted(self._of(queue), key=attrgetter("due"))
+        found = [each for each in found if ids is None or each.id in ids]
+        return [
+            DelayedMessage(
+                each.number,
+                each.id,
+                each.due,
+                each.message.key,
+                each.message.headers,
+                each.message.body,
+            )
+            for each in found[:limit]
+        ]
+
+    def numbers(self, queue: str) -> list[int]:
+        with self._store.lock:
+            return [each.number for each in self._of(queue)]
+
+    def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
+        with self._store.lock:
+            gone = {each.number for each in self._of(queue)} & {*numbers}
+            self._contents.delayed = [
+                each for each in self._contents.delayed if each.number not in gone
+            ]
+        return gone
+
+    def _of(self, queue: str) -> list[_Delayed]:
+        return [each for each in self._contents.delayed if each.message.queue == queue]
 
 
 class MemoryDeadLetters(DeadLetterStore):

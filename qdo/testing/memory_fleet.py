@@ -170,10 +170,9 @@ class MemoryLocks:
     No job runs during a section unless the test itself runs it, so sections hold nothing.
     """
 
-    connection = None
-
-    def __init__(self, permits: PermitService) -> None:
+    def __init__(self, permits: PermitService, operators: Any) -> None:
         self.permits = permits
+        self.operators = operators
         self._lock = threading.Lock()
         self._holders: dict[str, list[bool]] = {}
         self._fence = 0
@@ -221,8 +220,7 @@ class KitHolds:
 
         :raises UsageError: a glob is not valid.
         """
-        self.holds.append(new_hold(queues))
-        self._on_change()
+        self.replace([*self.holds, new_hold(queues)])
 
     def resume(self, *queues: str) -> None:
         """End the pause with exactly these globs, or all pauses without any.
@@ -235,7 +233,10 @@ class KitHolds:
             raise UsageError(
                 reason=f"queues must be those of a pause, got {' '.join(queues)!r}; paused: {known}"
             )
-        self.holds[:] = left
+        self.replace(left)
+
+    def replace(self, holds: Iterable[Hold]) -> None:
+        self.holds[:] = holds
         self._on_change()
 
 

@@ -17,7 +17,7 @@ from qdo.app import App
 from qdo.coordination.protocol.claims import Claim, QueueState
 from qdo.coordination.protocol.claims import OwnedQueue as Owned
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import CancelOutcome, QueueNode
 from qdo.errors import NotSettledError
 from qdo.jobs.job import check_policies
 from qdo.message import Message
@@ -68,7 +68,7 @@ class Process:
         self._manager = world.app.hooks.job_context()
         context = self._manager.__enter__()
         self._memory = hands.make_memory()
-        self._executor = InlineExecutor(self.clock, self.starting, self.reach, settings.executor)
+        self._executor = InlineExecutor(self.clock, self._starting, self.reach, settings.executor)
         self._broker = FaultyBroker(world.store, world.app.name, self.reach)
         engine = Engine.build(
             cast(App, InstrumentedApp(world.app, self.reach, self.ended)),
@@ -148,7 +148,7 @@ class Process:
         if not self.alive:
             raise Crashed
 
-    def starting(self, message: Message) -> None:
+    def _starting(self, message: Message) -> None:
         world = self._world
         self._began[message.queue, message.position] = self.clock.passed()
         if not world.left:
@@ -246,6 +246,11 @@ class Process:
         )
         self.gate.admit(claim)
         return claim
+
+    def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
+        """Cancel messages of a queue, which this process claims if it is new."""
+        self._hear()
+        return self._pipeline.cancellations(self._dispatcher.slots).cancel(queue, positions)
 
     def moved(self, queue: str, node: QueueNode) -> None:
         """Continue with a queue node that an operator changed."""

@@ -109,6 +109,8 @@ def test_docstrings_of_classes_show_a_call(documented: type) -> None:
         qdo.App.lock,
         qdo.App.exclusive,
         qdo.App.documents,
+        qdo.App.cancel,
+        qdo.App.peek,
     ],
     ids=lambda each: each.__name__,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from qdo.errors import (
     NotFailingError,
     NotFoundError,
     PartialFailureError,
-    UsageError,
 )
-from qdo.testing import TestKit
 from tests.support.app_runs import OperatorDesk
 from tests.support.processes import wait_until
 
@@ -78,15 +75,3 @@ def test_queues_pause_and_resume(app: qdo.App, desk: OperatorDesk) -> None:
     thread.start()
     desk.wait_for(1)
     thread.join()
-
-
-def test_calls_without_a_name_are_refused(tmp_path: Path) -> None:
-    """And those of an app in a kit, whose test is the operator."""
-    app = qdo.App("desk", broker=f"sqlite:{tmp_path / 'm.db'}")
-    for call in (app.skip, app.cancel):
-        with pytest.raises(UsageError):
-            call("q")
-    with pytest.raises(UsageError):
-        app.resume()
-    with TestKit(app), pytest.raises(UsageError, match=r"kit\.holds"):
-        app.pause("q")
