@@ -1,7 +1,7 @@
 """Plan and keep one process's share of a limit. A machine without I/O.
 
 A process hands out permits of its share from memory; only shares go through the coordinator, in
-the one node ``limits/<name>``. Six rules keep the shares within the limit:
+the one node ``limits/<name>``. Seven rules keep the shares within the limit:
 
 1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
    and wants less only after a while. After a conflict it repeats its write at once.
@@ -15,8 +15,11 @@ the one node ``limits/<name>``. Six rules keep the shares within the limit:
    components *after* it has read the limit: a holder's node is created before its entry. Starts of
    such a holder are free a window later.
 5. After a lost answer a process writes the node again at the version read, and trusts only that
-   answer. A read proves nothing: an old write could still take effect after it.
+   answer. A read proves nothing then: the old write could still take effect after it.
 6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
+7. A process that gives permits up deals them in the same write to those that lack them: handing on
+   costs one write. A process that reads a larger share uses it, unless a write of its own is in
+   doubt: no other process lowers the share of a live one.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from functools import partial
 
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
+    Callback,
     CheckOp,
     Children,
     ChildrenRead,
@@ -42,6 +46,7 @@ from qdo.coordination.protocol.machine import (
     Op,
     Refused,
     Rejected,
+    Request,
     Response,
     SetOp,
 )
@@ -58,6 +63,11 @@ from qdo.fleet.pools import Pool, StartPool, targets
 
 TURN_SECONDS = 0.1
 """How long a process keeps a used permit that others wait for."""
+TURN_ANSWERS = 10
+"""It keeps it for at least this many times as long as the coordinator takes to answer: handing it
+on takes at least two answers."""
+LONGEST_TURN_SECONDS = 5.0
+"""The longest turn, however late answers are."""
 UNUSED_SECONDS = 1.0
 """About how long it keeps one that it cannot use, because it lacks a permit of another limit."""
 IDLE_SECONDS = 1.0
@@ -72,18 +82,17 @@ class Plan:
 
     :ivar holders: all processes, in order.
     :ivar cap: its own cap afterwards.
-    :ivar written: its share according to the node as read.
     """
 
     holders: ShareHolders
     cap: int
-    written: int
 
 
 class Planner:
     """Plans the shares of one process.
 
     :ivar act_at: when the plan may change without an event.
+    :ivar answer_seconds: how long the coordinator took for the last answer.
     :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
     :param chance: returns a random number from 0 to 1.
     """
@@ -92,6 +101,7 @@ class Planner:
         self, worker: str, clock: Callable[[], float], chance: Callable[[], float]
     ) -> None:
         self.act_at = float("inf")
+        self.answer_seconds = 0.0
         self.changed = False
         self._worker = worker
         self._clock = clock
@@ -108,13 +118,13 @@ class Planner:
         rest = tuple(each for each in holders if each.worker not in gone)
         mine = next((each for each in rest if each.worker == self._worker), None)
         written = 0 if mine is None else mine.held
-        if pool.held > written:  # another process removed it
+        if pool.held != written:  # another process removed it, or dealt permits to it
             pool.acknowledge(written, min(pool.cap, written), now)
         if total is None:
-            return Plan(tuple(each for each in rest if each is not mine), 0, 0)
+            return Plan(tuple(each for each in rest if each is not mine), 0)
         wants = min(total, self._wants(pool, mine, rest, total))
         if not wants and not written and not pool.occupied:
-            return Plan(tuple(each for each in rest if each is not mine), 0, 0)
+            return Plan(tuple(each for each in rest if each is not mine), 0)
         own = ShareHolder(self._worker, written, wants)
         rest = tuple(own if each is mine else each for each in rest)
         if mine is None:
@@ -125,7 +135,8 @@ class Planner:
             if pool.occupied:
                 self.act_at = min(self.act_at, pool.less_at(now))
                 less = replace(own, held=min(written, pool.occupied))
-                return Plan(tuple(less if each is own else each for each in rest), 0, written)
+                rest = tuple(less if each is own else each for each in rest)
+                return Plan(_deal(total, rest, less) if less.held < written else rest, 0)
             rest = (*(each for each in rest if each is not own), own)
         target = targets(total, rest)[rest.index(own)]
         if target < pool.cap:
@@ -137,9 +148,11 @@ class Planner:
         if held > written:
             held = min(held, written + max(0, free))
         if not wants and not held:
-            return Plan(tuple(each for each in rest if each is not own), 0, written)
-        rest = tuple(replace(each, held=held) if each is own else each for each in rest)
-        return Plan(rest, target, written)
+            rest = tuple(each for each in rest if each is not own)
+            return Plan(_deal(total, rest) if written else rest, 0)
+        after = replace(own, held=held)
+        rest = tuple(after if each is own else each for each in rest)
+        return Plan(_deal(total, rest, after) if held < written else rest, target)
 
     def _wants(self, pool: Pool, mine: ShareHolder | None, rest: ShareHolders, total: int) -> int:
         now = self._clock()
@@ -164,7 +177,7 @@ class Planner:
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
         if not starved or not rest[index].held or not dealt[index]:
             return False
-        stay = TURN_SECONDS
+        stay = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, TURN_ANSWERS * self.answer_seconds))
         if not pool.used:
             stay += UNUSED_SECONDS * (0.5 + self._patience)
         over = pool.got_at + stay
@@ -172,6 +185,17 @@ class Planner:
             self.act_at = min(self.act_at, over)
             return False
         return True
+
+
+def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> ShareHolders:
+    """Return the holders with what is free in the shares of others that lack it."""
+    free = total - sum(each.held for each in holders)
+    dealt = []
+    for each, target in zip(holders, targets(total, holders), strict=True):
+        more = 0 if each is own else max(0, min(free, target - each.held))
+        free -= more
+        dealt.append(replace(each, held=each.held + more) if more else each)
+    return tuple(dealt)
 
 
 WRITE_SECONDS = 0.05
@@ -355,6 +379,15 @@ class LimitShare(Machine):
 
     # --- answers --------------------------------------------------------------------------
 
+    def ask(self, request: Request, then: Callback) -> None:
+        asked_at = self._clock()
+
+        def answered(answer: Response) -> None:
+            self._planner.answer_seconds = self._clock() - asked_at
+            then(answer)
+
+        super().ask(request, answered)
+
     def _read(self, answer: Response) -> None:
         self._busy = False
         if isinstance(answer, NoResponse):
@@ -457,7 +490,8 @@ class LimitShare(Machine):
             self._on_change()
         after = replace(node, permits=permits.holders, starts=starts.holders)
         self._told = next((each.wants for each in node.permits if each.worker == self._worker), 0)
-        if after == node and not self._in_doubt and not self._raise_caps(permits, starts):
+        if after == node and not self._in_doubt:
+            self._raise_caps(permits, starts)
             return
         if not may_write:
             self._act_at = min(self._act_at, self._write_at)
@@ -472,19 +506,13 @@ class LimitShare(Machine):
 
         self.ask(Commit((CheckOp(self._own), SetOp(self._path, data, self._version))), answered)
 
-    def _raise_caps(self, *plans: Plan) -> bool:
-        """Raise caps that were lowered since the last write; return whether one needs a write.
-
-        It does if the node has more than the last acknowledged write: a read proves nothing.
-        """
-        unproven = False
+    def _raise_caps(self, *plans: Plan) -> None:
+        """Use what was lowered since the last write, and what other processes have dealt."""
         for pool, plan in zip(self.pools, plans, strict=True):
             cap = min(plan.cap, pool.held)
             if pool.cap < cap:
                 pool.limit(cap, self._clock())
                 self._on_change()
-            unproven |= pool.cap < min(plan.cap, plan.written)
-        return unproven
 
     def _lacks(self) -> bool:
         return any(pool.waiting for pool in self.pools)

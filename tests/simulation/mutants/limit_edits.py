@@ -70,6 +70,11 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
+        "what is dealt is within what is free",
+        "L1 L2",
+        _edit("shares", "max(0, min(free, target - each.held))", "max(0, target - each.held)"),
+    ),
+    _mutant(
         "workers are listed after the limit was read",
         "L1 L2 L4",
         _edit(

@@ -48,12 +48,21 @@ SECONDS = 10.0
 class FairnessWorld:
     """A node in memory, its processes, and virtual time.
 
+    :param late: how many seconds answers and events take at least.
     :ivar served: when each process last got a permit, or last wanted none.
     :ivar waited: the longest time for which each process wanted a permit and got none.
     :ivar starts: when each message started.
     """
 
-    def __init__(self, most: int, seed: int, node: LimitNode | None = None) -> None:
+    def __init__(
+        self,
+        most: int,
+        seed: int,
+        node: LimitNode | None = None,
+        processes: int = PROCESSES,
+        late: float = 0.0,
+    ) -> None:
+        self.late = late
         self.random = random.Random(seed)
         self.now = 100.0
         self.node, self.version = node or LimitNode(max=most), 0
@@ -63,7 +72,7 @@ class FairnessWorld:
         self.watching: set[LimitedProcess] = set()
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order, self._numbers = count(), count()
-        self.processes = [LimitedProcess(self, next(self._numbers)) for _ in range(PROCESSES)]
+        self.processes = [LimitedProcess(self, next(self._numbers)) for _ in range(processes)]
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:
         """Call a function after some seconds."""
@@ -100,7 +109,7 @@ class FairnessWorld:
         assert sum(each.held for each in self.node.permits) <= self.most
         told, self.watching = self.watching, set()
         for each in told:
-            self.at(self.half(), each.told)
+            self.at(self.late + self.half(), each.told)
         return Committed(1, (-1, self.version))
 
     def half(self) -> float:
@@ -197,7 +206,7 @@ class LimitedProcess:
             then(answer)
             self._step()
 
-        self._world.at(self._world.half(), receive)
+        self._world.at(self._world.late + self._world.half(), receive)
 
     def waited(self) -> float:
         """Return the longest time without a permit, until now."""
@@ -249,6 +258,15 @@ def test_no_window_has_more_starts_than_the_burst(rate: float, burst: int) -> No
     assert all(
         later - at > window for at, later in zip(world.starts, world.starts[burst:], strict=False)
     )
+
+
+def test_permits_are_in_use_although_answers_are_late() -> None:
+    """Seven processes, and answers of a third of a second: it was 5 %, with waits of a minute."""
+    world = FairnessWorld(5, 1, processes=7, late=0.3)
+    world.run(6 * SECONDS)
+    busy = sum(each.served for each in world.processes) * JOB_SECONDS / 2
+    assert busy > 0.75 * 5 * 6 * SECONDS
+    assert max(each.waited() for each in world.processes) < 15.0
 
 
 # --- mutants -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
+    Callback,
     Children,
     ChildrenRead,
     Commit,
@@ -16,6 +17,7 @@ from qdo.coordination.protocol.machine import (
     NodeRead,
     NoResponse,
     Rejected,
+    Request,
     SetOp,
 )
 from qdo.coordination.znodes.layout import Layout
@@ -60,16 +62,27 @@ class ShareSetup:
         self.share.tick()
         self.share.flush()
         while self.share.outbox:
+            self.answer(*self.share.outbox.popleft())
+
+    def next_commit(self) -> Callback:
+        """Answer what comes before the next transaction; return the function for its answer."""
+        self.share.flush()
+        while True:
             request, then = self.share.outbox.popleft()
-            self.requests += 1
-            if isinstance(request, Get):
-                read = None if self.node is None else self.node.encode()
-                then(NodeMissing() if read is None else NodeRead(read, self.version))
-            elif isinstance(request, Children):
-                then(ChildrenRead(tuple(self.workers)))
-            elif isinstance(request, Commit):
-                self._commit(request, then)
-            self.share.flush()
+            if isinstance(request, Commit):
+                return then
+            self.answer(request, then)
+
+    def answer(self, request: Request, then: Callback) -> None:
+        self.requests += 1
+        if isinstance(request, Get):
+            read = None if self.node is None else self.node.encode()
+            then(NodeMissing() if read is None else NodeRead(read, self.version))
+        elif isinstance(request, Children):
+            then(ChildrenRead(tuple(self.workers)))
+        elif isinstance(request, Commit):
+            self._commit(request, then)
+        self.share.flush()
 
     def _commit(self, request, then) -> None:  # type: ignore[no-untyped-def]
         write = request.ops[1]
@@ -265,7 +278,7 @@ def test_an_unlimited_number_is_never_counted() -> None:
 
 
 def test_a_process_that_wants_nothing_more_tells_it() -> None:
-    """Also if the node changes at that time: otherwise it keeps permits from the others."""
+    """Also if the node changes at that time; the others get its permits in the same write."""
     setup = _wanting(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)), 1)
     assert setup.node is not None
     assert ShareHolder(ME, 0, 1) in setup.node.permits
@@ -273,7 +286,29 @@ def test_a_process_that_wants_nothing_more_tells_it() -> None:
     setup.set(LimitNode(max=1, permits=(ShareHolder(ME, 0, 1), ShareHolder(OTHER, 0, 1))))
     for _ in range(30):
         setup.step(0.1)
-    assert setup.node.permits == (ShareHolder(OTHER, 0, 1),)
+    assert setup.node.permits == (ShareHolder(OTHER, 1, 1),)
+
+
+def test_a_share_that_another_process_dealt_is_used_at_once() -> None:
+    """It needs no write of its own."""
+    setup = _wanting(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)), 1)
+    writes = setup.writes
+    setup.set(LimitNode(max=1, permits=(ShareHolder(ME, 1, 1), ShareHolder(OTHER, 0, 1))))
+    assert setup.taken() == 1
+    assert setup.writes == writes
+
+
+def test_a_dealt_share_is_not_used_beside_a_lost_answer() -> None:
+    """The write may still take effect, with the smaller share."""
+    setup = ShareSetup(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)))
+    setup.share.wait(1)
+    setup.next_commit()(NoResponse())
+    setup.share.suspended()
+    setup.share.connected()
+    setup.node = LimitNode(max=1, permits=(ShareHolder(ME, 1, 1), ShareHolder(OTHER, 0, 1)))
+    setup.version += 1
+    setup.next_commit()
+    assert setup.taken() == 0
 
 
 def test_so_does_a_process_that_was_cut_off() -> None:
