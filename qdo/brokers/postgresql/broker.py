@@ -41,8 +41,9 @@ MAX_QUEUES = 1000
 _NEW_NAMES = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
     ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
-    ARRAY(SELECT name FROM {schema}.queues WHERE app = %s
-        AND (xid >= %s OR xid = ANY (%s::bigint[])) ORDER BY name)
+    ARRAY(SELECT name FROM {schema}.queues WHERE app = %(app)s
+        AND (xid >= %(next)s AND (xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+            OR %(next)s = 0) OR xid = ANY (%(running)s::bigint[])) ORDER BY name)
 """
 _COUNT = "SELECT count(*) FROM {schema}.queues WHERE app = %s"
 _BACKLOGS = """
@@ -92,9 +93,8 @@ class PostgresqlCatalog(QueueCatalog):
     def _add_new(self, connection: PostgresqlConnection) -> int:
         """Add the queues of transactions that were not visible before; return their number."""
         before = len(self._known)
-        found = connection.execute(
-            self._new_names, (self._app, self._next_xid, self._running)
-        ).fetchone()
+        seen = {"app": self._app, "next": self._next_xid, "running": self._running}
+        found = connection.execute(self._new_names, seen).fetchone()
         if found is not None:
             self._next_xid, self._running, names = found
             self._known.update(names)

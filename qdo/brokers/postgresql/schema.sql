@@ -488,17 +488,19 @@ CREATE FUNCTION {schema}.look(
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-        ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
+    next_xid := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    -- A dump brings messages of another cluster, whose ids of transactions are ahead.
+    SELECT ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
         ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id IN (
-            SELECT queue FROM {schema}.messages WHERE messages.xid >= seen_next
+            SELECT queue FROM {schema}.messages
+                WHERE messages.xid >= seen_next AND messages.xid < next_xid
             UNION SELECT queue FROM {schema}.messages WHERE messages.xid = ANY (seen_running))),
         (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
             ORDER BY due LIMIT 1),
         (SELECT last_value FROM {schema}.positions),
         CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
             ELSE pg_current_wal_flush_lsn() END - '0/0'
-    INTO next_xid, running, names, due_ticks, last_position, log_end;
+    INTO running, names, due_ticks, last_position, log_end;
 END
 $$;
 
@@ -583,7 +585,8 @@ BEGIN
         LOCK TABLE ONLY {schema}.messages IN ACCESS EXCLUSIVE MODE;
     END IF;
     FOREACH name IN ARRAY done LOOP
-        EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1)'
+        EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1'
+            ' AND xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint)'
             ' OR EXISTS (SELECT FROM {schema}.%1$I WHERE xid = ANY ($2))', name)
             INTO used USING pg_snapshot_xmax(before)::text::bigint,
             ARRAY(SELECT pg_snapshot_xip(before)::text::bigint);

@@ -119,7 +119,8 @@ def positions_looked_at(text: str) -> str:
     largest = "coalesce((SELECT max(position) + 1 FROM {schema}.messages), 0)"
     text = changed(text, "pg_snapshot_xmax(pg_current_snapshot())::text::bigint", largest)
     text = changed(text, "messages.xid = ANY (seen_running)", "false")
-    return changed(text, "messages.xid >= seen_next", "position >= seen_next")
+    bounds = "messages.xid >= seen_next AND messages.xid < next_xid"
+    return changed(text, bounds, "position >= seen_next")
 
 
 def position_before_lock(text: str) -> str:

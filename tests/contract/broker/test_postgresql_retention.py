@@ -172,6 +172,27 @@ def test_senders_and_drops_at_once(
     assert used(sql) == []
 
 
+def test_a_dump_brings_ids_of_transactions_that_are_ahead(
+    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """In a new cluster these begin anew. Nothing of that is new, and all of it is dropped."""
+    broker.send_many([Outgoing(name, b"1") for name in ("a", "b")])
+    for table in ("queues", "messages"):
+        sql.execute(f"UPDATE qdo.{table} SET xid = xid + 1000000".encode())
+    assert broker.catalog.names() == ["a", "b"]
+    look = "SELECT next_xid, running, names FROM qdo.look('app', %s, %s::bigint[])"
+    *seen, _ = sql.execute(look, (2**62, [])).fetchone() or ()
+    broker.send(Outgoing("c", b"1"))
+    *_, names = sql.execute(look, seen).fetchone() or ()
+    assert names == ["c"]
+    assert broker.catalog.names() == ["a", "b", "c"]
+    numbers = used(sql)
+    for name in "abc":
+        broker.trim(name, last_of(broker, name), 0.0)
+    wait_over(sql, numbers)
+    assert set(numbers) <= set(drop(sql))
+
+
 def test_nothing_to_vacuum(postgresql_server: PostgresqlServer) -> None:
     """Processed messages leave no dead rows, and rows of queues are replaced in their page.
 
