@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,16 @@ from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_re
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.items import Judged, audit_item, hold_item, limit_item
-from qdo.queues import is_glob
+from qdo.ops.peek import (
+    KINDS,
+    RECORDED,
+    Kind,
+    PeekedMessage,
+    peek,
+    peek_item,
+    peek_named,
+)
+from qdo.queues import command_text, is_glob
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
 from qdo.text import describe
@@ -38,9 +47,14 @@ MOST_ENTRIES = 1000
 MINUTES = 60
 FAILURES = 10
 OWNERS = 10
+MESSAGES = 50
+"""Messages of a queue on a page, and delayed ones."""
+LONG_BYTES = 100_000
+"""Longer bodies are not on the list of messages: many lists may be kept at once."""
 DAY_SECONDS = 86400.0
 
 Item = dict[str, Any]
+_Item = TypeVar("_Item")
 
 
 def select(
@@ -136,7 +150,8 @@ class ShownHistory:
     fault: str | None = None
 
 
-def history(board: Board, queue: str) -> ShownHistory | None:
+def history(board: Board, queue: str | None = None) -> ShownHistory | None:
+    """Return the records about a queue, or only the minutes of all; None without a history."""
     url = board.settings.history
     if not url:
         return None
@@ -145,6 +160,8 @@ def history(board: Board, queue: str) -> ShownHistory | None:
         now = time.time()
         try:
             minutes = minute_reports(url, board.app, queue, now - 60 * MINUTES, limit=MINUTES)
+            if queue is None:
+                return ShownHistory(minutes)
             exact = exactly(queue)
             failed = failures(url, board.app, now - DAY_SECONDS, exact, limit=FAILURES)
             owned = owners(url, board.app, queue, 0.0, limit=OWNERS)
@@ -241,31 +258,72 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
             return []
         shown = board.options.show_bodies
         vault = vault_of(board.settings, board.app) if shown else None
-        items = []
-        for letter in chosen:
-            try:
-                record = ops.read(broker, letter)
-                item = ops.exported(letter, record, broker.positions, vault)
-            except NotFoundError:
-                continue  # retried or discarded since
-            except QdoError:
-                raise
-            except Exception as error:  # noqa: BLE001 - its text is that of another program
-                _log.warning(
-                    "dashboard: cannot show dead letter %s of queue %s, so it is left out: %s;"
-                    " see `qdo dead-letters export`",
-                    letter.id,
-                    letter.entry.queue,
-                    describe(error),
-                )
-                continue
-            for key in () if shown else _BODY_KEYS:
-                item.pop(key, None)
-            items.append(item)
-        return items
+
+        def item(letter: Letter) -> Item:
+            return ops.exported(letter, ops.read(broker, letter), broker.positions, vault)
+
+        return list(_items(chosen, item, shown))
 
     key = tuple((each.entry.queue, each.entry.position) for each in chosen)
     return board.direct.get(("exported", key), read)
+
+
+def _items(
+    found: Iterable[_Item], make: Callable[[_Item], Item], with_bodies: bool
+) -> Iterator[Item]:
+    """Yield the items of messages, without those that cannot be shown."""
+    for each in found:
+        try:
+            item = make(each)
+        except NotFoundError:
+            continue  # retried, done or discarded since
+        except QdoError:
+            raise
+        except Exception as error:  # noqa: BLE001 - its text is that of another program
+            _log.warning(
+                "dashboard: cannot show message %s, so it is left out: %s; see `qdo peek` and"
+                " `qdo dead-letters export`",
+                getattr(each, "id", None),
+                describe(error),
+            )
+            continue
+        for key in () if with_bodies else _BODY_KEYS:
+            item.pop(key, None)
+        yield item
+
+
+def messages(
+    board: Board, queue: str, name: str = "", kinds: Collection[Kind] = KINDS
+) -> list[Item]:
+    """Return the next messages of a queue, the delayed ones last; or that with an id or position.
+
+    Of SQS, only those that the coordinator records.
+    """
+
+    def read(connections: Connections) -> list[Item]:
+        broker = connections.known_broker()
+        if broker is None:
+            return []
+        place = connections.client, connections.layout, broker, queue
+        able = [each for each in kinds if broker.capabilities.peek or each in RECORDED]
+        present = [each for each in able if each != "delayed"]
+        found = [peek_named(*place, name)] if name else [*peek(*place, present, MESSAGES)]
+        if "delayed" in able and not name:
+            found += peek(*place, ["delayed"], MESSAGES)
+        shown = board.options.show_bodies
+        vault = vault_of(board.settings, board.app) if shown else None
+
+        def item(each: PeekedMessage) -> Item:
+            is_long = (each.body_bytes or 0) > LONG_BYTES
+            made = peek_item(queue, each, vault, shown and not is_long)
+            if is_long:
+                command = command_text("peek", queue, options="--body")
+                made["body_error"] = f"Too long for a page: {command}"
+            return made
+
+        return list(_items(found, item, shown))
+
+    return board.direct.get(("messages", queue, name, tuple(kinds)), read)
 
 
 def letter(board: Board, queue: str, id: str) -> tuple[dict[str, Any], int] | None:
@@ -274,9 +332,6 @@ def letter(board: Board, queue: str, id: str) -> tuple[dict[str, Any], int] | No
     named = [each for each in found if id in (each.id, str(each.entry.position))]
     items = exported(board, named[:1])
     return (items[0], named[0].entry.body_bytes) if items else None
-
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)

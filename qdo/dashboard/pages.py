@@ -22,6 +22,7 @@ from qdo.fleet.names import exactly
 from qdo.ops.changes import MOST_OF_A_KIND
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, silent, worker_item
 from qdo.ops.items import overview as overview_of
+from qdo.ops.peek import RECORDED
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
@@ -65,7 +66,9 @@ def overview(reading: Reading) -> str:
     """Show workers, states of queues, and the worst queues."""
     content = reading.once("overview", lambda: _overview(reading))
     newest = board().reader.events.newest()[:NEWEST_EVENTS]
-    return page("overview.html", reading=reading, events=newest, **content)
+    rates, rates_fault = answers.attempt(lambda: _rates(answers.history(board())))
+    content |= {"events": newest, "rates": rates, "rates_fault": rates_fault}
+    return page("overview.html", reading=reading, **content)
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
@@ -214,6 +217,8 @@ def queue(reading: Reading) -> _Answer:
     holds, holds_fault = answers.attempt(lambda: answers.holds(board()))
     entries, entries_fault = answers.attempt(lambda: answers.audit_of(board(), name))
     dead, dead_fault = answers.attempt(lambda: _newest_letter(name, status.dead_letters))
+    marks = [*filter(None, [status.marks]), *status.also_blocking, *status.also_failing][:MARKS]
+    failing = _failing(name) if marks else []
     return page(
         "queue.html",
         reading=reading,
@@ -222,11 +227,8 @@ def queue(reading: Reading) -> _Answer:
         status=status,
         verdict=verdict,
         item=queue_item(status, verdict),
-        marks=[
-            *filter(None, [status.marks]),
-            *status.also_blocking,
-            *status.also_failing,
-        ][:MARKS],
+        marks=marks,
+        messages={each["position"]: each for each in failing},
         holds=_holding(name, (holds or ([],))[0]),
         holds_fault=holds_fault,
         entries=(entries or [])[:ENTRIES],
@@ -235,6 +237,19 @@ def queue(reading: Reading) -> _Answer:
         dead_fault=dead_fault,
         **_drawings(reading, name),
     )
+
+
+@queue_pages.get("/messages")
+def messages() -> str:
+    """Show the next messages of a queue, or search one."""
+    queue, name = request.args.get("queue", ""), request.args.get("id", "").strip()
+    found, fault = answers.attempt(lambda: answers.messages(board(), queue, name))
+    return page("messages.html", queue=queue, id=name, items=found or [], messages_fault=fault)
+
+
+def _failing(name: str) -> list[dict[str, Any]]:
+    found, _ = answers.attempt(lambda: answers.messages(board(), name, kinds=sorted(RECORDED)))
+    return found or []
 
 
 def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
@@ -251,26 +266,35 @@ def _holding(name: str, holds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _drawings(reading: Reading, name: str) -> dict[str, Any]:
     samples = board().reader.samples.of(name)
     history = answers.history(board(), name)
+    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
+    ages = [(each.at, each.age_seconds) for each in samples]
+    backlogs = [
+        (each.at, None if each.backlog is None else float(each.backlog)) for each in samples
+    ]
+    return {
+        "ages": line_chart(ages, gap, 10.0),
+        "backlogs": line_chart(backlogs, gap, 10.0),
+        "history": history,
+        "rates": _rates(history),
+    }
+
+
+def _rates(history: answers.ShownHistory | None) -> dict[str, Any] | None:
+    """Return the drawing of the attempts of the last hour; None without a history."""
+    if history is None:
+        return None
     end = math.floor(time.time() / 60) * 60 + 60
     begin = end - 60 * answers.MINUTES
-    minutes = () if history is None else history.minutes
-    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
-    counts = [(float(each.minute), each.done, each.failed) for each in minutes]
+    counts = [(float(each.minute), each.done, each.failed) for each in history.minutes]
     return {
-        "ages": line_chart([(each.at, each.age_seconds) for each in samples], gap, 10.0),
-        "backlogs": line_chart(
-            [(each.at, None if each.backlog is None else float(each.backlog)) for each in samples],
-            gap,
-            10.0,
-        ),
-        "history": history,
-        "rates": bars(counts, begin, end),
-        "rates_begin": begin,
-        "rates_end": end,
-        "rates_top": max((done + failed for _, done, failed in counts), default=0),
-        "rates_done": sum(done for _, done, _ in counts),
-        "rates_failed": sum(failed for _, _, failed in counts),
-        "slowest": next((each for each in minutes if each.p95_seconds is not None), None),
+        "fault": history.fault,
+        "bars": bars(counts, begin, end),
+        "begin": begin,
+        "end": end,
+        "top": max((done + failed for _, done, failed in counts), default=0),
+        "done": sum(done for _, done, _ in counts),
+        "failed": sum(failed for _, _, failed in counts),
+        "slowest": next((each for each in history.minutes if each.p95_seconds is not None), None),
     }
 
 

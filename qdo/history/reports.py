@@ -108,9 +108,9 @@ class MinuteReport:
 
 
 def minute_reports(
-    url: str, app: str, queue: str, since: float, *, limit: int
+    url: str, app: str, queue: str | None, since: float, *, limit: int
 ) -> list[MinuteReport]:
-    """Return the minutes in which attempts of a queue ended, newest first."""
+    """Return the minutes in which attempts of a queue, or of all, ended; newest first."""
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return []
@@ -151,13 +151,15 @@ def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]
     return found
 
 
-def _by_minute(app: str, queue: str, names: Iterable[str], limit: int) -> Any:
+def _by_minute(app: str, queue: str | None, names: Iterable[str], limit: int) -> Any:
     """Return a query for the sums of columns in each minute, newest first."""
     from sqlalchemy import func, select
 
     columns = _minutes()
     sums = [func.sum(columns[name]) for name in names]
-    query = select(columns.minute, *sums).where(columns.app == app, columns.queue == queue)
+    query = select(columns.minute, *sums).where(columns.app == app)
+    if queue is not None:
+        query = query.where(columns.queue == queue)
     return query.group_by(columns.minute).order_by(columns.minute.desc()).limit(limit)
 
 

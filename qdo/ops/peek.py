@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdo.brokers.base import Broker, DelayedMessage, Row
 from qdo.coordination.bulk_reads import read_nodes
@@ -22,8 +22,13 @@ from qdo.coordination.znodes.queue_node import (
 )
 from qdo.encoding import DUE, ID, SENT, parsed, stored_time
 from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.ops.dead_letters import body_value, decrypted
 from qdo.positions import TIME_POSITIONS, format_position, position_of_time
 from qdo.queues import check_path_part
+from qdo.text import iso_time
+
+if TYPE_CHECKING:
+    from qdo.encryption.bodies import BodyVault
 
 SEARCHED = 10_000
 """Waiting messages that are searched for an id that is not made of a position."""
@@ -345,3 +350,42 @@ def _of_delayed(delayed: DelayedMessage) -> PeekedMessage:
 
 def _iso(seconds: float | None) -> str | None:
     return None if seconds is None else format_position(position_of_time(seconds))
+
+
+def peek_item(
+    queue: str, message: PeekedMessage, vault: BodyVault | None, with_body: bool
+) -> dict[str, Any]:
+    """Return a message as an item of qdo.peek/1; its body only `with_body`."""
+    failure = message.failure
+    item = {
+        "queue": queue,
+        "id": message.id,
+        "kind": message.kind,
+        "position": None if message.position is None else str(message.position),
+        "key": message.key,
+        "sent": message.sent,
+        "due": message.due,
+        "attempts": 0 if failure is None else failure.attempts,
+        "error": None if failure is None else failure.error,
+        "next_attempt": _next_attempt(failure),
+        "decision": failure.decision or None if failure else None,
+        "body_bytes": message.body_bytes,
+        "headers": None if message.body_bytes is None else _headers(message.headers),
+    }
+    if not with_body or message.body is None:
+        return item
+    body, headers, fault = decrypted(queue, message.body, message.headers, vault)
+    if fault is not None:
+        return {**item, "body_error": fault}
+    return {**item, "headers": _headers(headers), **body_value(body, headers)}
+
+
+def _next_attempt(failure: FailureRecord | None) -> str | None:
+    if failure is None or not failure.retry_at or failure.decision:
+        return None
+    return iso_time(failure.retry_at)
+
+
+def _headers(stored: str | None) -> Any:
+    found = parsed(stored)
+    return stored if found is None else found

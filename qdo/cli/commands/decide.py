@@ -14,15 +14,13 @@ from qdo.brokers.registry import kind_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections, open_for_queue
 from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import each_shown, emit, iso_time, parse_duration, print_message
+from qdo.cli.output import each_shown, emit, parse_duration, print_message
 from qdo.cli.readings import SHARED
 from qdo.coordination.queue_admin import chosen
 from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureRecord
-from qdo.encoding import parsed
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.action_machine import AHEAD_SECONDS
 from qdo.ops.cancel import NOT_FOUND, Cancellation, cancel, check_outcomes
-from qdo.ops.dead_letters import body_value, decrypted
 from qdo.ops.decisions import (
     OperatorDecision,
     check_store,
@@ -31,7 +29,7 @@ from qdo.ops.decisions import (
     read_queue,
     which_of,
 )
-from qdo.ops.peek import KINDS, MOST, Kind, PeekedMessage, peek, peek_named
+from qdo.ops.peek import KINDS, MOST, Kind, peek, peek_item, peek_named
 from qdo.ops.seek import PurgePlan, check_purging, plan_purges, purge_all, queues_to_purge
 from qdo.positions import TIME_POSITIONS, format_last, format_position
 from qdo.settings.settings import Settings
@@ -384,7 +382,7 @@ def peek_messages(
             kinds = KINDS if kind is None else (kind,)
             found = peek(client, layout, broker, queue, kinds, limit)
         vault = vault_of(settings, settings.app) if with_body else None
-        make = partial(_peek_item, queue, vault=vault, with_body=with_body)
+        make = partial(peek_item, queue, vault=vault, with_body=with_body)
         with each_shown(lambda each: f"message {each.id or each.position}") as rows:
             items = list(rows(found, make))
             _show_peeked(queue, items, kind, with_body, form)
@@ -403,42 +401,6 @@ def _show_peeked(
     if form == "table":
         items = [_row(each) for each in items]
     emit("qdo.peek/1", items, form, columns)
-
-
-def _peek_item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) -> dict[str, Any]:
-    failure = message.failure
-    item = {
-        "queue": queue,
-        "id": message.id,
-        "kind": message.kind,
-        "position": None if message.position is None else str(message.position),
-        "key": message.key,
-        "sent": message.sent,
-        "due": message.due,
-        "attempts": 0 if failure is None else failure.attempts,
-        "error": None if failure is None else failure.error,
-        "next_attempt": _next_attempt(failure),
-        "decision": failure.decision or None if failure else None,
-        "body_bytes": message.body_bytes,
-        "headers": None if message.body_bytes is None else _headers(message.headers),
-    }
-    if not with_body or message.body is None:
-        return item
-    body, headers, fault = decrypted(queue, message.body, message.headers, vault)
-    if fault is not None:
-        return {**item, "body_error": fault}
-    return {**item, "headers": _headers(headers), **body_value(body, headers)}
-
-
-def _next_attempt(failure: FailureRecord | None) -> str | None:
-    if failure is None or not failure.retry_at or failure.decision:
-        return None
-    return iso_time(failure.retry_at)
-
-
-def _headers(stored: str | None) -> Any:
-    found = parsed(stored)
-    return stored if found is None else found
 
 
 def _row(item: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Vis
 
 ADDRESSES = (
     *("/", "/queues", "/queue?name=fine", "/workers", "/dead-letters", "/holds", "/audit"),
-    *("/settings", "/events", "/reading", "/dead-letter?queue=dead&id=1"),
+    *("/settings", "/events", "/reading", "/dead-letter?queue=dead&id=1", "/messages?queue=fine"),
     *("/api/status", "/api/queues", "/api/queue?name=fine", "/api/dead-letters", "/api/config"),
 )
 ACTIONS = ("pause", "resume", "decide", "letters")

@@ -31,6 +31,7 @@ PAGES = {
     "queues": "/queues",
     "queue": "/queue?name=blocked",
     "queue-owned": "/queue?name=owned",
+    "messages": "/messages?queue=fine",
     "workers": "/workers",
     "dead-letters": "/dead-letters",
     "dead-letters-list": "/dead-letters?list=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from werkzeug.test import Client
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.fleet.holds import add_hold, new_hold, pause
 from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop
 from tests.support.processes import wait_until
 
 PAGES = (
     *("/", "/queues", "/queue?name=blocked", "/queue?name=dead", "/workers", "/dead-letters"),
-    *("/dead-letters?list=1", "/holds", "/audit", "/settings"),
+    *("/dead-letters?list=1", "/holds", "/audit", "/settings", "/messages?queue=fine"),
 )
 SAME = {
     "/api/status": ("status",),
@@ -64,6 +66,15 @@ def test_the_overview_names_the_worst_queues(shop: FilledShop) -> None:
     assert text.index(">blocked</a>") < text.index(">fine</a>")
 
 
+def test_the_overview_shows_throughput_and_failures(shop: FilledShop) -> None:
+    """Of all queues together, from the history."""
+    for queue in ("fine", "dead"):
+        shop.record(queue, "OSError: the disk")
+    text = shop.visitor().page("/")
+    assert '<b class="done">2</b> done, <b class="failed">2</b> failed in the last hour' in text
+    assert '<rect class="failed"' in text
+
+
 def test_queues_are_filtered_sorted_and_cut(shop: FilledShop) -> None:
     """On the server: a browser gets one page of the list."""
     shop.app.send_many([(f"many-{number:03}", number) for number in range(120)])
@@ -92,6 +103,39 @@ def test_a_queue_shows_error_traceback_and_history(shop: FilledShop) -> None:
     first = visitor.reader.look()
     wait_until(lambda: visitor.reader.look() is not first, "read again")
     assert '<path class="line"' in visitor.page("/queue?name=dead")
+
+
+def test_a_blocking_message_has_its_id_and_body(shop: FilledShop) -> None:
+    """The body only if bodies are shown."""
+    id = shop.app.send("stuck", {"vase": 7})
+    position = shop.app.broker.reader("stuck", 0).fetch(1)[0][0]
+    failure = FailureRecord(position, 2, "LookupError: no box", blocked_since=time.time())
+    shop.client.create(LAYOUT.queue("stuck"), QueueNode(last=7, failure=failure).encode())
+    for shown in (False, True):
+        text = shop.visitor(show_bodies=shown).page("/queue?name=stuck")
+        assert str(id) in text
+        assert ("vase" in text) is shown
+
+
+def test_messages_of_a_queue_are_listed_and_found(shop: FilledShop) -> None:
+    """Those that wait, and the delayed ones; by id or position."""
+    waiting = str(shop.app.send("fine", {"vase": 7}, key="secret"))
+    delayed = str(shop.app.send("fine", 5, delay_seconds=3600))
+    shop.app.send("fine", "long" * 40_000)
+    for shown in (False, True):
+        visitor = shop.visitor(show_bodies=shown)
+        text = visitor.page("/messages?queue=fine")
+        assert [text.count(each) for each in (waiting, delayed)] == [1, 1]
+        assert ("vase" in text) is shown
+        assert "secret" not in text
+        assert "longlong" not in text
+        assert ("Too long" in text) is shown
+    for id, other in ((waiting, delayed), (delayed, waiting)):
+        text = visitor.page(f"/messages?queue=fine&id={id}")
+        assert other not in text
+        assert text.count(id) == 2, "in the form, and in the table"
+    for id in ("nonsense", "74952772-e562-11f1-8000-5950e7b46546"):
+        assert '<p class="notice warning"' in visitor.page(f"/messages?queue=fine&id={id}")
 
 
 def test_a_queue_shows_its_holds_and_changes(shop: FilledShop) -> None:
