@@ -21,6 +21,7 @@ from qdo.brokers.aws.errors import permission
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
 from qdo.cli.worker import worker as worker_command
+from qdo.settings.settings import declarations
 from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
 from tests.support.commands import every_command
@@ -53,6 +54,26 @@ def test_the_time_until_a_hanging_worker_is_killed_is_documented() -> None:
     assert f"{roster.DRAIN_MARGIN_SECONDS:g} seconds after `drain_seconds`" in text
     assert f"{roster.ABORT_SECONDS:g} seconds after the second signal" in text
     assert f"`drain_seconds` plus {roster.DRAIN_MARGIN_SECONDS:g}" in read("deployment")
+
+
+def test_defaults_in_sentences_are_those_of_the_settings() -> None:
+    """Such as "`max_queues`, by default 100,000", and "`concurrency` (100"."""
+    defaults = {each.name: each.default for each in declarations()}
+    pattern = r"`(\w+)`+(?: is)?,? (?:\(?(?:by )?default,? |\()(\d[\d,.]*\d|\d)"
+    found = [each for page in pages() for each in re.findall(pattern, _text(page))]
+    said = [(name, number) for name, number in found if name in defaults]
+    assert len(said) > 2
+    wrong = [each for each in said if float(each[1].replace(",", "")) != defaults[each[0]]]
+    assert wrong == []
+
+
+def test_the_time_of_all_attempts_is_that_of_the_pages() -> None:
+    policy = qdo.Policy()
+    for page in ("quickstart", "failures", "coming-from/celery"):
+        assert f"{policy.attempts} attempts" in read(page)
+    pauses = range(1, policy.attempts)
+    least, most = (sum(policy.backoff.delay(n, chance) for n in pauses) for chance in (0.0, 1.0))
+    assert f"{least / 60:.0f} minutes at least, {most / 60:.0f} at most" in read("failures")
 
 
 def test_the_page_about_jobs_names_what_a_message_has() -> None:
