@@ -272,9 +272,9 @@ def test_a_notification_during_a_look_is_not_lost(
         with postgresql.connect() as connection:
             connection.execute("ALTER FUNCTION qdo.look RENAME TO quick_look")
             connection.execute(
-                "CREATE FUNCTION qdo.look(text, bigint, bigint[], OUT bigint, OUT bigint[],"
+                "CREATE FUNCTION qdo.look(text, bigint, bigint[], bigint, OUT bigint, OUT bigint[],"
                 " OUT text[], OUT bigint, OUT bigint, OUT bigint) STABLE LANGUAGE sql AS"
-                " 'SELECT found.* FROM qdo.quick_look($1, $2, $3) AS found, pg_sleep(0.5)'"
+                " 'SELECT found.* FROM qdo.quick_look($1, $2, $3, $4) AS found, pg_sleep(0.5)'"
             )
             broker.send(Outgoing("a", b""))
             sleeping = (

@@ -190,9 +190,9 @@ def test_refusals_of_a_server_that_was_reached_say_so(postgresql: PostgresqlData
         with postgresql.connect() as connection:
             connection.execute("ALTER FUNCTION qdo.look RENAME TO hidden")
             connection.execute(
-                "CREATE FUNCTION qdo.look(text, bigint, bigint[]) RETURNS void LANGUAGE plpgsql"
-                " AS $$BEGIN RAISE 'out of shared memory' USING ERRCODE = '53200', HINT = 'x';"
-                " END$$"
+                "CREATE FUNCTION qdo.look(text, bigint, bigint[], bigint) RETURNS void"
+                " LANGUAGE plpgsql AS $$BEGIN"
+                " RAISE 'out of shared memory' USING ERRCODE = '53200', HINT = 'x'; END$$"
             )
         with pytest.raises(PostgresqlError) as raised:
             broker.listen(lambda names: None)

@@ -23,7 +23,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import psycopg
 
@@ -56,7 +56,34 @@ LATE_SECONDS = 5.0
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 """Limits of one transaction that moves due messages, because it locks their queues."""
+MARK_SECONDS = 60.0
+"""Time between two marks, see `LookBound`. Each takes an id of a transaction."""
+NOTHING_NEW = 2**62
+"""An id of transactions, and a position, that is never reached."""
 _SECOND = 10_000_000
+
+
+class LookBound:
+    """The position behind which the messages are that the next look is to find.
+
+    A transaction takes its positions after its id. So transactions with ids from that of a mark on
+    take positions behind the last one before the mark. Once those before have all ended, only
+    positions behind it can be new. A snapshot cannot be a mark: transactions may be in progress
+    whose ids it does not reach.
+    """
+
+    def __init__(self) -> None:
+        self.since = 0
+        self._mark: tuple[int, int] | None = None
+
+    def mark(self, xid: int, last: int) -> None:
+        """Take an id that was given after `last` was the last position."""
+        self._mark = self._mark or (xid, last)
+
+    def looked(self, next_xid: int, running: Sequence[int]) -> None:
+        """Take the snapshot of a look."""
+        if self._mark is not None and min(running, default=next_xid) >= self._mark[0]:
+            self.since, self._mark = self._mark[1], None
 
 
 class NotificationListener:
@@ -77,7 +104,7 @@ class NotificationListener:
         schema = address.schema
         self._look_statement = (
             "SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)"
-            f" FROM {schema}.look(%s, %s, %s::bigint[]), pg_stat_wal"  # nosec B608 # the address allows a-z, 0-9 and _
+            f" FROM {schema}.look(%s, %s, %s::bigint[], %s), pg_stat_wal"  # nosec B608 # the address allows a-z, 0-9 and _
         )
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # as above
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
@@ -85,7 +112,9 @@ class NotificationListener:
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
         self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
-        self._next_xid = 2**62
+        self._next_xid = NOTHING_NEW
+        self._bound = LookBound()
+        self._marked = 0.0
         self._running: list[int] = []
         self._server_start: str | None = None
         self._last_position = self._log_end = 0
@@ -198,21 +227,32 @@ class NotificationListener:
     def _look(self, connection: PostgresqlConnection) -> int | None:
         """Wake the queues that changed; return the ticks until the next message is due."""
         self._noticed = False
-        seen = (self._app, self._next_xid, self._running)
+        first = self._server_start is None
+        since = NOTHING_NEW if first else self._bound.since
+        seen = (self._app, self._next_xid, self._running, since)
+        if first and (found := connection.execute(self._look_statement, seen).fetchone()):
+            self._last_position = found[4]
+        now = time.monotonic()
+        if first or now - self._marked > MARK_SECONDS:
+            self._marked = now
+            (xid,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or (0,)
+            self._bound.mark(int(xid), self._last_position)
         found = connection.execute(self._look_statement, seen).fetchone()
         if found is None:
             return None
         next_xid, running, names, due, last, log_end, server_start = found
-        first = self._server_start is None
         if last < self._last_position and log_end < self._log_end:
             self._report_loss(connection, last)
         if self._reconnected or server_start != self._server_start:
+            if not first:  # ids may begin anew
+                self._bound, self._marked = LookBound(), 0.0
             limit = KNOWN_NAMES if first else None
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
         # Set these late: after an error, the next look must find the same.
         self._next_xid, self._running, self._server_start = next_xid, running, server_start
         self._last_position, self._log_end = last, log_end
+        self._bound.looked(next_xid, running)
         self._reconnected = False
         self._remember(names)
         if names and not first and not self._stopping:  # at first, the caller reads all queues

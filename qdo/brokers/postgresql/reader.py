@@ -39,7 +39,7 @@ _COLUMNS = f"""position,
 _ONE = """
 SELECT {columns} FROM {schema}.messages
 WHERE queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)
-  AND position > greatest(%(after)s::bigint, (
+  AND position > %(after)s::bigint AND position > greatest(%(after)s::bigint, (
       SELECT trimmed FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s))
 ORDER BY position LIMIT least(%(limit)s, greatest(1, {bytes} / (
     SELECT greatest(1, largest) FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)))
@@ -51,7 +51,8 @@ FROM unnest(%(names)b::text[], %(afters)b::bigint[], %(limits)b::bigint[])
 JOIN {schema}.queues ON app = %(app)s AND queues.name = wanted.name
 CROSS JOIN LATERAL (
     SELECT {columns} FROM {schema}.messages
-    WHERE queue = queues.id AND position > greatest(wanted.after, queues.trimmed)
+    WHERE queue = queues.id AND position > %(first)s::bigint
+      AND position > greatest(wanted.after, queues.trimmed)
     ORDER BY position
     LIMIT least(
         wanted.most,
@@ -139,6 +140,7 @@ class Fetches(GroupedCalls[Work]):
             "afters": [fetch.after for fetch in wanted],
             "limits": [fetch.limit for fetch in wanted],
             "count": len(wanted),
+            "first": min(fetch.after for fetch in wanted),  # no partition before it is opened
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters).fetchall()

@@ -71,7 +71,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "delete_queue(text, text, bigint)",
         "drop_partitions()",
         "limit_queues(text, integer)",
-        "look(text, bigint, bigint[])",
+        "look(text, bigint, bigint[], bigint)",
         "move_due(text, integer, bigint)",
         "trim(text, text, bigint, bigint)",
     ),

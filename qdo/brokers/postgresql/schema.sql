@@ -477,24 +477,27 @@ $$;
 
 -- Return the queues with messages, or with first messages, of transactions that were not visible
 -- in an earlier snapshot, and the present snapshot: its first transaction that has not begun, and
--- those in progress. With it the time until the next delayed message is due, in ticks, and the
+-- those in progress. Messages up to `since` are old; partitions with no others are not opened: a
+-- session has too few locks for thousands of them. With it the time until the next delayed message is due, in ticks, and the
 -- last position and the end of the log on disk, both of which decrease only if the server lost
 -- committed transactions.
 CREATE FUNCTION {schema}.look(
-    of_app text, seen_next bigint, seen_running bigint[],
+    of_app text, seen_next bigint, seen_running bigint[], since bigint,
     OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint,
     OUT last_position bigint, OUT log_end bigint
 )
 LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     next_xid := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     -- A dump brings messages of another cluster, whose ids of transactions are ahead.
     SELECT ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
         ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id IN (
             SELECT queue FROM {schema}.messages
-                WHERE messages.xid >= seen_next AND messages.xid < next_xid
-            UNION SELECT queue FROM {schema}.messages WHERE messages.xid = ANY (seen_running))),
+                WHERE messages.xid >= seen_next AND messages.xid < next_xid AND position > since
+            UNION SELECT queue FROM {schema}.messages
+                WHERE messages.xid = ANY (seen_running) AND position > since)),
         (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
             ORDER BY due LIMIT 1),
         (SELECT last_value FROM {schema}.positions),
@@ -519,7 +522,8 @@ $$;
 -- Hide processed messages of a queue that are old enough; return their number.
 CREATE FUNCTION {schema}.trim(of_app text, of_queue text, done bigint, older_ticks bigint)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     upto bigint := least(done, {schema}.clock() - older_ticks);
     own record;

@@ -6,11 +6,15 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.postgresql.listener import NotificationListener
+from qdo.brokers.postgresql.reader import Fetch
 from qdo.brokers.registry import open_broker
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
@@ -180,7 +184,7 @@ def test_a_dump_brings_ids_of_transactions_that_are_ahead(
     for table in ("queues", "messages"):
         sql.execute(f"UPDATE qdo.{table} SET xid = xid + 1000000".encode())
     assert broker.catalog.names() == ["a", "b"]
-    look = "SELECT next_xid, running, names FROM qdo.look('app', %s, %s::bigint[])"
+    look = "SELECT next_xid, running, names FROM qdo.look('app', %s, %s::bigint[], 0)"
     *seen, _ = sql.execute(look, (2**62, [])).fetchone() or ()
     broker.send(Outgoing("c", b"1"))
     *_, names = sql.execute(look, seen).fetchone() or ()
@@ -191,6 +195,50 @@ def test_a_dump_brings_ids_of_transactions_that_are_ahead(
         broker.trim(name, last_of(broker, name), 0.0)
     wait_over(sql, numbers)
     assert set(numbers) <= set(drop(sql))
+
+
+OPENED = """
+SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+WHERE pid = pg_backend_pid() AND relkind = 'r' AND relname LIKE 'messages_%'
+"""
+
+
+def test_old_partitions_are_not_opened(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A blocked queue may keep thousands, and a server has few locks for each session."""
+    monkeypatch.setattr("qdo.brokers.postgresql.listener.LOOK_SECONDS", 0.05)
+    broker.send(Outgoing("a", b"1"))
+    ticks = 10_000_000
+    last = last_of(broker, "a")
+    for number in range(2, 42):
+        sql.execute("SELECT qdo.add_partition(%s)", (last - number * ticks,))
+    look = NotificationListener._look
+    looks: list[int] = []
+
+    def looked(listener: NotificationListener, connection: Any) -> int | None:
+        with connection.transaction():
+            due = look(listener, connection)
+            looks.append(connection.execute(OPENED).fetchone()[0])
+        return due
+
+    monkeypatch.setattr(NotificationListener, "_look", looked)
+    broker.listen(lambda names: None)
+    wait_until(lambda: len(looks) >= 5, "the listener looks")
+    assert max(looks) <= 3
+    fetches = broker.reader("a", last)._fetches  # type: ignore[attr-defined]
+
+    def fetched(connection: Any, count: int) -> int:
+        wanted = [Fetch("a", last, 10)] * count
+        with connection.transaction():
+            (fetches._fetch_one if count == 1 else fetches._fetch_many)(connection, wanted)
+            return int(connection.execute(OPENED).fetchone()[0])
+
+    for count in (1, 2):
+        # The sixth plan of the server would be one for all positions.
+        opened = [fetches.run(partial(fetched, count=count)) for _ in range(8)]
+        assert opened[-1] <= 3
 
 
 def test_nothing_to_vacuum(postgresql_server: PostgresqlServer) -> None:

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
+from qdo.brokers.postgresql.listener import LookBound
 from tests.support.processes import wait_until
 
 APP = "app"
@@ -37,7 +38,8 @@ _STATEMENTS = {
 _STATEMENTS["large"] = _STATEMENTS["append"]
 """A body that changes the row of its queue."""
 _WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pid = ANY (%s)"
-_LOOK = "SELECT next_xid, running, names FROM qdo.look(%s, %s, %s::bigint[])"
+_LOOK = "SELECT next_xid, running, names FROM qdo.look(%s, %s, %s::bigint[], %s)"
+_MARK = "SELECT pg_current_xact_id()::text, last_value FROM qdo.positions"
 _READ = """
 SELECT position, convert_from(substring(body FROM 1 FOR 12), 'UTF8') FROM qdo.messages
 WHERE queue = (SELECT id FROM qdo.queues WHERE app = %s AND name = %s) AND position > %s
@@ -190,18 +192,25 @@ class StepObserver:
         self._read: dict[str, list[str]] = {queue: [] for queue in queues}
         self._seen: set[tuple[str, int]] = set()
         self._snapshot: tuple[int, list[int]] = (2**62, [])
+        self._bound = LookBound()
+        self._last = 0
         self.look()
 
     def look(self) -> None:
         """Read on, and compare what the listener finds with what has become visible."""
+        ((xid, last),) = self._observer.execute(_MARK)
+        self._bound.mark(int(xid), self._last)
+        self._last = last
         # One snapshot: PostgreSQL may end a deadlock, and with it a wait, between two statements.
         with self._observer.transaction():
             self._observer.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             self._compare()
 
     def _compare(self) -> None:
-        *snapshot, names = self._observer.execute(_LOOK, (APP, *self._snapshot)).fetchone() or ()
+        seen = (APP, *self._snapshot, self._bound.since)
+        *snapshot, names = self._observer.execute(_LOOK, seen).fetchone() or ()
         self._snapshot = (snapshot[0], snapshot[1])
+        self._bound.looked(*self._snapshot)
         changed = set()
         for queue, after in self._after.items():
             found = self._observer.execute(_READ, (APP, queue, 0)).fetchall()
