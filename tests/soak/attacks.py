@@ -114,7 +114,12 @@ class AttackedFleet(SoakFleet):
     def _wait_processed(self) -> None:
         facts = self.facts()
         facts.sent = {queue: max(1, count) for queue, count in self.sent.items()}
-        wait_until(lambda: not unfinished(self.text(), facts), "all is processed", HEAL_SECONDS)
+        try:
+            wait_until(lambda: not unfinished(self.text(), facts), "all is processed", HEAL_SECONDS)
+        except AssertionError as error:
+            outputs = "\n".join(output[-2000:] for _, output in self.outputs())
+            left = unfinished(self.text(), facts)
+            raise AssertionError(f"unprocessed: {left[:9]}\n{outputs}") from error
 
     def _longest_pause(self, begin: float) -> float:
         starts = {queue: [begin] for queue in QUEUES if queue != TOUCHED}
