@@ -38,7 +38,7 @@ CREATE TABLE {schema}.queues (
         length(name) <= 200 AND name NOT IN ('.', '..', 'zookeeper')
         AND name ~ '^[^/\u0001-\u001f\u007f-\u009f\ue000-\uf8ff\ufff0-\U0010ffff]+$'),
     trimmed bigint NOT NULL DEFAULT 0,
-    largest integer NOT NULL DEFAULT 4096 CHECK (largest > 0),
+    largest integer NOT NULL DEFAULT 4096,
     xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     UNIQUE (app, name)
 ) WITH (fillfactor = 70);
