@@ -159,6 +159,18 @@ def leave_gevent() -> None:
         hub.destroy(destroy_loop=True)
 
 
+def stay_in_gevent() -> None:
+    """Run the event loop of this thread, if it has one, until the process ends.
+
+    Threads of a pool that a job used live in it, and Python waits for them when it exits.
+    """
+    from gevent._hub_local import get_hub_if_exists
+
+    hub = get_hub_if_exists()
+    if hub is not None and not hub.dead:
+        hub.wait(hub.loop.async_())
+
+
 class LoopMailbox:
     """Runs small functions from any thread on the event loop of the thread that created it."""
 

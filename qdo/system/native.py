@@ -9,6 +9,7 @@ greenlets once gevent has patched the process.
 
 from __future__ import annotations
 
+import _queue
 import _thread
 import contextlib
 import ctypes
@@ -78,8 +79,7 @@ def guarded(name: str, function: Callable[[], None]) -> Callable[[], None]:
 
 def inbox() -> queue.SimpleQueue[Any]:
     """Return a queue whose get() blocks a native thread and whose put() never blocks."""
-    made: queue.SimpleQueue[Any] = original("queue", "SimpleQueue", queue.SimpleQueue)()
-    return made
+    return _queue.SimpleQueue()
 
 
 def native_lock() -> Any:

@@ -63,6 +63,8 @@ def main() -> int:
 
 
 def _patch() -> None:
+    import queue
+    import threading
     from importlib import metadata
 
     from gevent import monkey
@@ -72,9 +74,24 @@ def _patch() -> None:
     look, found = metadata.entry_points, metadata.entry_points()
     metadata.entry_points = found.select
     try:
-        monkey.patch_all()
+        # gevent's queues and events fail when threads share them. Python's are made of locks, and
+        # gevent's locks work between threads whose event loops run.
+        monkey.patch_all(queue=False)
     finally:
         metadata.entry_points = look
+    python_event: Any = monkey.get_original("threading", "Event")
+
+    class ThreadsEvent(python_event):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            # Not of a Lock: gevent lets other greenlets run when `set` looks whether it is held,
+            # even in a process that was forked a moment ago.
+            self._cond = threading.Condition(threading.RLock())
+
+    patched: Any = queue
+    patched.SimpleQueue = patched._PySimpleQueue
+    patched = threading
+    patched.Event = ThreadsEvent
 
 
 def _run(child: dict[str, Any], pipe: socket.socket) -> int:

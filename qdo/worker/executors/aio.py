@@ -18,7 +18,7 @@ from gevent import monkey
 
 from qdo.message import Message
 from qdo.system.clock import clock
-from qdo.system.home_loop import LoopMailbox, check_descriptors, leave_gevent
+from qdo.system.home_loop import LoopMailbox, check_descriptors, stay_in_gevent
 from qdo.system.native import native_lock, sleep, start_thread
 from qdo.text import describe_traceback
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
@@ -123,8 +123,8 @@ class AsyncioExecutor(Executor):
             _fault_of(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
         finally:
             loop.close()
-            leave_gevent()
             self._ended.release()
+        stay_in_gevent()
 
     def _pause(self, fault: str, seconds: float) -> None:
         """Wait until the loop runs again: it keeps its callbacks, and no message has failed."""
@@ -281,7 +281,7 @@ class _Helpers:
                 work()
             else:
                 wake.acquire()
-        leave_gevent()
+        stay_in_gevent()
 
 
 async def _cancel_remaining() -> None:
