@@ -225,8 +225,8 @@ def test_old_partitions_are_not_opened(
 
     monkeypatch.setattr(NotificationListener, "_look", looked)
     broker.listen(lambda names: None)
-    wait_until(lambda: len(looks) >= 5, "the listener looks")
-    assert max(looks) <= 3
+    # A look opens all while a transaction is in progress that is older than the first mark.
+    wait_until(lambda: looks[2:] != [] and max(looks[-2:]) <= 3, "looks open few partitions")
     fetches = broker.reader("a", last)._fetches  # type: ignore[attr-defined]
 
     def fetched(connection: Any, count: int) -> int:
