@@ -144,7 +144,7 @@ def engine(
         writer = HistoryWriter(settings.history, app.name, pipeline.history)
         writer.start()
     dispatcher = Dispatcher(pipeline, concurrency=100, loop=Loop(on_quiet=quiet.set))
-    for share in pipeline.limits.join(app.jobs, Layout.of("bench"), member):
+    for share in pipeline.limits.join(app.jobs, {}, Layout.of("bench"), member):
         share.permits.unlimited, share.starts.unlimited = rated, not rated
         share.permits.acknowledge(PERMITS, PERMITS, clock())
         share.starts.set_rate(1.0, clock())

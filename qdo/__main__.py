@@ -1,5 +1,7 @@
 """The programs `qdo`, which is also ``python -m qdo``, and `qdo-worker`."""
 
+from __future__ import annotations
+
 import signal
 
 

@@ -159,7 +159,7 @@ of the stream has read again."""
 FLUSH_SECONDS = 1.0
 
 
-class PatientHandler(logging.StreamHandler[TextIO]):
+class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic from 3.11 on
     """Writes lines to a descriptor, on a thread of its own: a reader that stops blocks no other.
 
     A pipe whose reader has stopped would block the thread that logs: a parent that cannot kill or

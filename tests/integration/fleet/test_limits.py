@@ -238,7 +238,9 @@ def test_a_declared_limit_is_there_until_an_operator_sets_it(shop: LimitShop) ->
     """Workers make it before the first message, and a deployment changes it."""
 
     def deploy(most: int) -> None:
-        (shop.folder / "shop.py").write_text(f"{JOBS}\napp.limit('missing', max={most})\n")
+        # Another size each time: Python tells an old .pyc by size and second.
+        text = f"{JOBS}\napp.limit('missing', max={most})\n"
+        (shop.folder / "shop.py").write_text(text + "#" * most)
         for worker in shop.workers:
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0, worker.output
