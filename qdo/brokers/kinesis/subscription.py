@@ -62,7 +62,7 @@ class KinesisSubscription(Subscription):
         self._after = after
         self._buffer = PrefetchBuffer(after)
         self._reader: ShardReader | None = None
-        self._wanted = False
+        self._wanted = self._reached = False
         self._failure: Exception | None = None
         self.end = self.fetched_through = None
 
@@ -104,9 +104,7 @@ class KinesisSubscription(Subscription):
 
     def at_tip(self) -> bool:
         with self._lock:
-            if self._buffer.waiting or self._reader is None:
-                return False
-            return self._reader.poll.tip.reached or self._reader.poll.ended
+            return self._reached and not self._buffer.waiting
 
     def done(self, position: int) -> None:
         with self._lock:
@@ -196,6 +194,8 @@ class KinesisSubscription(Subscription):
             if buffer is not self._buffer:
                 return 0.0  # the owner went back to another position
             buffer.add(rows)
+            # Not asked of `poll` later: it knows of an answer before the messages are here.
+            self._reached = poll.tip.reached or poll.ended
             self._update_end()
             if rows or poll.ended:
                 self._wanted = False
