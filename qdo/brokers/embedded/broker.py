@@ -16,7 +16,6 @@ from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
-from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.writer import Transaction, Writer
@@ -25,6 +24,7 @@ from qdo.encoding import is_utf8
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
 from qdo.positions import format_position, message_id, position_now, position_of_time
 from qdo.queues import check_queue_name
+from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
 MAX_QUEUES = 1000

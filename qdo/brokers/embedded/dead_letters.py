@@ -9,12 +9,12 @@ from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_headers
-from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import utf8_text
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
+from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 
 _STORE = """

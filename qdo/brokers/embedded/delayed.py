@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOptions
-from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError
 from qdo.positions import message_id, new_id, position_of_time
+from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 
 log = logging.getLogger(__name__)

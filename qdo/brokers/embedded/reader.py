@@ -9,10 +9,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.schema import Query
 from qdo.errors import DatabaseError
 from qdo.system.files import Rights
+from qdo.system.fork_guard import unforked
 from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
 from qdo.system.sqlite import ReplacedFileCheck, translate

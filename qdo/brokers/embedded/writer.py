@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.embedded.fork_guard import ForkGuard, unforked
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.errors import DatabaseBusyError, QueueLimitError
 from qdo.positions import position_now
 from qdo.system import wakeup_pipes
 from qdo.system.files import Rights, make_folder, open_file, opened_folder
+from qdo.system.fork_guard import ForkGuard, unforked
 from qdo.system.native import sleep
 from qdo.system.sqlite import ReplacedFileCheck, is_busy, open_database, translate, translated
 

@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass
 
 from qdo.coordination.embedded.tree import ROOT, Event, TreeNode
 from qdo.system.files import Rights, open_file
+from qdo.system.fork_guard import ForkGuard, unforked
 from qdo.system.sqlite import Format, ReplacedFileCheck, open_database, translated
 
 _FORMAT = Format(
@@ -109,14 +110,17 @@ class Store:
         """Open or create the file; raise DatabaseError if it cannot be used."""
         self.path = path
         self.wakeups = f"{path}.wakeups"
-        # `sync` syncs commits instead of SQLite, outside of the write lock.
-        self._db = open_database(path, _FORMAT, durable=False)
         self._log_file = -1
-        try:
-            self._prepare()
-        except BaseException:
-            self.close()
-            raise
+        self._in_transaction = False
+        with unforked:
+            # `sync` syncs commits instead of SQLite, outside of the write lock.
+            self._db = open_database(path, _FORMAT, durable=False)
+            self._fork_guard = ForkGuard(path, lambda: None)
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
         self._unmerged = 0
         self._saves = 0
         self._merge = False
@@ -132,7 +136,9 @@ class Store:
             self._watch = ReplacedFileCheck(self.path)
 
     def close(self) -> None:
-        self._db.close()
+        with self._fork_guard:
+            self._db.close()
+            self._fork_guard.close()
         if self._log_file >= 0:
             os.close(self._log_file)
             self._log_file = -1
@@ -145,6 +151,8 @@ class Store:
         :raises BusyError: the lock is taken; no transaction began.
         :raises DatabaseError: the file is unusable, or no longer under its name.
         """
+        self._fork_guard.__enter__()  # until `commit` or `rollback`
+        self._in_transaction = True
         with self._guarded():
             self._watch.check()
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -161,12 +169,16 @@ class Store:
         """Make the transaction visible to all processes; it is not durable yet."""
         with self._guarded():
             self._db.execute("COMMIT")
+        self.rollback()
 
     def rollback(self) -> None:
-        """Undo the transaction; does nothing without one."""
+        """Undo the transaction; does nothing without one, such as after `commit`."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
+        if self._in_transaction:
+            self._in_transaction = False
+            self._fork_guard.__exit__()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -187,7 +199,8 @@ class Store:
             # Only now it is certain that the commits are in the files that other processes open.
             self._watch.check()
             if self._merge:
-                self._merge = not self._merged()
+                with self._fork_guard:
+                    self._merge = not self._merged()
 
     def _merged(self) -> bool:
         """Merge the log; return whether the next commit begins it anew.

@@ -19,6 +19,7 @@ from kazoo.protocol.states import KazooState, WatchedEvent
 from qdo.coordination.client import Client, connect
 from qdo.coordination.embedded import store as embedded_store
 from qdo.errors import DatabaseFullError
+from tests.support.cli import command
 from tests.support.coordinator_process import Remote
 from tests.support.processes import freeze
 from tests.support.zookeeper import wait_until
@@ -263,3 +264,38 @@ def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
     wait_until(lambda: gc.collect() >= 0 and alive() is None, 1.0, "the watcher is free")
     client.stop()
     client.close()
+
+
+FORK = """
+import os, sys, threading
+from qdo.coordination.embedded.store import Store
+
+store = Store(sys.argv[1])
+store.begin(0, write=True)
+children = []
+
+def fork():
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+        return
+    try:
+        Store(sys.argv[1]).begin(0, write=True)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join(0.1)
+waits = thread.is_alive()
+store.commit()
+thread.join()
+sys.exit((os.waitpid(children[0], 0)[1] != 0) + 2 * (not waits))
+"""
+
+
+def test_a_fork_waits_for_transactions(tmp_path: Path) -> None:
+    """The child would inherit a lock of SQLite that no thread of its own ever releases."""
+    ended = command("-c", FORK, str(tmp_path / "coordination.db"), cwd=tmp_path)
+    assert ended.code == 0, ended.err

@@ -182,7 +182,10 @@ def test_what_is_granted_and_not_taken_is_not_claimed(
     wait_until(lambda: set(engine.claims) == {"a1"}, "its queue")
     made.leader.create_queues(["a2"])
     wait_until(lambda: set(engine.claims) == {"a1", "a2"}, "both")
-    client.set(layout.assignment(made.name), encode_queues(["a1", "b1"]))
-    wait_until(lambda: set(engine.claims) == {"a1"}, "the new assignment")
-    wait_until(made.settled, "the release")
+    path = layout.assignment(made.name)
+    client.set(path, encode_queues(["a1", "b1"]))
+    wait_until(
+        lambda: set(json.loads(client.get(path)[0])["queues"]) == {"a1", "a2"}, "the leader's own"
+    )
+    wait_until(lambda: made.settled() and set(engine.claims) == {"a1", "a2"}, "both again")
     assert json.loads(client.get(layout.queue("b1"))[0]) == {"last": ""}

@@ -76,8 +76,9 @@ class ForkGuard:
             (self._path, _DATABASE_LOCK),
             (f"{self._path}-shm", _INDEX_LOCK),
         ):
-            # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it.
-            with contextlib.suppress(FileNotFoundError):
+            # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it. A user who
+            # may only read it has no lock that matters.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 _kept.append(descriptor)
                 fcntl.lockf(descriptor, fcntl.LOCK_SH, length, start)
