@@ -298,7 +298,7 @@ def resume_hold(client: Client, layout: Layout, id: str, reason: str, by: str = 
 def chosen(found: HoldNode, globs: Sequence[str], id: str | None = None) -> list[Hold]:
     """Return the holds that end, or that lose one of these globs; all without globs and id.
 
-    :raises NotFoundError: there is no such hold, or no pause of one of these globs.
+    :raises NotFoundError: the hold does not exist, or no pause has one of these globs.
     :raises HoldsUnreadableError: the holds cannot be read.
     """
     if not globs and id is None:

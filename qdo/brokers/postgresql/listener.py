@@ -244,7 +244,7 @@ class NotificationListener:
         if last < self._last_position and log_end < self._log_end:
             self._report_loss(connection, last)
         if self._reconnected or server_start != self._server_start:
-            if not first:  # ids may begin anew
+            if not first:  # the ids of transactions may have restarted
                 self._bound, self._marked = LookBound(), 0.0
             limit = KNOWN_NAMES if first else None
             all_names = connection.execute(self._names_statement, (self._app, limit))

@@ -203,7 +203,7 @@ class Store:
                     self._merge = not self._merged()
 
     def _merged(self) -> bool:
-        """Merge the log; return whether the next commit begins it anew.
+        """Merge the log; return whether the next commit can start it from the beginning.
 
         If other processes read old pages or write meanwhile, the next `sync` must try again:
         otherwise the log grew to 66 MiB in half a minute.
