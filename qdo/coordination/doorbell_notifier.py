@@ -7,6 +7,9 @@ notification is not an error for the sender, and sending never waits for one.
 from __future__ import annotations
 
 import atexit
+
+# The thread may connect after the main thread has ended, when this can no longer be imported.
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import threading
