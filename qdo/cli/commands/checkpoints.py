@@ -153,14 +153,18 @@ def _written(target: str) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    folder, name = os.path.split(os.path.abspath(target))
+    if os.path.exists(target) and not os.path.isfile(target):
+        with open(target, "w", encoding="utf-8") as out:  # a device or pipe must not be replaced
+            yield out
+        return
+    folder, name = os.path.split(os.path.realpath(target))
     fd, part = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
     try:
         with open(fd, "w", encoding="utf-8") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
-        os.replace(part, target)
+        os.replace(part, os.path.join(folder, name))
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

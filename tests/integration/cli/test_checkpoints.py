@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,24 @@ def test_a_repetition_completes_a_killed_import(runs: AppRuns) -> None:
     assert {node.seek for node in nodes} == {1}
     assert [node.last for node in nodes] == [7] + [0] * (len(names) - 1)
     assert len(audited(runs)) == len(names)
+
+
+def test_an_export_replaces_neither_links_nor_devices(runs: AppRuns) -> None:
+    """For root, the rename onto /dev/null would have left a file there."""
+    runs.client.create(runs.layout.queue("a"), QueueNode(last=5).encode(), makepath=True)
+    exported(runs)
+    (runs.folder / "link").symlink_to("saved.jsonl")
+    pipe = runs.folder / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link", "pipe"):
+        assert checkpoints(runs, "export", "--file", name).code == 0
+    received = os.read(reading, 65536).decode().splitlines()
+    os.close(reading)
+    assert pipe.is_fifo()
+    assert (runs.folder / "link").is_symlink()
+    written = (runs.folder / "saved.jsonl").read_text().splitlines()
+    assert received[1:] == written[1:] != []
 
 
 def test_an_export_names_queues_that_it_cannot_read(runs: AppRuns) -> None:
