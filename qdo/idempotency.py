@@ -72,7 +72,7 @@ class FencedWrites:
     """
 
     def __init__(self, table: str = "qdo_writes") -> None:
-        self.table = _table(table)
+        self.table = table_name(table)
         self.schema = f"""
             CREATE TABLE IF NOT EXISTS {table} (
                 queue VARCHAR({MAX_NAME}) NOT NULL,
@@ -89,21 +89,21 @@ class FencedWrites:
             ON CONFLICT (queue, part) DO UPDATE
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
-        """  # nosec B608 # _table checks the name
+        """  # nosec B608 # table_name checks it
         # Even a repetition shows that the queue has a new owner. From here on its former owner,
         # which may be ahead of the recorded progress, is rejected.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
             WHERE queue = :queue AND part = :part AND fence < :fence
-        """  # nosec B608 # _table checks the name
-        self._reset = f"UPDATE {table} SET fence = 0"  # nosec B608 # _table checks the name
+        """  # nosec B608 # table_name checks it
+        self._reset = f"UPDATE {table} SET fence = 0"  # nosec B608 # table_name checks it
         self._stale = f"""
             SELECT 1 FROM {table} WHERE queue = :queue AND part = :part AND fence > :fence
-        """  # nosec B608 # _table checks the name
+        """  # nosec B608 # table_name checks it
 
     def create(self, session: SqlSession) -> None:
         """Create the table unless it exists; call it where the app creates its own tables."""
-        _execute(session, self.schema, {})
+        execute(session, self.schema, {})
 
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
@@ -114,16 +114,12 @@ class FencedWrites:
 
         :param part: a part of the queue with its own order, such as the message's key if keys
             run in parallel, or the name of one of several sinks.
-        :raises UsageError: `part` has more than 200 characters.
+        :raises UsageError: `part` has more than 200 characters, or the session commits each
+            statement by itself.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message
             gets a new position for each delivery, as with SQS.
         """
-        if not message.stable:
-            raise UnsupportedError(
-                broker="a broker with unstable positions, such as SQS,",
-                what="distinguish repeated messages from new ones by their position",
-                remedy="use qdo.idempotency.ProcessedMessages, which uses message.id",
-            )
+        check_proof(session, message)
         if len(part) > MAX_NAME:
             raise UsageError(
                 reason=f"part must have at most {MAX_NAME} characters, got {part!r:.60}..."
@@ -134,11 +130,11 @@ class FencedWrites:
             "fence": message.fence,
             "position": f"{message.position:0{POSITION_DIGITS}d}",
         }
-        if _execute(session, self._advance, row).rowcount:
+        if execute(session, self._advance, row).rowcount:
             return Write.NEW
-        if _execute(session, self._take_over, row).rowcount:
+        if execute(session, self._take_over, row).rowcount:
             return Write.REPEATED
-        stale = _execute(session, self._stale, row).fetchone() is not None
+        stale = execute(session, self._stale, row).fetchone() is not None
         return Write.STALE if stale else Write.REPEATED
 
     def reset_fences(self, session: SqlSession) -> int:
@@ -147,7 +143,7 @@ class FencedWrites:
         For an app that moves to another coordinator, whose fences may be smaller. No worker may
         be running.
         """
-        return int(_execute(session, self._reset, {}).rowcount)
+        return int(execute(session, self._reset, {}).rowcount)
 
 
 class ProcessedMessages:
@@ -161,7 +157,7 @@ class ProcessedMessages:
     def __init__(
         self, table: str = "qdo_done_messages", *, clock: Callable[[], float] = time.time
     ) -> None:
-        self.table = _table(table)
+        self.table = table_name(table)
         self._clock = clock
         self.schema = f"""
             CREATE TABLE IF NOT EXISTS {table} (
@@ -175,12 +171,12 @@ class ProcessedMessages:
         self._record = f"""
             INSERT INTO {table} (queue, id, done_at) VALUES (:queue, :id, :done_at)
             ON CONFLICT (queue, id) DO NOTHING
-        """  # nosec B608 # _table checks the name
-        self._forget = f"DELETE FROM {table} WHERE done_at < :done_at"  # nosec B608 # _table checks the name
+        """  # nosec B608 # table_name checks it
+        self._forget = f"DELETE FROM {table} WHERE done_at < :done_at"  # nosec B608 # table_name checks it
 
     def create(self, session: SqlSession) -> None:
         """Create the table unless it exists; call it where the app creates its own tables."""
-        _execute(session, self.schema, {})
+        execute(session, self.schema, {})
 
     def record(self, session: SqlSession, message: Message) -> bool:
         """Record that the message is done; if it returns False, it was done before: write nothing.
@@ -188,10 +184,12 @@ class ProcessedMessages:
         Call it first in the transaction of the message's effects: both are committed together,
         or neither.
 
+        :raises UsageError: the session commits each statement by itself.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
         """
+        _check_transaction(session)
         row = {"queue": message.queue, "id": message.id, "done_at": int(self._clock())}
-        return bool(_execute(session, self._record, row).rowcount)
+        return bool(execute(session, self._record, row).rowcount)
 
     def forget(self, session: SqlSession, older_than_seconds: float) -> int:
         """Delete the rows that are older than this age; return their number.
@@ -207,10 +205,10 @@ class ProcessedMessages:
                 f"{older_than_seconds!r}"
             )
         limit = int(self._clock() - older_than_seconds)
-        return int(_execute(session, self._forget, {"done_at": limit}).rowcount)
+        return int(execute(session, self._forget, {"done_at": limit}).rowcount)
 
 
-def _table(name: str) -> str:
+def table_name(name: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) is None:
         raise UsageError(
             reason="the name of a table must have 1 to 63 letters, digits and underscores and not "
@@ -219,12 +217,46 @@ def _table(name: str) -> str:
     return name
 
 
-def _execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
+def check_proof(session: SqlSession, message: Message) -> None:
+    """Raise UsageError or UnsupportedError where a position in the session would prove nothing."""
+    _check_transaction(session)
+    if not message.stable:
+        raise UnsupportedError(
+            broker="a broker with unstable positions, such as SQS,",
+            what="distinguish repeated messages from new ones by their position",
+            remedy="use qdo.idempotency.ProcessedMessages, which uses message.id",
+        )
+
+
+def _check_transaction(session: SqlSession) -> None:
+    """Raise UsageError if the proof would be committed without the write."""
+    driver = session
+    if not isinstance(session, sqlite3.Connection) and not _is_psycopg(session):
+        _dialect(session)  # an error for what is no session
+        bound = session.connection() if hasattr(session, "get_bind") else session
+        driver = bound.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        alone = driver.isolation_level is None or getattr(driver, "autocommit", -1) is True
+        alone = alone and not driver.in_transaction
+    else:
+        alone = _is_psycopg(driver) and driver.autocommit and not driver.info.transaction_status
+    if alone:
+        raise UsageError(
+            reason="the session must be in a transaction, got a connection that commits each "
+            "statement by itself; begin one, and make the writes of the job in it"
+        )
+
+
+def _is_psycopg(session: SqlSession) -> bool:
+    psycopg: Any = sys.modules.get("psycopg")
+    return psycopg is not None and isinstance(session, psycopg.Connection)
+
+
+def execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
     """Execute a statement in any kind of session; return its cursor or result."""
     if isinstance(session, sqlite3.Connection):
         return session.execute(statement, dict(parameters))
-    psycopg: Any = sys.modules.get("psycopg")
-    if psycopg is not None and isinstance(session, psycopg.Connection):
+    if _is_psycopg(session):
         return session.execute(_PARAMETER.sub(r"%(\1)s", statement), dict(parameters))
     from sqlalchemy import text
 

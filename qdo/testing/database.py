@@ -11,6 +11,7 @@ from qdo.brokers.base import Outgoing
 from qdo.errors import UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, SqlSession, Write
 from qdo.message import Message
+from qdo.state import KeyedState, line_of
 
 
 class StagedMessages:
@@ -70,15 +71,16 @@ class StagedMessages:
 
 Fail: TypeAlias = Callable[[Exception], NoReturn]
 _Admit: TypeAlias = Callable[[FencedWrites, SqlSession, Message, str], Write]
-_admit, _record = FencedWrites.admit, ProcessedMessages.record
+_admit, _record, _decide = FencedWrites.admit, ProcessedMessages.record, KeyedState._decide
 _watches: list[WritesWatch] = []
 
 
 class WritesWatch:
     """Ends a test whose database has the writes of an earlier test.
 
-    Positions, fences and ids are the same in each test, so `FencedWrites` and `ProcessedMessages`
-    would take the first messages for repetitions: the job would write nothing, silently.
+    Positions, fences and ids are the same in each test, so `FencedWrites`, `KeyedState` and
+    `ProcessedMessages` would take the first messages for repetitions: the job would write nothing,
+    silently.
 
     :param running: returns the function that ends the run, None while no job runs.
     """
@@ -93,6 +95,7 @@ class WritesWatch:
         _watches.append(self)
         FencedWrites.admit = _watched_admit  # type: ignore[method-assign]
         ProcessedMessages.record = _watched_record  # type: ignore[method-assign]
+        KeyedState._decide = _watched_decide  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -100,6 +103,7 @@ class WritesWatch:
             if not _watches:
                 FencedWrites.admit = _admit  # type: ignore[method-assign]
                 ProcessedMessages.record = _record  # type: ignore[method-assign]
+                KeyedState._decide = _decide  # type: ignore[method-assign]
 
     def admitted(self, table: str, message: Message, part: str, write: Write) -> None:
         place = table, message.queue, part
@@ -134,6 +138,15 @@ def _watched_admit(
     for watch in _watches:
         watch.admitted(self.table, message, part, write)
     return write
+
+
+def _watched_decide(
+    self: KeyedState, session: SqlSession, message: Message, row: dict[str, str]
+) -> Any:
+    decided = _decide(self, session, message, row)
+    for watch in _watches:
+        watch.admitted(self.table, message, f"{row['name']}/{line_of(message)}", decided[0])
+    return decided
 
 
 def _watched_record(self: ProcessedMessages, session: SqlSession, message: Message) -> bool:

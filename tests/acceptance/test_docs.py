@@ -107,6 +107,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("sending", 3),
         ("failures", 12),
         ("idempotency", 6),
+        ("state", 6),
         ("programs", 5),
         ("outbox", 2),
         ("documents", 2),

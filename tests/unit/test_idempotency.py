@@ -263,6 +263,26 @@ def test_a_database_that_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path:
             WRITES.admit(session, message(1))
 
 
+def test_a_session_outside_of_a_transaction(tmp_path: Path) -> None:
+    """The proof would be committed before the write: a crash between them would lose it."""
+    path = tmp_path / "app.db"
+    with plain(path) as session:
+        WRITES.create(session)
+        DONE.create(session)
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
+    alone = sqlite3.connect(path, isolation_level=None)
+    with contextlib.closing(alone), engine.connect() as core_alone, Session(engine) as orm_alone:
+        for each in (alone, core_alone, orm_alone):
+            with pytest.raises(UsageError, match="transaction"):
+                WRITES.admit(each, message(1))
+            with pytest.raises(UsageError, match="transaction"):
+                DONE.record(each, message(1))
+        alone.execute("BEGIN")
+        assert WRITES.admit(alone, message(1))
+        assert DONE.record(alone, message(1))
+    engine.dispose()
+
+
 def test_what_is_no_session() -> None:
     """An asynchronous session, or a factory of sessions, is a mistake that is named."""
     for wrong in (object(), Session):

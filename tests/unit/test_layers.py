@@ -24,7 +24,7 @@ LAYERS = (
     {"coordination", "encryption", "message"},
     {"fleet"},
     {"jobs", "idempotency"},
-    {"brokers"},
+    {"brokers", "state"},
     {"history"},
     {"settings", "ops"},
     {"connections"},

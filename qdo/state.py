@@ -1,0 +1,188 @@
+"""State by key: a JSON value that is exactly as new as the messages that made it.
+
+A job that counts, sums or remembers needs its state and its progress to agree. After a crash a
+message runs again, and a frozen worker may still write. `KeyedState` keeps the value of a queue or
+key in the app's database, beside the proof of `qdo.idempotency.FencedWrites`: the transaction that
+saves the value also records the fence and the position of its message. A repetition changes
+nothing, and a former owner is refused. Where the job has other effects in that database, they are
+in the same transaction.
+
+::
+
+    states = KeyedState()
+
+    @app.job("customer-*")
+    def add(message, context):
+        with sqlite3.connect("shop.db") as db, states.of(db, message) as state:
+            if state.new:
+                state["total"] = state.get("total", 0) + message.body["amount"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from qdo.encoding import strict_json
+from qdo.errors import StaleClaimError, UsageError
+from qdo.idempotency import MAX_NAME, SqlSession, Write, check_proof, execute, table_name
+from qdo.message import Message
+
+__all__ = ["KeyedState", "SavedState"]
+
+MAX_STATE_BYTES = 1024 * 1024
+"""Largest value. Each message of its key writes it anew."""
+
+
+class SavedState(dict[str, Any]):
+    """A value that JSON can hold, saved when the block of `KeyedState.of` ends without an error.
+
+    :ivar new: whether the message is new. For a repetition the state is that of the last message,
+        and changes are dropped: the job has no effects, and ends.
+    """
+
+    def __init__(self, value: dict[str, Any], new: bool) -> None:
+        super().__init__(value)
+        self.new = new
+
+
+class KeyedState:
+    """A JSON object for each queue and key, saved in transactions of the app.
+
+    :param table: name of the table, of letters, digits and underscores.
+    :raises UsageError: the name is invalid.
+    """
+
+    def __init__(self, table: str = "qdo_state") -> None:
+        self.table = table_name(table)
+        self.schema = f"""
+            CREATE TABLE IF NOT EXISTS {table} (
+                scope VARCHAR({MAX_NAME}) NOT NULL,
+                name VARCHAR({MAX_NAME}) NOT NULL,
+                fence BIGINT NOT NULL,
+                positions TEXT NOT NULL,
+                value TEXT NOT NULL,
+                PRIMARY KEY (scope, name)
+            )
+        """
+        """The statement that creates the table, for tools that create all tables of an app."""
+        # Each statement locks the row, so two owners decide one after the other. Even a repetition
+        # raises the fence, which shuts out a former owner that is ahead of the recorded progress.
+        self._enter = f"""
+            INSERT INTO {table} (scope, name, fence, positions, value)
+            VALUES (:scope, :name, :fence, '{{}}', '{{}}')
+            ON CONFLICT (scope, name) DO UPDATE SET fence = CASE
+                WHEN excluded.fence > {table}.fence THEN excluded.fence ELSE {table}.fence END
+            RETURNING fence, positions, value
+        """  # nosec B608 # table_name checks it
+        self._save = f"""
+            UPDATE {table} SET positions = :positions, value = :value
+            WHERE scope = :scope AND name = :name
+        """  # nosec B608 # table_name checks it
+        self._read = f"SELECT value FROM {table} WHERE scope = :scope AND name = :name"  # nosec B608 # table_name checks it
+        self._reset = f"UPDATE {table} SET fence = 0"  # nosec B608 # table_name checks it
+
+    def create(self, session: SqlSession) -> None:
+        """Create the table unless it exists; call it where the app creates its own tables."""
+        execute(session, self.schema, {})
+
+    @contextlib.contextmanager
+    def of(
+        self, session: SqlSession, message: Message, key: str | None = None
+    ) -> Iterator[SavedState]:
+        """Yield the state of the message's queue and key; save it at the end of the block.
+
+        Enter it first in the transaction of the job's effects: both are committed together, or
+        neither. It takes two statements. The row stays locked until the end of the transaction.
+
+        :param session: a SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a
+            `sqlite3.Connection`, in a transaction.
+        :param key: the message's key, if None. Pass "" for one state of the whole queue, or another
+            name. The messages of this key must run in their order.
+        :raises StaleClaimError: another worker has claimed the queue and entered since.
+        :raises UsageError: JSON cannot hold the state, or it has more than 1 MiB; the key has more
+            than 200 characters; the session commits each statement by itself.
+        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message gets
+            a new position for each delivery, as with SQS.
+        """
+        row = _row(message.queue, message.key if key is None else key)
+        write, positions, value = self._decide(session, message, row)
+        if write is Write.STALE:
+            raise StaleClaimError(queue=message.queue, fence=message.fence)
+        state = SavedState(value, new=write is Write.NEW)
+        yield state
+        if state.new:
+            positions[line_of(message)] = message.position
+            saved = {"positions": json.dumps(positions), "value": _encoded(state, row)}
+            execute(session, self._save, {**row, **saved})
+
+    def read(self, session: SqlSession, queue: str, key: str = "") -> dict[str, Any]:
+        """Return the saved state of a queue and key, empty if there is none."""
+        row = _row(queue, key)
+        found = execute(session, self._read, row).fetchone()
+        return {} if found is None else _decoded(found[0], row)
+
+    def reset_fences(self, session: SqlSession) -> int:
+        """Reset every fence but no position; return the number of rows.
+
+        For an app that moves to another coordinator, whose fences may be smaller. No worker may
+        be running.
+        """
+        return int(execute(session, self._reset, {}).rowcount)
+
+    def _decide(
+        self, session: SqlSession, message: Message, row: dict[str, str]
+    ) -> tuple[Write, dict[str, Any], dict[str, Any]]:
+        """Lock the row; return the decision, the positions and the value."""
+        check_proof(session, message)
+        entered = execute(session, self._enter, {**row, "fence": message.fence})
+        # Reads to the end, without which SQLite refuses the commit.
+        ((fence, positions, value),) = entered.fetchall()
+        known, state = _decoded(positions, row), _decoded(value, row)
+        if fence > message.fence:
+            return Write.STALE, known, state
+        new = message.position > known.get(line_of(message), -1)
+        return (Write.NEW if new else Write.REPEATED), known, state
+
+
+def line_of(message: Message) -> str:
+    """Return the name of the message's order: positions grow only within a priority."""
+    return str(message.headers.get("qdo-priority", 5))
+
+
+def _row(queue: str, key: str | None) -> dict[str, str]:
+    if key and len(key) > MAX_NAME:
+        raise UsageError(
+            reason=f"the key of a state must have at most {MAX_NAME} characters, got "
+            f"{key!r:.60}...; pass a digest of it as key="
+        )
+    return {"scope": queue, "name": key or ""}
+
+
+def _encoded(state: SavedState, row: dict[str, str]) -> str:
+    try:
+        body = strict_json(dict(state))
+        found = f"{len(body)} bytes"
+    except ValueError as error:
+        body, found = b"", f"a value that JSON cannot hold: {error}"
+    if not 0 < len(body) <= MAX_STATE_BYTES:
+        raise UsageError(
+            reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be JSON of at most "
+            f"{MAX_STATE_BYTES} bytes, got {found}; keep larger values in tables of the app"
+        )
+    return body.decode()
+
+
+def _decoded(text: str, row: dict[str, str]) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if not isinstance(value, dict):
+        raise UsageError(
+            reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be a JSON object, "
+            f"got {value!r:.60}; another program wrote it: correct the row"
+        )
+    return value

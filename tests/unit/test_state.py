@@ -1,0 +1,164 @@
+"""State by key: as new as the messages that made it, in any kind of session."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from qdo import Message
+from qdo.brokers.sqs.codec import SQS_POSITIONS
+from qdo.errors import StaleClaimError, UnsupportedError, UsageError
+from qdo.state import MAX_STATE_BYTES, KeyedState
+from tests.unit.test_idempotency import Transaction, core, orm, plain
+
+STATES = KeyedState()
+
+
+def message(position: int, fence: int = 1, key: str | None = "ada", **more: Any) -> Message:
+    return Message("q", position, None, key, fence=fence, **more)
+
+
+@pytest.fixture(params=[plain, core, orm], ids=lambda each: each.__name__)
+def transaction(request: pytest.FixtureRequest, tmp_path: Path) -> Transaction:
+    """Begins a transaction on a file with the table."""
+    path = tmp_path / "app.db"
+    with request.param(path) as session:
+        STATES.create(session)
+    return lambda: request.param(path)
+
+
+def count(transaction: Transaction, each: Message, key: str | None = None) -> bool:
+    """Count the message in its state; return whether it was new."""
+    with transaction() as session, STATES.of(session, each, key) as state:
+        state["count"] = state.get("count", 0) + 1
+        return state.new
+
+
+def counted(transaction: Transaction, key: str = "ada", queue: str = "q") -> Any:
+    with transaction() as session:
+        return STATES.read(session, queue, key).get("count")
+
+
+def test_messages_change_the_state_of_their_key(transaction: Transaction) -> None:
+    """Each key has its own; messages without one share that of the queue."""
+    assert [count(transaction, message(n)) for n in (1, 2, 5)] == [True] * 3
+    assert count(transaction, message(3, key="bob"))
+    assert count(transaction, message(4, key=None))
+    assert count(transaction, message(6), key="")
+    assert [counted(transaction, key) for key in ("ada", "bob", "")] == [3, 1, 2]
+    assert counted(transaction, queue="p") is None
+
+
+def test_a_repetition_changes_nothing(transaction: Transaction) -> None:
+    """The job sees the state of the last message, and its changes are dropped."""
+    count(transaction, message(5))
+    for fence in (1, 2):
+        assert not count(transaction, message(5, fence))
+        assert not count(transaction, message(4, fence))
+    assert counted(transaction) == 1
+    assert count(transaction, message(6, fence=2))
+
+
+def test_a_former_owner_is_refused(transaction: Transaction) -> None:
+    """Also if its successor has only repeated messages so far."""
+    count(transaction, message(5))
+    count(transaction, message(5, fence=2))
+    with pytest.raises(StaleClaimError) as refused:
+        count(transaction, message(6))
+    assert refused.value.details == {"queue": "q", "fence": 1}
+    assert counted(transaction) == 1
+
+
+def test_priorities_have_positions_of_their_own(transaction: Transaction) -> None:
+    """An urgent message overtakes; the overtaken one is new all the same."""
+    urgent = {"qdo-priority": "0"}
+    assert count(transaction, message(9, headers=urgent))
+    assert count(transaction, message(3))
+    assert not count(transaction, message(9, headers=urgent))
+    assert not count(transaction, message(3))
+    assert counted(transaction) == 2
+
+
+def test_a_failed_block_saves_nothing(transaction: Transaction) -> None:
+    """Even if the transaction is committed all the same."""
+    failing = contextlib.suppress(LookupError)
+    with transaction() as session, failing, STATES.of(session, message(1)) as state:
+        state["count"] = 7
+        raise LookupError
+    assert counted(transaction) is None
+    assert count(transaction, message(1))
+
+
+def test_several_messages_share_a_transaction(transaction: Transaction) -> None:
+    """Each sees what those before it have saved."""
+    with transaction() as session:
+        for position in (1, 2, 3):
+            with STATES.of(session, message(position)) as state:
+                state["seen"] = [*state.get("seen", []), position]
+        assert STATES.read(session, "q", "ada") == {"seen": [1, 2, 3]}
+
+
+def test_fences_can_be_reset(transaction: Transaction) -> None:
+    """A new coordinator counts from the start; positions continue."""
+    count(transaction, message(5, fence=1000))
+    with transaction() as session:
+        assert STATES.reset_fences(session) == 1
+    assert not count(transaction, message(5, fence=3))
+    assert count(transaction, message(6, fence=3))
+
+
+# --- bad use ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1, 2}, object(), math.nan, b"x", "\ud800", {1: 2}, "x" * MAX_STATE_BYTES],
+    ids=["set", "object", "nan", "bytes", "surrogate", "number", "large"],
+)
+def test_values_that_cannot_be_stored(transaction: Transaction, value: Any) -> None:
+    """The message fails, and its transaction changes nothing."""
+    refused = pytest.raises(UsageError, match=r"'q', key 'ada'")
+    with refused, transaction() as session, STATES.of(session, message(1)) as state:
+        state["value"] = value
+    assert count(transaction, message(1))
+
+
+def test_a_row_that_another_program_damaged(transaction: Transaction) -> None:
+    """It is named, and stays as it is."""
+    count(transaction, message(1))
+    for text in ("", "7", "[]", "{", "x" * 10_000):
+        with transaction() as session:
+            statement: Any = f"UPDATE qdo_state SET value = '{text}'"
+            if not isinstance(session, sqlite3.Connection):
+                statement = sqlalchemy.text(statement)
+            session.execute(statement)
+        with pytest.raises(UsageError, match="JSON object"):
+            count(transaction, message(2))
+        with pytest.raises(UsageError, match="JSON object"):
+            counted(transaction)
+
+
+def test_a_key_that_is_too_long(transaction: Transaction) -> None:
+    """It is rejected before the database truncates it."""
+    with pytest.raises(UsageError, match="200"):
+        count(transaction, message(1, key="k" * 201))
+
+
+def test_positions_that_do_not_last_prove_nothing(transaction: Transaction) -> None:
+    """A message of SQS has another one each time it is received."""
+    with pytest.raises(UnsupportedError):
+        count(transaction, message(5 << 256, id=SQS_POSITIONS))
+    assert counted(transaction) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x; DROP TABLE y", "1st"])
+def test_names_that_are_no_tables(name: str) -> None:
+    """They would become part of a statement."""
+    with pytest.raises(UsageError, match="name of a table"):
+        KeyedState(name)
