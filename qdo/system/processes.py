@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import math
 import mmap
 import os
@@ -171,6 +172,10 @@ def ensure_open_files(connections: int) -> int:
 
 
 _LEASE_AT, _LEASE = 8, struct.Struct("@dQ")
+_COUNT_AT, _COUNT = 24, struct.Struct("@Q")
+_CLAIMS_AT, _TOKEN_BYTES = 32, 8
+_MOST_CLAIMS = (mmap.PAGESIZE - _CLAIMS_AT) // _TOKEN_BYTES
+"""Ended claims with a running job that one page holds; jobs of further ones run to their end."""
 
 
 class StopFlag:
@@ -178,11 +183,14 @@ class StopFlag:
 
     One byte tells whether the worker drains. The other values are the time until which its lease is
     valid, and how often it has registered: a job must not continue because a lease began after its
-    own was over.
+    own was over. Then follow the claims that have ended or are held while a job of them runs.
+
+    :ivar claims: the tokens of these claims, in the process of the worker.
     """
 
     def __init__(self) -> None:
-        self._page: mmap.mmap | bytearray = bytearray(_LEASE_AT + _LEASE.size)
+        self.claims: dict[bytes, None] = {}
+        self._page: mmap.mmap | bytearray = bytearray(mmap.PAGESIZE)
         self._file = -1
         self.show(False)
 
@@ -212,13 +220,36 @@ class StopFlag:
         """Show until when the worker's lease is valid."""
         _LEASE.pack_into(self._page, _LEASE_AT, until, self.registration())
 
+    def claim_ended(self, queue: str, fence: int) -> bool:
+        """Return whether the queue has left the worker, is about to leave it, or is held."""
+        count = int(_COUNT.unpack_from(self._page, _COUNT_AT)[0])
+        ends = range(_CLAIMS_AT, _CLAIMS_AT + count * _TOKEN_BYTES, _TOKEN_BYTES)
+        return count > 0 and _token(queue, fence) in (self._page[at : at + 8] for at in ends)
+
+    def end_claim(self, queue: str, fence: int) -> None:
+        """Show the jobs of a claim that they should stop, until `forget_claim`."""
+        self.claims[_token(queue, fence)] = None
+        self._show_claims()
+
+    def forget_claim(self, queue: str, fence: int) -> None:
+        """Show it no longer: no job of it runs, or it is not held any more."""
+        if self.claims:
+            self.claims.pop(_token(queue, fence), None)
+            self._show_claims()
+
+    def _show_claims(self) -> None:
+        # A child may read meanwhile: what it finds is the token of one of these claims, or none.
+        tokens = b"".join(list(self.claims)[:_MOST_CLAIMS])
+        self._page[_CLAIMS_AT : _CLAIMS_AT + len(tokens)] = tokens
+        _COUNT.pack_into(self._page, _COUNT_AT, len(tokens) // _TOKEN_BYTES)
+
     def share(self) -> int:
         """Return a file descriptor for `adopt` in a child process."""
         if self._file < 0:
             handle = _unnamed_file()
             os.ftruncate(handle, mmap.PAGESIZE)
             page = mmap.mmap(handle, mmap.PAGESIZE)
-            page[: len(self._page)] = self._page[:]
+            page[:] = bytes(self._page)
             self._page, self._file = page, handle
         return self._file
 
@@ -226,6 +257,12 @@ class StopFlag:
         """Use the flag of the process that shared this descriptor; closes the descriptor."""
         self._page = mmap.mmap(handle, mmap.PAGESIZE)
         os.close(handle)
+
+
+def _token(queue: str, fence: int) -> bytes:
+    """Return a name of a claim; several queues that are claimed together have the same fence."""
+    name = f"{fence} {queue}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, digest_size=_TOKEN_BYTES).digest()
 
 
 def _unnamed_file() -> int:

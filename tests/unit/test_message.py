@@ -108,6 +108,37 @@ def test_the_flag_forgets_its_lease_with_the_worker(sign: StopFlag) -> None:
     assert not Message("q", SAMPLE, 1).stopping
 
 
+def test_a_message_stops_once_its_claim_has_ended(sign: StopFlag) -> None:
+    """Also in a process that shares the flag; queues claimed together have the same fence."""
+    other = StopFlag()
+    other.adopt(os.dup(sign.share()))
+    sign.end_claim("q", 7)
+    assert Message("q", SAMPLE, 1, fence=7).stopping
+    assert other.claim_ended("q", 7)
+    for queue, fence in (("p", 7), ("q", 8)):
+        assert not Message(queue, SAMPLE, 1, fence=fence).stopping
+        sign.end_claim(queue, fence)
+    sign.forget_claim("q", 7)
+    assert [other.claim_ended(*each) for each in (("q", 7), ("p", 7), ("q", 8))] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_the_flag_has_a_page_of_claims(sign: StopFlag) -> None:
+    """Those that it has no place for are shown as soon as others are forgotten."""
+    for fence in range(600):
+        sign.end_claim("q", fence)
+    shown = [sign.claim_ended("q", fence) for fence in range(600)]
+    assert shown == sorted(shown, reverse=True)
+    assert shown[500]
+    assert not shown[599]
+    for fence in range(599):
+        sign.forget_claim("q", fence)
+    assert sign.claim_ended("q", 599)
+
+
 @pytest.mark.parametrize("sent", ["1e308", "-1e308", "nan", "253402300800", "-1", "x", ""])
 def test_times_that_no_date_has_are_none(sent: str) -> None:
     """A producer in another language may write anything: the position tells the time then."""

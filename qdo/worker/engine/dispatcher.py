@@ -44,6 +44,7 @@ import gevent
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.clock import clock as boot_clock
+from qdo.system.processes import SIGN
 from qdo.text import pluralize
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import ClaimSink, LaneGroup, Slot, SlotState, TurnResult
@@ -184,8 +185,11 @@ class Dispatcher:
         elif slot.state is not SlotState.RUNNING:
             self._remove(slot)
             member.finished(claim)
-        elif slot.lanes is not None:
-            slot.lanes.notify()
+        else:
+            if slot.claim is claim:
+                SIGN.end_claim(claim.queue, claim.fence)
+            if slot.lanes is not None:
+                slot.lanes.notify()
         # A turn without lanes also notices that the claim is closed; `_ended` does the rest.
 
     def lost(self, claim: Claim) -> None:
@@ -197,6 +201,7 @@ class Dispatcher:
             slot.next_claim = None
         elif slot.claim is claim:
             if slot.state is SlotState.RUNNING:
+                SIGN.end_claim(claim.queue, claim.fence)
                 slot.claim = None
                 if slot.lanes is not None:
                     slot.lanes.notify()
@@ -206,6 +211,8 @@ class Dispatcher:
     def repositioned(self, member: ClaimSink, old: Claim, new: Claim) -> None:
         """Continue with `new` in place of `old`, once the message in flight has ended."""
         self.lost(old)
+        if new.before is old:  # what its jobs do still counts
+            SIGN.forget_claim(old.queue, old.fence)
         self.claimed(member, new)
 
     def wake(self, queues: Iterable[str]) -> None:
@@ -324,6 +331,7 @@ class Dispatcher:
 
     def _ended(self, slot: Slot, member: ClaimSink, claim: Claim, result: TurnResult) -> None:
         """Set the next state of a slot after its turn."""
+        SIGN.forget_claim(claim.queue, claim.fence)
         next_claim, slot.next_claim = slot.next_claim, None
         if slot.claim is claim and not claim.over and result is not TurnResult.ENDED:
             self._park(slot, result)

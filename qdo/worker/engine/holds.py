@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.fleet.hold_machine import Hold, held_queues
+from qdo.system.processes import SIGN
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.slot import Slot, SlotState
 
@@ -48,6 +49,9 @@ class HoldGate:
                 claim.lift()
         if held and slot.state is SlotState.RUNNING:
             self._in_flight.add(slot)
+        if slot.claim is not None and slot.state is SlotState.RUNNING and not slot.claim.over:
+            show = SIGN.end_claim if held else SIGN.forget_claim
+            show(slot.queue, slot.claim.fence)
         if slot.lanes is not None:
             slot.lanes.notify()
         if not held and slot.state is SlotState.STILL:

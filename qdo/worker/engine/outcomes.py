@@ -158,11 +158,14 @@ class Outcomes:
 
     def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:
         self._observers.report(message, "lost", describe(error))
-        _log.warning(
-            "%s: message %s failed while its queue was released, lost or changed by an operator;"
+        waits = only_waits(error)
+        _log.log(
+            logging.INFO if waits else logging.WARNING,
+            "%s: message %s %s while its queue was released, lost or changed by an operator;"
             " the next owner retries it, or applies the operator's decision: %s",
             where(slot),
             message.id,
+            "was given up by its job" if waits else "failed",
             describe(error),
         )
         return TurnResult.ENDED

@@ -17,7 +17,7 @@ import pytest
 from qdo.errors import JobTimeoutError, UsageError
 from qdo.jobs.job import Job
 from qdo.message import Message
-from qdo.outcomes import DeadLetter
+from qdo.outcomes import DeadLetter, Retry
 from qdo.system.native import native_lock
 from qdo.worker.executors.aio import AsyncioExecutor
 from qdo.worker.executors.base import JobInterrupt, NotStarted
@@ -335,6 +335,42 @@ def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> 
     engine.stop()
     assert engine.join() == 0
     assert seen == ["begin", "end"]
+
+
+@pytest.mark.parametrize("executor", ["greenlet", "thread", "asyncio"])
+def test_jobs_see_that_their_queue_moves(make: Callable[..., EngineSetup], executor: str) -> None:
+    """The one that stays runs on; the message of the other one runs again at its next owner."""
+    engine = make()
+    seen: list[str] = []
+    left: list[str] = []
+
+    def plain(message: Message, context: Any) -> None:
+        seen.append(message.queue)
+        while not message.stopping:
+            (time if executor == "thread" else gevent).sleep(0.01)
+        left.append(message.queue)
+        raise Retry(after=0, counts=False)
+
+    async def coroutine(message: Message, context: Any) -> None:
+        seen.append(message.queue)
+        while not message.stopping:
+            await asyncio.sleep(0.01)
+        left.append(message.queue)
+        raise Retry(after=0, counts=False)
+
+    options = {"executor": "thread"} if executor == "thread" else {}
+    engine.app.job(**options)(coroutine if executor == "asyncio" else plain)
+    for queue in ("moves", "stays"):
+        engine.send(queue, 1)
+    engine.start("moves", "stays")
+    until(lambda: len(seen) == 2)
+    claim = engine.member.take_back("moves")
+    until(lambda: ("finished", "moves") in engine.member.events)
+    assert left == ["moves"]
+    assert claim.done == 0
+    assert claim.failure is not None
+    assert (claim.failure.attempts, claim.failure.retry_at) == (0, 0.0)
+    assert seen == ["moves", "stays"] or seen == ["stays", "moves"]
 
 
 # --- asyncio ----------------------------------------------------------------------------

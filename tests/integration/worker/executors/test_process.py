@@ -511,6 +511,21 @@ def test_a_drain_is_seen_in_the_process(shop: Shop) -> None:
     assert shop.done("plain") == ["stopping"]
 
 
+def test_a_move_is_seen_in_the_process_of_its_queue(shop: Shop) -> None:
+    """That of another queue runs on until the worker drains."""
+    engine = shop.open().engine
+    for queue in ("plain", "plain-2"):
+        engine.send(queue, "stopping")
+    engine.start("plain", "plain-2")
+    until(lambda: len(shop.said("waiting")) == 2)
+    engine.member.take_back("plain")
+    until(lambda: ("finished", "plain") in engine.member.events)
+    assert shop.done("plain") == ["stopping"]
+    assert shop.done("plain-2") == []
+    engine.stop()
+    assert engine.join() == 0
+
+
 def test_an_aborted_job_is_killed(shop: Shop) -> None:
     """Its message is not done and its process is gone before the queue is released."""
     engine = shop.open().engine

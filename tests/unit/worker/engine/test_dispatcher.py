@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from qdo.coordination.protocol.claims import Claim
+from qdo.fleet.hold_machine import Hold
+from qdo.system.processes import SIGN
 from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher, Loop
+from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
 from tests.support.fakes.member import FakeMember
 
@@ -275,6 +278,47 @@ def test_a_running_queue_is_released_after_its_message(bench: DispatcherSetup) -
     assert said == [[]]
     assert bench.finished() == ["a"]
     assert "a" not in bench.dispatcher.slots
+
+
+@pytest.mark.parametrize("end", ["take_back", "lose", "hold", "seek", "lift", "decide"])
+def test_a_running_job_learns_that_its_claim_ends(bench: DispatcherSetup, end: str) -> None:
+    """No other claim's job does, and no later one of the same queue."""
+    gate = HoldGate(bench.dispatcher)
+    hold = Hold("1", ("a",))
+    seen: list[list[bool]] = []
+
+    def during() -> None:
+        if end in ("hold", "lift"):
+            gate.apply([hold])
+        if end == "lift":
+            gate.apply([])
+        elif end == "seek":
+            bench.member.seek("a", 5)
+        elif end == "decide":
+            old = bench.member.claims["a"]
+            new = Claim("a", old.fence, old.done, old.lease)
+            new.before = old
+            bench.repositioned(old, new)
+        elif end != "hold":
+            getattr(bench.member, end)("a")
+        seen.append([SIGN.claim_ended("a", 1), SIGN.claim_ended("b", 2)])
+
+    bench.during["a"] = during
+    bench.member.grant("a", "b")
+    bench.run()
+    assert seen == [[end not in ("lift", "decide"), False]]
+    assert not SIGN.claims
+
+
+def test_an_idle_queue_shows_no_end(bench: DispatcherSetup) -> None:
+    """No job would forget it."""
+    gate = HoldGate(bench.dispatcher)
+    bench.member.grant("a", "b", "c")
+    bench.run()
+    gate.apply([Hold("1", ("a",))])
+    bench.member.take_back("b")
+    bench.member.lose("c")
+    assert not SIGN.claims
 
 
 def test_nothing_is_said_of_a_queue_lost_while_running(bench: DispatcherSetup) -> None:
