@@ -5,13 +5,17 @@ All in one run, with `qdo-worker`, one worker process, and the embedded broker a
 - a queue with ``order="key"``: jobs of 10 ms, 100 keys, concurrency 100. The ideal rate is 10,000
   per second; compared with a bare loop of 100 greenlets that only wait as long;
 - a no-op job with batches of 500, compared with the bare loop of `bench.throughput`;
+- a job that counts in the state of its queue (`qdo.state`), in SQLite and in PostgreSQL; each
+  message is a transaction that waits for the disk;
 - the memory of a worker that owns 10,000 idle queues, compared with 10.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -22,9 +26,11 @@ from typing import Any
 import qdo
 from bench.peers import common as tally
 from bench.support import report
+from bench.support.postgresql_runs import postgresql
 from bench.support.processes import Program, ProgramError, tree
 from bench.support.statistics import Goal, Spread
 from bench.throughput import APP, PATIENCE_SECONDS, SEND_BATCH, WORKER, counting, fill, run_bare
+from qdo.state import KeyedState
 from tests.support.paths import ROOT
 
 JOB_SECONDS = 0.010
@@ -57,12 +63,15 @@ def worker(app: str, folder: Path, fresh: str) -> list[str]:
     ]
 
 
-def rate(app: str, folder: Path, total: int) -> float:
-    """Return the messages per second from the first to the last."""
+def rate(app: str, folder: Path, total: int, **more: str) -> float:
+    """Return the messages per second from the first to the last.
+
+    :param more: variables of the worker's environment.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="bench-coordination-", dir=folder) as fresh,
         counting(total) as (pipe, environment),
-        Program(worker(app, folder, fresh), environment=environment) as program,
+        Program(worker(app, folder, fresh), environment={**environment, **more}) as program,
     ):
         found = pipe.read(PATIENCE_SECONDS, program)
         return float(found["jobs"] / found["seconds"])
@@ -76,6 +85,21 @@ def fill_keyed(folder: Path, total: int) -> None:
                 ("keyed", tally.body(number), f"key-{number % KEYS}")
                 for number in range(start, min(total, start + SEND_BATCH))
             )
+
+
+def stateful(url: str, folder: Path, total: int) -> float:
+    """Return the rate of a job with state by key in an empty table of a database."""
+    if url.startswith("postgresql:"):
+        import psycopg
+
+        session: Any = psycopg.connect(url)
+    else:
+        session = contextlib.closing(sqlite3.connect(url))
+    with session as database:
+        database.execute("DROP TABLE IF EXISTS qdo_state")
+        KeyedState().create(database)
+        database.commit()
+    return rate("stateful", folder, total, BENCH_STATES=url)
 
 
 def greenlets(total: int) -> float:
@@ -111,14 +135,17 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     keyed, batched, many = (2_000, 32_000, 500) if given.quick else (40_000, 1_600_000, 10_000)
+    counted = 2_000 if given.quick else 40_000
     described = report.machine()
     found: dict[str, list[float]] = {}
     names = ("order=key", "100 greenlets that wait", "batches of 500", "bare loop")
-    with tempfile.TemporaryDirectory(prefix="bench-jobs-") as name:
-        for part in ("keyed", "plain", "few", "many"):
+    names += ("state in SQLite", "state in PostgreSQL")
+    with tempfile.TemporaryDirectory(prefix="bench-jobs-") as name, postgresql() as server:
+        for part in ("keyed", "plain", "counted", "few", "many"):
             (Path(name) / part).mkdir()
         fill_keyed(Path(name) / "keyed", keyed)
         fill(Path(name) / "plain", batched)
+        fill(Path(name) / "counted", counted)
         for run in range(1 if given.quick else given.runs):
             report.say(f"run {run + 1}")
             bare: dict[str, Any] = run_bare(Path(name) / "plain", batched)
@@ -127,6 +154,8 @@ def main() -> int:
                 greenlets(keyed),
                 rate("batched", Path(name) / "plain", batched),
                 bare["jobs"] / bare["seconds"],
+                stateful(f"{name}/states.db", Path(name) / "counted", counted),
+                stateful(server.address.url("postgres"), Path(name) / "counted", counted),
             )
             for each, value in zip(names, rates, strict=True):
                 found.setdefault(each, []).append(value)
@@ -144,15 +173,18 @@ def main() -> int:
     print(f"an idle queue takes {each_queue:,.0f} bytes ({many:,} queues, {lot / 2**20:.0f} MiB)")
     keyed_share = spreads[names[0]].median * JOB_SECONDS / KEYS
     batch_share = spreads[names[2]].median / spreads[names[3]].median
+    in_sqlite, in_postgresql = (spreads[each].median for each in names[4:])
     goals = [
         Goal("order=key of the ideal rate", ">= 0.60", f"{keyed_share:.2f}", keyed_share >= 0.6),
         Goal("batches of the bare loop", ">= 0.60", f"{batch_share:.2f}", batch_share >= 0.6),
+        Goal("state in SQLite", ">= 5000", f"{in_sqlite:,.0f}", in_sqlite >= 5000),
+        Goal("state in PostgreSQL", ">= 1500", f"{in_postgresql:,.0f}", in_postgresql >= 1500),
         Goal("bytes for an idle queue", "< 2048", f"{each_queue:,.0f}", each_queue < 2048),
     ]
     result = {
         "machine": described,
         "versions": report.versions(["gevent", "greenlet", "ujson"]),
-        "messages": {"keyed": keyed, "batched": batched},
+        "messages": {"keyed": keyed, "batched": batched, "counted": counted},
         "rates": spreads,
         "idle": {"queues": many, "bytes_each": each_queue, "resident_bytes": lot},
     }
