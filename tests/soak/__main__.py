@@ -67,6 +67,7 @@ def play(wanted: Round) -> list[str]:
         fleet.shared.end()
         text, limit = "", time.monotonic() + HEAL_SECONDS
         while not _is_over(fleet, crew) and time.monotonic() < limit:
+            fleet.restart_ended()
             if text != fleet.text():  # a backlog may take longer, but must become smaller
                 text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
             time.sleep(10 * AWHILE)
@@ -111,6 +112,7 @@ def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
             if fault_at:
                 fleet.befall()
             fault_at = now + fleet.random.uniform(0.5, 4.0)
+        fleet.restart_ended()
         if growth.due():
             growth.sample(fleet.pids(), fleet.watches())
         time.sleep(AWHILE)

@@ -224,6 +224,11 @@ class SoakFleet:
         self.ended.append(proc)
         self.start_parent()
 
+    def restart_ended(self) -> None:
+        """Start the parents that could not start, because of an outage, as systemd does."""
+        for proc in [each for each in self._parents if each.ended]:
+            self._leave(proc)
+
     def _freeze_server(self) -> None:
         """Freeze ZooKeeper's only server."""
         if self._ensemble is None:

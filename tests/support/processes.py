@@ -117,6 +117,10 @@ class Proc:
         return self._process.pid
 
     @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
     def output(self) -> str:
         """Everything it has printed so far."""
         with self._news:

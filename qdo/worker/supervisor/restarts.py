@@ -9,7 +9,7 @@ from       cause                                                  to
 (new)      `start`                                                running
 running    exit code 0: it finished on purpose                    ended
 running    exit code of a worker that cannot start (2, 3, 5, 6),  ended; the others drain
-           and no worker of this slot has ever registered
+           and no worker of any slot has ever registered
 running    with `burst`: any error before it has registered       ended; the others drain
 running    any other exit, and no stop was requested              waiting (backoff)
 running    any exit after a stop was requested                    ended
@@ -318,7 +318,8 @@ class RestartPolicy:
     def _cannot_start(self, entry: ProcessSlot, code: int) -> bool:
         if self.burst and code > 0 and not entry.was_registered:
             return True
-        return code in CANNOT_START and not entry.ever_registered
+        # Where another process could start, this one met an outage.
+        return code in CANNOT_START and not any(each.ever_registered for each in self.slots)
 
     def _rate(self, entry: ProcessSlot, code: int) -> int:
         # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.

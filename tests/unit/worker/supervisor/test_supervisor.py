@@ -111,6 +111,13 @@ def test_worker_that_cannot_start_stops_all_with_its_code(code: int):
     assert policy.exit_code == code
 
 
+def test_worker_that_cannot_start_beside_one_that_could_restarts():
+    """The broker went away between their starts; the process that runs must not end for that."""
+    policy = started(3)
+    policy.registered(0, True)
+    assert policy.exited(1, 3, 1.0) == [Restart(1, 0.1)]
+
+
 def test_worker_that_registered_once_always_restarts():
     policy = started()
     policy.registered(0, True)
