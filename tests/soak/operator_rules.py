@@ -154,10 +154,12 @@ class CrewQueue:
     ) -> OperatorRequest | None:
         late = end.at - LATE_SECONDS
         for each in (*self._moves, *self._retries):
-            fits = each.asked < start.at and each.told > late and (each.id, end.number) not in used
-            if each.what == "retry" and fits and end.number in each.args["numbers"]:
+            if each.asked >= start.at or (each.id, end.number) in used:
+                continue
+            # A message that is sent again may wait behind any backlog.
+            if each.what == "retry" and end.number in each.args["numbers"]:
                 return each
-            if each.what in MOVES and fits and self._goes_back(each, end.number):
+            if each.what in MOVES and each.told > late and self._goes_back(each, end.number):
                 return each
         return None
 
