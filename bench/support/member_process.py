@@ -57,6 +57,9 @@ class ClaimJournal:
         self.events.append((time.monotonic_ns(), "stopped", claim.queue))
         self.claims.pop(claim.queue, None)
 
+    def decided(self, claim: Claim, decisions: object) -> bool:
+        return False
+
     def repositioned(self, old: Claim, new: Claim) -> None:
         self.claims[new.queue] = new
 

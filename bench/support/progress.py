@@ -56,6 +56,9 @@ class ClaimHolder:
     def lost(self, claim: Claim) -> None:
         self.claims.pop(claim.queue, None)
 
+    def decided(self, claim: Claim, decisions: object) -> bool:
+        return False
+
     def repositioned(self, old: Claim, new: Claim) -> None:
         self.claims[new.queue] = new
 

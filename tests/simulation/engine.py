@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 from unittest.mock import patch
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.message import Message
 from qdo.system.processes import StopFlag
 from qdo.worker.executors.base import NotStarted, check_lease
@@ -110,6 +111,10 @@ class SimulatedEngine:
             self.work.pop(claim.queue, None)
             if work.position is not None:
                 self.checks.dropped(work.claim)
+
+    def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
+        """Leave decisions to `repositioned`: the model has one message in flight per queue."""
+        return False
 
     def repositioned(self, old: Claim, new: Claim) -> None:
         self.schedule.note("%s is moved from %r to %r", self.worker, old, new)

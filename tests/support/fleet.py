@@ -56,6 +56,9 @@ class CountingEngine:
         with self._lock:
             self.claims.pop(claim.queue, None)
 
+    def decided(self, claim: Claim, decisions: object) -> bool:
+        return False
+
     def repositioned(self, old: Claim, new: Claim) -> None:
         with self._lock:
             self.claims[new.queue] = new

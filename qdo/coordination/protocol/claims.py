@@ -22,7 +22,7 @@ releasing to release sent are *releasing*. A slot that is gone was *released* or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
@@ -312,6 +312,12 @@ class ClaimListener(Protocol):
 
     def lost(self, claim: Claim) -> None:
         """Drop all work of this claim; later calls for it are ignored."""
+
+    def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
+        """End the attempts of messages that are to be skipped, or to become dead letters.
+
+        Return whether the decisions apply under this claim; otherwise `repositioned` follows.
+        """
 
     def repositioned(self, old: Claim, new: Claim) -> None:
         """Continue with `new` once the message in flight has ended: an operator moved `last`."""

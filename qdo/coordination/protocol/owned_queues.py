@@ -153,19 +153,25 @@ class OwnedQueues:
         self.drop_unwanted(slot)
 
     def repositioned(self, slot: OwnedQueue, node: QueueNode, before: QueueNode) -> None:
-        """Replace the claim after an operator's change.
+        """Follow an operator's change: replace the claim, unless the engine applies it there.
 
         :param before: the node as it was known. If no change since then moved the queue back,
             the messages that the owner has finished meanwhile are not repeated.
         """
-        old = slot.claim
-        if old is not None:
-            old.close()
-            new = Claim.of(slot.queue, old.fence, node, self._lease, self._positions)
-            slot.claim = new
-            if self._positions.stable and node.continues(before):
-                new.before = old
-            self._listener.repositioned(old, new)
+        old, decisions = slot.claim, node.decisions_since(before)
+        if old is None or (decisions and self._listener.decided(old, decisions)):
+            return
+        continues = self._positions.stable and node.continues(before)
+        if slot.state is not QueueState.OWNED:
+            slot.decided = slot.decided or continues
+            slot.as_found = slot.as_found or not continues
+            return
+        old.close()
+        new = Claim.of(slot.queue, old.fence, node, self._lease, self._positions)
+        slot.claim = new
+        if continues:
+            new.before = old
+        self._listener.repositioned(old, new)
 
     # --- releases ---------------------------------------------------------------------
 
@@ -343,27 +349,21 @@ class Recovery:
         before = slot.node
         slot.node = node = _repaired(node, slot.node)
         slot.version = version
-        if slot.claim is None:
+        claim, owned = slot.claim, slot.state is QueueState.OWNED
+        if claim is None:
             return
-        if slot.state is not QueueState.OWNED:
-            if sought and self._positions.stable and node.continues(before):
-                slot.decided = True
-            else:
-                slot.as_found = slot.as_found or sought
-        elif node.deleted:
+        if owned and node.deleted:
             slot.as_found = sought
             self._queues.begin_release(slot, DELETED)
         elif sought:
             self._queues.repositioned(slot, node, before)
-        else:
-            # It is an own late write, or a foreign one that kept `last`: keep the position.
-            claim = slot.claim
-            if claim.failure is None and claim.refresh is None:
-                # It is an interrupted attempt of a former owner, counted after the claim. A
-                # claim that is refreshed may know better: its messages end out of order.
-                claim.failure = node.failure
-            if slot.progressed() is not node:
-                self._mark(slot)
+        elif owned and claim.failure is None and claim.refresh is None:
+            # It is an own late write, or a foreign one that kept `last`: keep the position. It may
+            # be an interrupted attempt of a former owner, counted after the claim. A claim that is
+            # refreshed may know better: its messages end out of order.
+            claim.failure = node.failure
+        if slot.state is QueueState.OWNED and slot.claim is claim and slot.progressed() is not node:
+            self._mark(slot)
 
     # --- transactions without an answer -----------------------------------------------
 

@@ -430,6 +430,26 @@ class QueueNode:
         """Return whether the owner may continue after the changes since an older node."""
         return self.seek - before.seek == self.onward - before.onward
 
+    def decisions_since(self, before: QueueNode) -> dict[int, FailureRecord | None]:
+        """Return what operators have decided about messages since an older node, by position.
+
+        None stands for a message that runs again. Nothing is returned if more than that changed.
+        """
+        known = {each.position: each for each in before.failures}
+        found = {each.position: each for each in self.failures}
+        if not self.continues(before) or self._place() != before._place():
+            return {}
+        changed = {
+            each for each in known.keys() | found.keys() if known.get(each) != found.get(each)
+        }
+        decisions = {each: found.get(each) for each in sorted(changed)}
+        return {at: each for at, each in decisions.items() if each is None or each.decision}
+
+    def _place(self) -> tuple[object, ...]:
+        """Return where an owner continues, apart from failing messages."""
+        above = self.out_of_order or OutOfOrderProgress()
+        return self.last, self.position, self.deleted, above.done_ranges, above.cancelled
+
     def with_failure(self, failure: FailureRecord | None) -> QueueNode:
         """Return the node with this record, unless its message is done."""
         kept = failure if failure is None or failure.position > self.last else None

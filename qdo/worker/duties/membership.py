@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import gevent
 from gevent.event import Event
@@ -15,6 +15,7 @@ from gevent.event import Event
 from qdo.backoff import Backoff
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
 from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
@@ -25,7 +26,7 @@ from qdo.worker.duties.member_factory import MemberFactory, MemberParts
 from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
-from qdo.worker.engine.slot import Counters
+from qdo.worker.engine.slot import Counters, apply_decisions
 from qdo.worker.shared_memory import InFlightTable
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,9 @@ class ClaimEvents:
         if self._history is not None:
             self._history.owners.ended(claim.queue, claim.fence, claim.ending)
         self._dispatcher.lost(claim)
+
+    def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
+        return apply_decisions(self._dispatcher.slots.get(claim.queue), claim, decisions)
 
     def repositioned(self, old: Claim, new: Claim) -> None:
         self._gate.admit(new)

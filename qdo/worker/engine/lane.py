@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from typing import Protocol, TypeAlias
 
 from qdo.brokers.base import Subscription
@@ -83,9 +84,12 @@ class LanePermits:
 
 
 class LaneClaim(Claim):
-    """The queue's claim as one lane sees it, with its own `done` and `failure`."""
+    """The queue's claim as one lane sees it, with its own `done` and `failure`.
 
-    __slots__ = ("_whole",)
+    A decision of an operator replaces it: it closes, and its lane continues with another one.
+    """
+
+    __slots__ = ("_own", "_whole")
 
     def __init__(self, whole: Claim, done: int) -> None:
         self._whole = whole
@@ -93,12 +97,19 @@ class LaneClaim(Claim):
 
     @property
     def open(self) -> bool:
-        """Whether messages may be started: only the whole claim is ever closed."""
-        return self._whole.open
+        """Whether messages may be started."""
+        return self._own and self._whole.open
 
     @open.setter
     def open(self, value: bool) -> None:
-        pass
+        self._own = value
+
+    def replaced(self) -> LaneClaim:
+        """Close it, and return the claim that continues it."""
+        self.close()
+        new = LaneClaim(self._whole, self.done)
+        new.before = self
+        return new
 
 
 class LaneSlot(Slot):
@@ -106,18 +117,18 @@ class LaneSlot(Slot):
 
     in_lane = True
 
-    __slots__ = ("_lane_claim", "_whole", "_whole_claim")
+    __slots__ = ("_whole", "_whole_claim", "lane_claim")
 
     def __init__(self, whole: Slot, whole_claim: Claim, lane_claim: LaneClaim) -> None:
         self._whole = whole
         self._whole_claim = whole_claim
-        self._lane_claim = lane_claim
+        self.lane_claim = lane_claim
         super().__init__(whole.queue, whole.durations)
 
     @property
     def claim(self) -> Claim | None:
         """The lane's claim while the queue's is in force."""
-        return self._lane_claim if self._whole.claim is self._whole_claim else None
+        return self.lane_claim if self._whole.claim is self._whole_claim else None
 
     @claim.setter
     def claim(self, value: Claim | None) -> None:
@@ -186,6 +197,30 @@ class Lane:
             or (pending is not None and pending.position == position)
             or any(each.position == position for each in self.failures)
         )
+
+    def decide(self, position: int, failure: FailureRecord | None) -> bool:
+        """Apply an operator's decision about one of its messages; return whether it is the first.
+
+        The first one may be running: that attempt ends under the claim so far, and the next run of
+        the lane applies the decision.
+        """
+        kept = [each for each in self.failures if each.position != position]
+        if failure is not None:
+            kept.append(replace(failure, position=position))
+        self.failures = deque(sorted(kept, key=attrgetter("position")))
+        if self.rows[0][0] != position:
+            return False
+        self.claim = self.slot.lane_claim = self.claim.replaced()
+        return True
+
+    def take_over(self) -> bool:
+        """Continue after an operator's decision during a run; return whether there was one."""
+        if self.claim.before is None:
+            return False
+        self.claim.take_over()
+        self.slot.waited = False
+        self.slot.pending_dead_letter = self.slot.dead_letter_message = None
+        return True
 
     def take_failure(self) -> None:
         """Set the claim's failure to that of the next message, if it failed elsewhere."""
@@ -394,6 +429,21 @@ class LaneProgress:
         self._cancelled.add(position)
         self._changed = True
         return CancelOutcome.CANCELLED
+
+    def decide(self, position: int, failure: FailureRecord | None) -> Lane | None:
+        """Apply an operator's decision; return the lane if the message is the first one there."""
+        self._changed = True
+        same, stable = self._positions.identity(position), self._positions.stable
+        for lane in self._lanes:
+            for row in lane.rows:
+                if self._positions.identity(row[0]) == same:
+                    pending = row[0] > lane.claim.done
+                    return lane if pending and lane.decide(row[0], failure) else None
+        if failure is None:
+            self._not_received.pop(same, None)
+        elif position > self._read or not stable:
+            self._not_received[same] = failure
+        return None
 
     def _lane_of(self, position: int) -> Lane | None:
         return next(

@@ -35,6 +35,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.jobs.options import Order
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import Turn, in_batches
@@ -42,9 +43,9 @@ from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneSlot, Lane
 from qdo.worker.engine.limits import Grant
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.row_runner import RowRunner
-from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult
+from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_attempt
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
-from qdo.worker.executors.base import JobAborted, MessageExpired
+from qdo.worker.executors.base import AttemptEnded, JobAborted, MessageExpired
 
 WINDOW = 10_000
 """Maximum pending messages of one queue: read, and not done."""
@@ -210,6 +211,21 @@ class Lanes:
         """Whether a lane waits for nothing but a permit."""
         return self._turning and bool(self._ready) and len(self._running) < self._spec.limit
 
+    def decide(self, decisions: Mapping[int, FailureRecord | None]) -> None:
+        """Apply what operators decided about messages: no other lane waits, or is waited for."""
+        for position, failure in decisions.items():
+            lane = self.progress.decide(position, failure)
+            if lane is None:
+                continue
+            if lane in self._running:
+                if failure is not None:
+                    end_attempt(lane.slot)
+            elif lane not in self._ready:
+                self._parked = [each for each in self._parked if each[2] is not lane]
+                heapq.heapify(self._parked)
+                self._ready.append(lane)
+        self._news.set()
+
     def stop(self) -> None:
         """Start nothing more, even if the claim is open."""
         self._stopping = True
@@ -273,8 +289,9 @@ class Lanes:
         result = TurnResult.ENDED
         try:
             result = self._run_on(lane)
-        except MessageExpired:
-            # The job had already ended: the lane continues without the expired message.
+        except (AttemptEnded, MessageExpired):
+            # The lane continues as the operator decided. Or the job had already ended: it continues
+            # without the expired message.
             result = TurnResult.MORE
         except JobAborted:
             self._stopping = True
@@ -298,6 +315,8 @@ class Lanes:
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
             until = min(claim.lease.until, now + self._engine.settings.now.turn_seconds)
+            lane.take_over()
+            self.settle(lane)
             self.drop_expired(lane)
             lane.take_failure()
             result = self._runner.run_lane(self._turn, lane, until)
@@ -408,13 +427,15 @@ class LaneTurns:
         slot, before, began = lane.slot, lane.started, self._engine.clock()
         slot.unreturned = slot.unstarted = 0
         try:
-            return self._run_lane(turn, lane, until)
+            result = self._run_lane(turn, lane, until)
         finally:
             ended, taken = self._engine.clock(), lane.started - before
             if not slot.unreturned:
                 slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
             if (meter := turn.job.meter) is not None:
                 meter.turn(slot, taken, began, until)
+            decided = lane.take_over()
+        return TurnResult.MORE if decided else result
 
     def _run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         job = turn.job

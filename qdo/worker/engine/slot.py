@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -11,7 +12,9 @@ import gevent
 
 from qdo.brokers.base import Reader
 from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.system.logs import LogPlace
+from qdo.worker.executors.base import AttemptEnded
 from qdo.worker.metrics.durations import Durations
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from qdo.brokers.dead_letters import DeadLetterRecord
     from qdo.message import Message
 
+
+_log = logging.getLogger(__name__)
 
 UNREADABLE = "cannot read the queue"
 """Why a queue waits when its broker cannot return messages."""
@@ -76,6 +81,8 @@ class LaneGroup(Protocol):
     def wake(self) -> None: ...
 
     def notify(self) -> None: ...
+
+    def decide(self, decisions: Mapping[int, FailureRecord | None]) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -224,6 +231,42 @@ def where(slot: Slot) -> LogPlace:
         fields["fence"] = slot.claim.fence
         text = f"{text}, fence {slot.claim.fence}"
     return LogPlace.of(text, **fields)
+
+
+def apply_decisions(
+    slot: Slot | None, claim: Claim, decisions: Mapping[int, FailureRecord | None]
+) -> bool:
+    """End the attempts of messages that are to be skipped, or to become dead letters.
+
+    Return whether running lanes apply the decisions: no other key waits then.
+    """
+    if slot is None or slot.state is not SlotState.RUNNING:
+        return False
+    if slot.lanes is not None and slot.claim is slot.lanes.claim is claim:
+        slot.lanes.decide(decisions)
+        return True
+    identity = claim.positions.identity
+    over = {identity(each) for each, failure in decisions.items() if failure is not None}
+    for each in (slot,) if slot.lanes is None else slot.lanes.in_flight():
+        if each.message is not None and identity(each.message.position) in over:
+            end_attempt(each)
+    return False
+
+
+def end_attempt(slot: Slot) -> None:
+    """End the attempt of the message in flight; do not wait for it.
+
+    Its executor ends it as at a deadline. A dead letter that is being stored is not interrupted.
+    """
+    if slot.greenlet is None or slot.message is None or slot.pending_dead_letter is not None:
+        return
+    _log.warning(
+        "%s: ending attempt %d of message %s, as an operator decided",
+        where(slot),
+        slot.message.attempt,
+        slot.message.id,
+    )
+    slot.greenlet.kill(AttemptEnded(), block=False)
 
 
 @dataclass(slots=True)

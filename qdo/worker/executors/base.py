@@ -92,5 +92,9 @@ class JobAborted(BaseException):
     """Ends a job that the worker cannot wait for; its message has not failed."""
 
 
+class AttemptEnded(JobAborted):
+    """Ends the attempt of a message that an operator skips or makes a dead letter."""
+
+
 class MessageExpired(JobAborted):
     """Ends the job of a message that the broker took back; it will be received again."""

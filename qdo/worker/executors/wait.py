@@ -101,11 +101,13 @@ class TurnWait:
         :raises JobAborted: the worker could not wait longer; the job has also ended.
         """
         if not self._wait(self._job.timeout_seconds):
-            self._late = True
-            self._interrupt()
+            if self._aborted is None:
+                self._late = True
+                self._interrupt()
             if not self._wait(GRACE_SECONDS):
                 self._log_stuck()
-                self._wait(None)
+                while not self._wait(None):
+                    pass
         error = self._pending.error
         # A frame refers to an error, and the error to its frames: without this, both would live
         # until the next garbage collection.
@@ -119,23 +121,22 @@ class TurnWait:
         raise error
 
     def _wait(self, seconds: float | None) -> bool:
-        """Return whether the job ended in time; once aborted, wait without a limit."""
-        while True:
-            try:
-                ended = self._pending.ended.wait(None if self._aborted else seconds)
-                return bool(ended)
-            except JobAborted as error:
-                self._aborted = error
-                self._interrupt()
+        """Return whether the job ended in time, and was not aborted meanwhile."""
+        try:
+            return bool(self._pending.ended.wait(seconds))
+        except JobAborted as error:
+            self._aborted = error
+            self._interrupt()
+            return False
 
     def _log_stuck(self) -> None:
         _log.warning(
-            "queue %s: job %s is still running, message %s had %g s: it is in a call that Python"
-            " cannot interrupt, and its queue waits for it; only executor='process' can kill it",
+            "queue %s: job %s was interrupted at message %s and is still running: it is in a call"
+            " that Python cannot interrupt, and its queue or key waits for it; end it with its"
+            " process (`qdo action WORKER restart`); executor='process' can kill such a job",
             self._message.queue,
             self._job.name,
             self._message.id,
-            self._job.timeout_seconds,
         )
 
 
