@@ -309,8 +309,9 @@ class NotFailingError(RejectedError):
 
 
 class MessageNotFailingError(NotFailingError):
-    """message {message} of queue {queue!r} is not failing: it waits, runs now, is done, or was
-    retried; nothing was changed; `qdo ps QUEUE` and `qdo peek QUEUE` show its messages"""
+    """message {message} of queue {queue!r} is not failing: it waits, is done, or was retried;
+    nothing was changed; `qdo ps QUEUE` and `qdo peek QUEUE` show its messages, and `qdo cancel`
+    drops one that waits"""
 
 
 class AlreadyDecidedError(NotFailingError):

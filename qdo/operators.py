@@ -83,13 +83,13 @@ class FleetOperators:
     def decide(
         self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
     ) -> list[str | None]:
-        from qdo.ops.decisions import decide, ids_of, read_queue, which_of
+        from qdo.ops.decisions import decide, plan_decision
 
-        node = read_queue(self.client, self.layout, queue)
-        names = ids_of(self.broker, self.broker.positions, queue, node)
-        which = which_of(queue, node, names, ids, every)
-        decided = decide(self.client, self.layout, queue, decision, which, reason)
-        return [names.get(each.position) for each in decided]
+        place = self.client, self.layout
+        positions = self.broker.positions
+        plan = plan_decision(*place, self.broker, positions, queue, decision, ids, every)
+        decided = decide(*place, queue, decision, plan.which, reason, running=plan.running)
+        return [plan.ids.get(each.position) for each in decided]
 
 
 class OperatorCalls(Sender):
@@ -208,9 +208,9 @@ class OperatorCalls(Sender):
         return self._act(lambda each: each.decide(queue, "retry", ids, every, reason))
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
-        """Skip messages that fail or block a queue, so that they never run again: `qdo skip`.
+        """Skip messages that fail, run or block a queue, so that they never run: `qdo skip`.
 
-        Parameters, result and errors are those of `retry_now`.
+        The worker ends a running attempt. Parameters, result and errors are those of `retry_now`.
 
         :raises UsageError: no message is named.
         """

@@ -24,7 +24,7 @@ does not let this client read, write or delete the node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -147,24 +147,42 @@ def decide(
     decision: str,
     which: Which,
     *,
+    running: Iterable[FailureRecord] = (),
     record: Record | None = None,
 ) -> tuple[FailureRecord, ...]:
-    """Decide about messages that fail or block a queue; return their failure records.
+    """Decide about messages that fail, run or block a queue; return their failure records.
 
-    A message whose attempt runs at this moment ends it first. If it succeeds, the message is done
-    and the decision has no effect.
+    A message may run at this moment. If that attempt succeeds, the message is done and the decision
+    has no effect.
 
     :param decision: "retry": the message runs again, and its attempts count from 1. "skip" or
-        "dead-letter": the owner, or the next one, ends the message in this way before other work.
+        "dead-letter": the owner, or the next one, ends an attempt that runs, and the message.
+    :param running: records of messages that run and have not failed, to choose from as well.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided
         about one of them; nothing is changed.
     """
 
     def change(node: QueueNode) -> QueueNode:
-        return with_decision(node, queue, decision, which)
+        return with_decision(with_running(node, running), queue, decision, which)
 
     node = change_node(client, layout, queue, change, onward=True, record=record)
-    return chosen(node, queue, which)
+    return chosen(with_running(node, running), queue, which)
+
+
+def with_running(node: QueueNode, running: Iterable[FailureRecord]) -> QueueNode:
+    """Return a node in which messages that run, and have not failed, count as failing ones."""
+    above = node.out_of_order or OutOfOrderProgress()
+    known = {each.position for each in node.failures}
+    new = tuple(
+        each
+        for each in running
+        if each.position not in known
+        and each.position > node.last
+        and not above.is_done(each.position)
+    )
+    return replace(
+        node, out_of_order=replace(above, other_failures=above.other_failures + new) or None
+    )
 
 
 def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> QueueNode:

@@ -1,8 +1,12 @@
-"""Decide about messages that fail or block their queues, for operators."""
+"""Decide about messages that fail, run or block their queues, for operators.
+
+Only the owner of a queue knows which messages run: it is asked if a message has not failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
@@ -19,12 +23,16 @@ from qdo.errors import (
     AlreadyDecidedError,
     MessageNotFailingError,
     NotFoundError,
+    UnreachableError,
     UnsupportedError,
 )
+from qdo.fleet.action_machine import LOST
+from qdo.fleet.actions import MAX_RUNS
 from qdo.fleet.audit import AuditTrail
+from qdo.ops.runs import ask_owner, read_runs
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import check_path_part
-from qdo.text import join_some
+from qdo.text import join_some, short_duration
 
 OperatorDecision: TypeAlias = Literal["retry", "skip", "dead-letter"]
 COMMANDS: Mapping[OperatorDecision, str] = {
@@ -33,6 +41,8 @@ COMMANDS: Mapping[OperatorDecision, str] = {
     "dead-letter": "dead-letters add",
 }
 """The command of each decision, for the action log."""
+ASK_SECONDS = 5.0
+"""How long the owner of a queue may take to tell which messages run."""
 
 
 def decide(
@@ -43,14 +53,17 @@ def decide(
     which: Which,
     reason: str = "",
     by: str = "",
+    running: Iterable[FailureRecord] = (),
 ) -> tuple[FailureRecord, ...]:
-    """Decide about messages that fail or block a queue; return their failure records.
+    """Decide about messages that fail, run or block a queue; return their failure records.
 
     The queue's present or next owner executes the decision at once. "retry" runs a message again,
     with its attempts counted from 1; "skip" skips it; "dead-letter" stores it as a dead letter with
-    its error. About all of the messages it is decided in one transaction, or about none.
+    its error. The latter two end an attempt that runs. About all of the messages it is decided in
+    one transaction, or about none.
 
     :param which: positions of messages, "first" or "all".
+    :param running: see `DecisionPlan`.
     :raises NotFoundError: there is no such queue.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
         one of them.
@@ -58,12 +71,14 @@ def decide(
     with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
-            decided = operator.chosen(before, queue, which)
+            decided = operator.chosen(operator.with_running(before, running), queue, which)
             messages = join_some([str(each.position) for each in decided])
             attempts = max(each.attempts for each in decided)
             return entry({"messages": messages, "attempts": attempts}, {"decision": decision})
 
-        return operator.decide(client, layout, queue, decision, which, record=record)
+        return operator.decide(
+            client, layout, queue, decision, which, running=running, record=record
+        )
 
 
 def check_store(broker: str) -> None:
@@ -84,6 +99,76 @@ def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
     if not isinstance(found, NodeRead):
         raise NotFoundError(what="queue", name=queue)
     return QueueNode.parse(found.data)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionPlan:
+    """The messages that an operator named.
+
+    :ivar node: the node of the queue, in which those of `running` fail as well.
+    :ivar ids: the ids of its failing messages, by position.
+    :ivar running: records of messages that run and have not failed.
+    """
+
+    node: QueueNode
+    ids: Mapping[int, str | None]
+    which: Which
+    running: tuple[FailureRecord, ...]
+
+
+def plan_decision(
+    client: Client,
+    layout: Layout,
+    broker: Broker | None,
+    positions: Positions,
+    queue: str,
+    decision: OperatorDecision,
+    names: Sequence[str],
+    every: bool,
+) -> DecisionPlan:
+    """Find the messages that an operator names: by id or position, the first, or all.
+
+    :raises NotFoundError: there is no such queue.
+    :raises NotFailingError: see `decide`.
+    :raises UnreachableError: the owner does not tell which messages run.
+    """
+    node = read_queue(client, layout, queue)
+    ids = ids_of(broker, positions, queue, node)
+    running = {} if decision == "retry" else _running(client, layout, queue, node, ids, names)
+    node = operator.with_running(node, running.values())
+    ids.update({each.position: id for id, each in running.items()})
+    which = which_of(queue, node, ids, names, every)
+    return DecisionPlan(node, ids, which, tuple(running.values()))
+
+
+def _running(
+    client: Client,
+    layout: Layout,
+    queue: str,
+    node: QueueNode,
+    ids: Mapping[int, str | None],
+    names: Sequence[str],
+) -> dict[str, FailureRecord]:
+    """Return failure records for those named messages that have not failed and run now, by id."""
+    known = {*map(str, ids), *ids.values()}
+    unknown = {name.lower() for name in names}.difference(known)
+    if not unknown or not node.owner:
+        return {}
+    asked = ask_owner(client, layout, node.owner, queue, MAX_RUNS, ASK_SECONDS)
+    found = read_runs([asked])
+    fault = found.blocked.get(node.owner) or (found.silent and (asked.result or asked.outcome))
+    if fault and asked.outcome != LOST:
+        raise UnreachableError(what=f"{node.owner}, the owner of queue {queue!r}", reason=fault)
+    return {
+        each["id"]: FailureRecord(
+            int(each["position"]),
+            each["attempt"],
+            f"an operator ended it after {short_duration(each['seconds'])}"
+            + (f" at {each['where']}" if each["where"] else ""),
+        )
+        for each in found.items
+        if unknown.intersection((each["id"], each["position"]))
+    }
 
 
 def ids_of(

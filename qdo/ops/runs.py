@@ -96,6 +96,7 @@ def _item(worker: str, run: dict[str, Any]) -> dict[str, Any]:
         "worker": worker,
         "queue": run.get("queue"),
         "id": run.get("id"),
+        "position": run.get("position"),
         "attempt": run.get("attempt"),
         "seconds": run["seconds"],
         "where": _short(stack[-1]) if stack else None,

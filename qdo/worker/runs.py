@@ -135,6 +135,7 @@ def _item(run: MessageRun, frame: FrameType | None) -> dict[str, Any]:
     return {
         "queue": message.queue,
         "id": message.id,
+        "position": str(message.position),
         "attempt": message.attempt,
         "seconds": round(run.seconds, 1),
         "stack": _stack(frame),

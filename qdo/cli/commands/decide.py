@@ -21,14 +21,7 @@ from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureR
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.action_machine import AHEAD_SECONDS
 from qdo.ops.cancel import NOT_FOUND, Cancellation, cancel, check_outcomes
-from qdo.ops.decisions import (
-    OperatorDecision,
-    check_store,
-    decide,
-    ids_of,
-    read_queue,
-    which_of,
-)
+from qdo.ops.decisions import OperatorDecision, check_store, decide, plan_decision
 from qdo.ops.peek import KINDS, MOST, Kind, peek, peek_item, peek_named
 from qdo.ops.seek import PurgePlan, check_purging, plan_purges, purge_all, queues_to_purge
 from qdo.positions import TIME_POSITIONS, format_last, format_position
@@ -77,15 +70,13 @@ def _decide(
         client, layout = connections.client, connections.layout
         if client is None:
             raise NotFoundError(what="queue", name=queue)
-        node = read_queue(client, layout, queue)
         broker = connections.broker if _are_positions(ids) else connections.known_broker()
-        names = ids_of(broker, positions, queue, node)
-        which = which_of(queue, node, names, ids, every)
-        decided, executed = chosen(node, queue, which), False
+        plan = plan_decision(client, layout, broker, positions, queue, decision, ids, every)
+        decided, executed = chosen(plan.node, queue, plan.which), False
 
         def show(form: str, out: TextIO) -> None:
             items = [
-                _decision_item(queue, each, names, decision, settings) | {"executed": executed}
+                _decision_item(queue, each, plan.ids, decision, settings) | {"executed": executed}
                 for each in decided
             ]
             emit(_SCHEMAS[decision], items, form, _DECISION_COLUMNS, out)
@@ -94,7 +85,9 @@ def _decide(
         asks = decision == "skip" or (every and len(decided) > 1)
         if not consent.given(what, show, form, asks=asks):
             return
-        decided, executed = decide(client, layout, queue, decision, which, consent.reason), True
+        place = client, layout, queue, decision
+        decided = decide(*place, plan.which, consent.reason, running=plan.running)
+        executed = True
     show(form, sys.stdout)
 
 
@@ -135,17 +128,19 @@ _HELPS: Mapping[OperatorDecision, str] = {
     at once, also during a backoff. If a message is not failing, or an operator has already decided
     about it, the command changes nothing: exit code 5.
     """,
-    "skip": """Skip messages that fail or block a queue: they never run again, and are not kept.
+    "skip": """Skip messages that fail, run or block a queue: they never run, and are not kept.
 
-    ID is the id of a message or its position; `qdo peek` shows both. If a message is not failing
-    any more, the command changes nothing (exit code 5): typed twice, it skips no other message. An
-    attempt that runs now ends first; if it succeeds, the message is done. Workers may be running.
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show them. The worker ends an
+    attempt that runs now, as at its deadline, and the queue continues; if the attempt succeeds
+    first, the message is done. A thread in a call that Python cannot interrupt ends only with `qdo
+    action WORKER restart`: see the log. If a message neither fails nor runs, the command changes
+    nothing (exit code 5): typed twice, it skips no other message. Workers may be running.
     """,
-    "dead-letter": """Store messages that fail or block a queue as dead letters, with their errors.
+    "dead-letter": """Store messages that fail, run or block a queue as dead letters.
 
-    ID is the id of a message or its position; `qdo peek` shows both. An attempt that runs now ends
-    first, and if it succeeds the message is done. Workers may be running. If one of the messages is
-    not failing any more, or Kinesis has no store for dead letters, none is stored: exit code 5.
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show them. The worker ends an
+    attempt that runs now, like `qdo skip`. Workers may be running. If one of the messages neither
+    fails nor runs, or Kinesis has no store for dead letters, none is stored: exit code 5.
     """,
 }
 
@@ -178,7 +173,7 @@ OUTCOME:
   cancelled          it will not run
   waiting, delayed   it would be cancelled: --dry-run, or not confirmed yet
   already-cancelled  by this operator or another one
-  started            it is in flight, or the next to be started
+  started            it is in flight, or the next to be started: use `qdo skip`
   failing            it has failed: use `qdo skip`
   done               or the queue has passed it after it was cancelled
   not-found          no such message, or an id beyond the first 10,000 that

@@ -28,6 +28,7 @@ DECISIONS = {
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
 SOON = qdo.Policy(attempts=9, backoff_seconds=0.02, backoff_max_seconds=0.02)
 EACH_ORDER = pytest.mark.parametrize("order", ORDERS)
+ENDING = pytest.mark.parametrize("decision", ["skip", "dead-letter"])
 EACH = pytest.mark.parametrize("decision", DECISIONS)
 
 
@@ -94,6 +95,7 @@ def test_a_running_attempt_ends_first(
     local: OperatorDesk, decision: str, order: str, fails: bool
 ) -> None:
     """If it succeeds the message is done; if it fails, the decision applies."""
+    local.resist()
     local.known()
     local.work(policy=SOON, **ORDERS[order])
     id = interrupt(local, 1)
@@ -114,6 +116,141 @@ def test_a_running_attempt_ends_first(
     assert letters(local) == ([b"1"] if fails and decision == "dead-letter" else [])
 
 
+@EACH_ORDER
+@ENDING
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_running_attempt_is_ended(
+    local: OperatorDesk, decision: str, order: str, attempt: int
+) -> None:
+    """The queue continues, and no other queue notices."""
+    local.known("q", "other")
+    local.work(policy=SOON, **ORDERS[order])
+    local.hold(1)
+    id = interrupt(local, 1) if attempt == 2 else local.send(1)[0]
+    wait_until(lambda: ("1", attempt) in local.runs("q"), "the attempt")
+    local.hold(9)
+    local.send(9, queue="other")
+    local.wait_for(9, queue="other")
+    local.send(2, 3)
+    decide(local, decision, id)
+    assert local.wait_done().failures == ()
+    release(local, 9)
+    local.wait_done("other")
+    assert local.runs("other") == [("9", 1)]
+    ended = [("1", each + 1) for each in range(attempt)]
+    assert sorted(local.runs("q")) == [*ended, ("2", 1), ("3", 1)]
+    records = local.broker.dead_letters.records("q")
+    assert [(each.body, each.attempts) for each in records] == (
+        [(b"1", 1)] if decision == "dead-letter" else []
+    )
+    decide(local, decision, id, code=5)
+
+
+HANGING = """
+import time
+
+import gevent.monkey
+import qdo
+
+app = qdo.App("desk")
+
+
+def note(message):
+    with open("out", "a") as out:
+        out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} 0\\n")
+
+
+@app.job("*"{options})
+{kind} job(message, context):
+    note(message)
+    while message.body == 1:
+        {hang}
+"""
+IN_C = "gevent.monkey.get_original('time', 'sleep')(3600)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "hang"),
+    [
+        ("def", "", "time.sleep(3600)"),
+        ("async def", "", "import asyncio; await asyncio.sleep(3600)"),
+        ("def", ", executor='thread'", "time.sleep(3600)"),
+        ("def", ", executor='thread'", "pass"),
+        ("def", ", executor='process'", "pass"),
+        ("def", ", executor='process'", IN_C),
+    ],
+    ids=["greenlet", "asyncio", "thread", "thread-computes", "process", "process-in-c"],
+)
+def test_an_attempt_that_hangs_is_skipped(
+    local: OperatorDesk, kind: str, options: str, hang: str
+) -> None:
+    """As its executor ends it at a deadline."""
+    local.known()
+    local.start(HANGING.format(kind=kind, options=options, hang=hang))
+    (id,) = local.send(1)
+    local.wait_for(1)
+    local.send(2)
+    decide(local, "skip", id)
+    local.wait_done()
+    assert local.runs("q") == [("1", 1), ("2", 1)]
+
+
+def test_a_call_in_c_ends_with_its_worker(local: OperatorDesk) -> None:
+    """Python cannot interrupt it: the log names the remedy, and the next owner skips it."""
+    local.known()
+    source = HANGING.format(kind="def", options=", executor='thread'", hang=IN_C)
+    worker = local.start(source, "--drain-seconds", "0.1")
+    (id,) = local.send(1)
+    local.wait_for(1)
+    local.send(2)
+    decide(local, "skip", id)
+    worker.wait_for_line(f"message {id} and is still running.*`qdo action WORKER restart`")
+    assert local.node("q").failures != ()
+    assert local.qdo("action", "worker-*", "restart", "--yes").code == 0
+    assert local.wait_done().failures == ()
+    assert local.runs("q") == [("1", 1), ("2", 1)]
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_a_message_that_waits_is_not_decided_about(local: OperatorDesk, decision: str) -> None:
+    """And one whose first attempt runs is not retried: nothing is changed."""
+    local.known()
+    local.work()
+    local.hold(1)
+    ids = local.send(1, 2)
+    local.wait_for(1)
+    seek = local.node("q").seek
+    decide(local, decision, ids[1], code=5)
+    if decision == "retry":
+        decide(local, decision, ids[0], code=5)
+    release(local, 1)
+    assert local.wait_done().seek == seek
+    assert local.runs("q") == [("1", 1), ("2", 1)]
+
+
+@EACH
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_a_decision_waits_for_no_other_message(
+    desk: OperatorDesk, decision: str, order: str
+) -> None:
+    """It applies while a message of another key runs, which runs once."""
+    desk.known()
+    desk.work(policy=HOUR, order=order)
+    desk.hold(2)
+    (id,) = fail(desk, 1)
+    desk.send(2)
+    desk.wait_for(2)
+    (desk.folder / "fail-1").unlink()
+    decide(desk, decision, id)
+    wait_until(lambda: desk.node("q").failures == (), "the end of the decision")
+    runs = [("1", 1)] * (2 if decision == "retry" else 1)
+    wait_until(lambda: sorted(desk.runs("q")) == [*runs, ("2", 1)], "the runs")
+    assert letters(desk) == ([b"1"] if decision == "dead-letter" else [])
+    release(desk, 2)
+    assert desk.wait_done().failures == ()
+    assert sorted(desk.runs("q")) == [*runs, ("2", 1)]
+
+
 @EACH
 @pytest.mark.parametrize("order", ["queue", "key"])
 @pytest.mark.parametrize("drained", ["before", "after"])
@@ -121,6 +258,7 @@ def test_a_decision_during_a_shutdown(
     local: OperatorDesk, decision: str, order: str, drained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt that runs until then succeeds: nothing is left to do for the next owner."""
+    local.resist()
     monkeypatch.setenv("QDO_CHECKPOINT_SECONDS", "30")
     local.known()
     worker = local.work(policy=SOON, **ORDERS[order])
@@ -190,6 +328,7 @@ def test_other_failing_messages_keep_waiting(desk: OperatorDesk, order: str) -> 
 
 def test_a_decision_about_a_done_message_is_forgotten(local: OperatorDesk) -> None:
     """Also if an earlier message of another key is not done."""
+    local.resist()
     local.known()
     local.work(policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="block"), order="key")
     (first,) = fail(local, 1)

@@ -60,6 +60,11 @@ def test_failing_messages_are_decided(app: qdo.App, desk: OperatorDesk) -> None:
     assert desk.runs("q") == [("1", 1), ("1", 1), ("3", 1)]
     with pytest.raises(NotFailingError):
         app.retry_now("q", every=True)
+    desk.hold(4)
+    running = app.send("q", 4)
+    desk.wait_for(4)
+    assert app.skip("q", running) == [running]
+    desk.wait_done()
 
 
 def test_queues_pause_and_resume(app: qdo.App, desk: OperatorDesk) -> None:
