@@ -265,7 +265,8 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
         return list(_items(chosen, item, shown))
 
     key = tuple((each.entry.queue, each.entry.position) for each in chosen)
-    return board.direct.get(("exported", key), read)
+    sizes = [each.entry.body_bytes for each in chosen if board.options.show_bodies]
+    return board.direct.get(("exported", key), read, lambda found: sum(sizes))
 
 
 def _items(
@@ -323,7 +324,13 @@ def messages(
 
         return list(_items(found, item, shown))
 
-    return board.direct.get(("messages", queue, name, tuple(kinds)), read)
+    return board.direct.get(
+        ("messages", queue, name, tuple(kinds)),
+        read,
+        lambda found: sum(
+            each["body_bytes"] for each in found if "body" in each or "body_base64" in each
+        ),
+    )
 
 
 def letter(board: Board, queue: str, id: str) -> tuple[dict[str, Any], int] | None:

@@ -414,6 +414,8 @@ class FleetReader:
 
 KEPT_SECONDS = 5.0
 MOST_DIRECT_READS = 64
+MOST_KEPT_BYTES = 32 << 20
+"""Largest size of the bodies in the results of direct reads that are kept."""
 PATIENCE_SECONDS = 10.0
 ACTION_SECONDS = 100.0
 
@@ -423,11 +425,13 @@ class _DirectRead:
     """A read, its result, and the number of requests that wait for it.
 
     :ivar until: when the result is too old.
+    :ivar bytes: size of the bodies in the result.
     """
 
     future: Future[Any] = field(default_factory=Future)
     until: float = math.inf
     waiting: int = 0
+    bytes: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -438,7 +442,7 @@ class DirectReads:
     """A thread for reads beside those of the whole app.
 
     Equal requests of any number of clients cause one read within `KEPT_SECONDS`, or within `SHARE`
-    times the duration of the read.
+    times the duration of the read. Results with large bodies are not kept for so long.
 
     :param room: how many requests of this dashboard may wait; None for any number.
     """
@@ -456,9 +460,15 @@ class DirectReads:
         self._lock = threading.Lock()
         self._kept: dict[Hashable, _DirectRead] = {}
 
-    def get(self, key: Hashable, read: Callable[[Connections], _Result]) -> _Result:
+    def get(
+        self,
+        key: Hashable,
+        read: Callable[[Connections], _Result],
+        body_bytes: Callable[[_Result], int] = lambda result: 0,
+    ) -> _Result:
         """Return the result of `read`, or its last one if new.
 
+        :param body_bytes: returns the size of the bodies in a result.
         :raises SlowReadError: it takes too long. The read is cancelled once no request waits.
         :raises BusyDashboardError: too many requests wait.
         """
@@ -466,7 +476,7 @@ class DirectReads:
             kept = self._kept.get(key)
             if kept is None or kept.is_over:
                 self._forget_old()
-                kept = self._kept[key] = self._begun(read)
+                kept = self._kept[key] = self._begun(read, body_bytes)
             kept.waiting += 1
         try:
             with _place(self._room, kept.future):
@@ -488,7 +498,9 @@ class DirectReads:
     def close(self) -> None:
         self._thread.close()
 
-    def _begun(self, read: Callable[[Connections], Any]) -> _DirectRead:
+    def _begun(
+        self, read: Callable[[Connections], Any], body_bytes: Callable[[Any], int]
+    ) -> _DirectRead:
         kept = _DirectRead()
 
         def timed(connections: Connections) -> Any:
@@ -496,10 +508,21 @@ class DirectReads:
             result = read(connections)
             now = clock()
             kept.until = now + max(KEPT_SECONDS, min(SHARE * (now - began), LONGEST_PAUSE_SECONDS))
+            kept.bytes = body_bytes(result)
+            self._forget_large()
             return result
 
         kept.future = self._thread.submit(timed)
         return kept
+
+    def _forget_large(self) -> None:
+        """Forget the oldest results with bodies until the others are small enough together."""
+        with self._lock:
+            size = sum(each.bytes for each in self._kept.values())
+            for key, each in list(self._kept.items()):
+                if size > MOST_KEPT_BYTES and each.bytes:
+                    size -= each.bytes
+                    del self._kept[key]
 
     def _forget_old(self) -> None:
         for key, kept in list(self._kept.items()):

@@ -143,6 +143,39 @@ def test_a_long_read_is_kept_longer(
     reads.close()
 
 
+def test_results_with_large_bodies_are_not_kept(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest ones are; a visitor who looks at many dead letters fills no memory."""
+    monkeypatch.setattr(fleet_reader, "MOST_KEPT_BYTES", 100)
+    reads = DirectReads(local_shop.app.settings, "test")
+    read: list[str] = []
+
+    def get(body: str) -> None:
+        assert reads.get(body, lambda connections: read.append(body) or body, len) == body
+
+    for body in ("a" * 60, "b" * 40, "b" * 40, "c" * 30, "b" * 40, "c" * 30, "a" * 60, "d" * 101):
+        get(body)
+    assert [each[0] for each in read] == ["a", "b", "c", "a", "d"]
+    kept = [each.future.result() for each in reads._kept.values()]
+    assert sum(map(len, kept)) <= 100
+    reads.close()
+
+
+def test_the_size_of_dead_letters_counts(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If pages show bodies; so do those of messages."""
+    monkeypatch.setattr(fleet_reader, "MOST_KEPT_BYTES", 0)
+    for shown in (False, True):
+        visitor = local_shop.visitor(show_bodies=shown)
+        board = visitor.flask.extensions["qdo"]
+        for path in ("/api/dead-letters", "/messages?queue=fine"):
+            assert visitor.get(path).status_code == 200
+        kept = {key[0] for key in board.direct._kept if isinstance(key, tuple)}
+        assert kept == ({"letters"} if shown else {"letters", "exported", "messages"})
+
+
 def test_a_read_that_was_given_up_never_happens(local_shop: FilledShop) -> None:
     """The thread reads for the requests that wait, whatever came before."""
     reads = DirectReads(local_shop.app.settings, "test", patience_seconds=0.05)
