@@ -40,7 +40,7 @@ class EngineSetup:
     def __init__(
         self, folder: Path, app: App | None = None, target: str | None = None, **settings: Any
     ) -> None:
-        url = f"sqlite:{folder / 'messages.db'}"
+        url = settings.pop("broker", f"sqlite:{folder / 'messages.db'}")
         chosen = {"backoff_seconds": 0.01, "backoff_max_seconds": 0.05, **settings}
         self.settings = Settings(app="test", broker=url, **chosen)
         self.app = App("test") if app is None else app

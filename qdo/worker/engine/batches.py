@@ -64,11 +64,11 @@ class Batches:
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
         if claim.out_of_order is not None and claim.positions.stable:
             return TurnResult.MORE  # a message was cancelled during the fetch: lanes run the rest
-        if not rows:
-            return TurnResult.TIP
         now = self._engine.clock()
         if not claim.open or now >= claim.lease.until:
             return TurnResult.MORE
+        if not rows:
+            return TurnResult.TIP
         if not single and len(rows) < job.batch and _is_worth_waiting(turn):
             slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
             if now < slot.gathering_until:
@@ -98,7 +98,9 @@ class Batches:
         self._drop_expired(slot, rows)
         while len(rows) < wanted:
             slot.limit = min(max(slot.limit, 2 * wanted), self._fetcher.most)
-            batch = self._fetcher.fetch(slot, claim)
+            batch = self._fetcher.read(slot, claim)
+            if batch is None:
+                break
             count = length_hint(batch)
             rows.extend(batch)
             if not claim.positions.stable:

@@ -87,7 +87,7 @@ class Engine:
         meters = JobMeters(app.job_for, clock) if settings.http else None
         observers = Observers(app.hooks.observers, history=recorder, meters=meters)
         limits = Limits(clock)
-        fetcher = Fetcher(broker, settings.fetch, clock)
+        fetcher = Fetcher(broker, settings.fetch, clock, settings.max_body_bytes)
         in_force.on_change(lambda changed: fetcher.limit(changed.fetch))
         return cls(
             app=app,

@@ -1,11 +1,19 @@
 """Fetches rows of a queue: in batches of the size that its turns process, and ahead of time
-when the broker is slow."""
+when the broker is slow.
+
+The bodies that a process has fetched take a bounded memory. A fetch waits until `HELD_BYTES` have
+room for its largest body, first come, first served; while nothing else is held, it may be larger.
+Queues between their turns give their rows up for it. With half of the memory left, a fetch reads
+one row, so more queues have one. Lanes and polled brokers have limits of their own.
+"""
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import length_hint
+
+from gevent.event import Event
 
 from qdo.brokers.base import Broker, check_reached
 from qdo.coordination.protocol.claims import Claim
@@ -18,20 +26,104 @@ AHEAD_WORTH_SECONDS = 0.002
 """Fetching ahead pays off when a fetch takes longer than this. The embedded broker is faster;
 prefetching would only move its fetch to another greenlet."""
 
-_log = logging.getLogger(__name__)
+HELD_BYTES = 256 << 20
+"""Maximum size of the bodies that a process has fetched for queues without lanes. The broker may
+return 32 MiB more than a fetch was expected to bring."""
+FEW_ROWS = 64
+"""Larger fetches are measured by their first and last body: adding up takes 4 % of a message."""
+LOOK_SECONDS = 0.25
+"""How often a fetch that waits for memory checks whether its claim has ended."""
 
 
 class Fetcher:
-    """Reads for the slots of a worker, at most `most` rows at once."""
+    """Reads for the slots of a worker, at most `most` rows at once.
 
-    def __init__(self, broker: Broker, fetch: int, clock: Callable[[], float]) -> None:
+    :ivar held_bytes: about the size of all fetched bodies, and of those that are on their way.
+    :param body_bytes: largest size of a body.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        fetch: int,
+        clock: Callable[[], float],
+        body_bytes: int = 1,
+    ) -> None:
         self._broker = broker
         self.most = fetch
         self._clock = clock
+        self._largest = body_bytes
+        self.held_bytes = 0
+        self._resting: dict[Slot, None] = {}
+        self._waiting: deque[object] = deque()
+        self._freed = Event()
 
     def limit(self, fetch: int) -> None:
         """Read at most this many rows at once from now on."""
         self.most = fetch
+
+    def begin(self, slot: Slot) -> None:
+        """Let a queue keep its rows during its turn."""
+        self._resting.pop(slot, None)
+
+    def rest(self, slot: Slot) -> None:
+        """Let a queue that has ended its turn give up its rows if others need memory."""
+        if not slot.held_bytes:
+            return
+        if not length_hint(slot.rows or ()):
+            ahead = 0 if slot.ahead is None else slot.ahead.held_bytes
+            self._hold(slot, _size(slot.gathered or ()) + ahead)
+        if slot.held_bytes:
+            self._resting[slot] = None
+            self._tell_next()
+
+    def read(self, slot: Slot, claim: Claim) -> Rows | None:
+        """Fetch once there is memory; return None if the claim or the lease ended before."""
+        if length_hint(slot.rows or ()) or slot.subscription is not None:
+            return self.fetch(slot, claim)
+        # Two queues that have a part of a batch would wait for each other.
+        if slot.ahead is None and not slot.gathered:
+            if not self._make_room(claim):
+                return None
+            self._hold(slot, self._largest)
+            if self.held_bytes > HELD_BYTES // 2:
+                slot.limit = 1
+        return self.fetch(slot, claim)
+
+    def _fits(self) -> bool:
+        return not self.held_bytes or self.held_bytes + self._largest <= HELD_BYTES
+
+    def _make_room(self, claim: Claim) -> bool:
+        """Wait for memory; return whether messages may still be started then."""
+        if not self._waiting and self._fits():
+            return True
+        place = object()
+        self._waiting.append(place)
+        try:
+            while claim.open and self._clock() < claim.lease.until:
+                if self._waiting[0] is place:
+                    while self._resting and not self._fits():
+                        self.clear(next(iter(self._resting)))
+                    if self._fits():
+                        return True
+                self._freed.clear()
+                self._freed.wait(LOOK_SECONDS)
+            return False
+        finally:
+            self._waiting.remove(place)
+            self._tell_next()
+
+    def _hold(self, slot: Slot, size: int) -> None:
+        """Count the bytes that a slot holds now."""
+        freed = slot.held_bytes - size
+        slot.held_bytes = size
+        self.held_bytes -= freed
+        if freed > 0:
+            self._tell_next()
+
+    def _tell_next(self) -> None:
+        if self._waiting:
+            self._freed.set()
 
     def fetch(self, slot: Slot, claim: Claim) -> Rows:
         """Return the remaining rows, the prefetched batch, or new rows; raise any broker error."""
@@ -58,13 +150,30 @@ class Fetcher:
         took = self._clock() - start if ahead is None else ahead.took_seconds
         # Subscriptions fetch ahead themselves.
         slow = took >= AHEAD_WORTH_SECONDS and subscription is None
-        if batch and slow and slot.claim is claim and claim.open:
-            slot.ahead = Prefetch(slot.reader, slot.limit, self._clock)
+        counted = slot.held_bytes > 0  # lanes count their rows themselves
+        if counted:
+            self._hold(slot, _about(batch) + _size(slot.gathered or ()))
+        if batch and slow and slot.claim is claim and claim.open and self._fits():
+            expected = self._largest if counted else 0
+            self._hold(slot, slot.held_bytes + expected)
+            slot.ahead = Prefetch(
+                slot.reader,
+                slot.limit,
+                self._clock,
+                expected,
+                lambda ahead, rows: self._arrived(slot, ahead, rows),
+            )
         if batch:
             slot.fetched = batch[-1][0]
         # The iterator of a list knows how much is left; not every sequence's iterator does.
         slot.rows = rows = iter(list(batch))
         return rows
+
+    def _arrived(self, slot: Slot, ahead: Prefetch, rows: Sequence[Row]) -> None:
+        """Count the bodies of a batch that was fetched ahead."""
+        if slot.ahead is ahead and ahead.held_bytes:
+            expected, ahead.held_bytes = ahead.held_bytes, _about(rows)
+            self._hold(slot, slot.held_bytes - expected + ahead.held_bytes)
 
     def clear(self, slot: Slot) -> None:
         """Drop all fetched rows; the next fetch begins after ``claim.done``."""
@@ -72,6 +181,9 @@ class Fetcher:
         slot.rows = None
         slot.fetched = 0
         slot.gathered = None
+        if slot.held_bytes:
+            self._hold(slot, 0)
+        self._resting.pop(slot, None)
 
     def learn(self, slot: Slot, started: int, left: int) -> None:
         """Adapt the next fetch to a turn: the rows that it started, and those left over."""
@@ -79,3 +191,14 @@ class Fetcher:
             slot.limit = min(max(FIRST_LIMIT, 2 * started), self.most)
         elif started >= slot.limit:
             slot.limit = min(4 * slot.limit, self.most)
+
+
+def _about(rows: Sequence[Row]) -> int:
+    """Return about the size of the bodies of a fetch."""
+    if len(rows) <= FEW_ROWS:
+        return _size(rows)
+    return len(rows) * max(len(rows[0][1]), len(rows[-1][1]), 1)
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(len(row[1]) + 1 for row in rows)

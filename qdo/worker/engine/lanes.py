@@ -52,7 +52,7 @@ WINDOW = 10_000
 HELD_BYTES = 32 << 20
 """Their maximum size: a few large messages must not fill the memory."""
 HELD_BYTES_IN_ALL = 128 << 20
-"""The same for all queues of a process; a queue without pending messages may always read."""
+"""The same for all queues of a process; a queue without pending messages may always read one."""
 LOOK_SECONDS = 0.05
 """How often a turn checks whether the lease is valid again, or other queues hold less."""
 _ROW_BYTES = 400
@@ -248,6 +248,8 @@ class Lanes:
 
     def _read(self) -> None:
         """Read the next batch of the queue into lanes."""
+        if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
+            self._source.limit = 1
         try:
             rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise

@@ -93,8 +93,10 @@ class Pipeline:
 
     def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         """Process messages of a queue until its turn is over; return how it ended."""
+        self._fetcher.begin(slot)
         turn = self._start(slot, member, claim)
         result = turn if isinstance(turn, TurnResult) else self._run(turn)
+        self._fetcher.rest(slot)
         if slot.grant is not None:
             self.limits.leave(slot)
         return result
@@ -211,11 +213,11 @@ class Pipeline:
         slot, claim, gate = turn.slot, turn.claim, turn.job.gate
         slot.withheld = 0
         try:
-            rows = self._fetcher.fetch(slot, claim)
+            rows = self._fetcher.read(slot, claim)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
-        if self._runs_out_of_order(claim):
-            return TurnResult.MORE  # a message was cancelled during the fetch
+        if rows is None or self._runs_out_of_order(claim):
+            return TurnResult.MORE  # the claim ended, or a message was cancelled, during the fetch
         if not length_hint(rows):
             return TurnResult.TIP
         if gate is None:

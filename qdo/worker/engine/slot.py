@@ -106,6 +106,7 @@ class Slot:
     :ivar ahead: the next batch, which is fetched while `rows` are processed.
     :ivar limit: rows of the next fetch; follows the number that a turn processes.
     :ivar fetched: position of the last of the rows that were fetched.
+    :ivar held_bytes: about the size of the bodies of its rows; see `fetcher`.
     :ivar waited: this worker has started the backoff of the message in ``claim.failure``.
     :ivar not_before: clock time before which a waiting slot must not run.
     :ivar alarm: clock time at which `tick` checks a waiting slot, `inf` for never.
@@ -143,6 +144,7 @@ class Slot:
         "gathering_until",
         "grant",
         "greenlet",
+        "held_bytes",
         "in_flight_index",
         "label",
         "lanes",
@@ -179,7 +181,7 @@ class Slot:
         self.rows: Rows | None = None
         self.ahead: Prefetch | None = None
         self.limit = 0
-        self.fetched = 0
+        self.fetched = self.held_bytes = 0
         self.waited = False
         self.broker_failures = 0
         self.not_before = 0.0
@@ -319,9 +321,22 @@ Rows: TypeAlias = Iterator[Row]
 
 
 class Prefetch:
-    """The next batch of a queue, fetched while the previous one is processed."""
+    """The next batch of a queue, fetched while the previous one is processed.
 
-    def __init__(self, reader: Reader, limit: int, clock: Callable[[], float]) -> None:
+    :ivar held_bytes: about the size of its bodies.
+    :param on_end: called with it and its rows.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        limit: int,
+        clock: Callable[[], float],
+        held_bytes: int,
+        on_end: Callable[[Prefetch, Sequence[Row]], None],
+    ) -> None:
+        self.held_bytes = held_bytes
+        self._on_end = on_end
         self._reader = reader
         self._error: Exception | None = None
         self._rows: Sequence[Row] = ()
@@ -335,6 +350,7 @@ class Prefetch:
         except Exception as error:  # noqa: BLE001 - raised in `get`
             self._error = error
         self.took_seconds = clock() - start
+        self._on_end(self, self._rows)
 
     def get(self) -> Sequence[Row]:
         """Wait for the rows and return them; raise any error of the broker."""
