@@ -15,7 +15,7 @@ from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
-from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
+from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import (
@@ -29,7 +29,8 @@ from qdo.brokers.postgresql.writer import (
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
-from qdo.positions import message_id
+from qdo.jobs.retry import Policy
+from qdo.positions import format_position, message_id
 from qdo.queues import check_queue_name
 
 COUNTED = 1_000_000
@@ -46,17 +47,34 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
             OR %(next)s = 0) OR xid = ANY (%(running)s::bigint[])) ORDER BY name)
 """
 _COUNT = "SELECT count(*) FROM {schema}.queues WHERE app = %s"
-_BACKLOGS = """
-SELECT queues.name,
-    greatest(trimmed, (SELECT position FROM {schema}.messages WHERE queue = queues.id
-        ORDER BY position DESC LIMIT 1)),
-    (SELECT position FROM {schema}.messages WHERE queue = queues.id
+_SPAN = """queue = queues.id
+        AND position > %(first)s::bigint AND position <= %(last)s::bigint"""
+_BACKLOGS = f"""
+SELECT queues.name, trimmed,
+    (SELECT position FROM {{schema}}.messages WHERE {_SPAN} ORDER BY position DESC LIMIT 1),
+    (SELECT position FROM {{schema}}.messages WHERE {_SPAN}
         AND position > greatest(asked.after, trimmed) ORDER BY position LIMIT 1),
-    (SELECT count(*) FROM (SELECT FROM {schema}.messages WHERE queue = queues.id
-        AND position > greatest(asked.after, trimmed) LIMIT {most}) AS counted),
-    (SELECT count(*) FROM {schema}.delayed WHERE queue = queues.id)
+    (SELECT count(*) FROM (SELECT FROM {{schema}}.messages WHERE {_SPAN}
+        AND position > greatest(asked.after, trimmed) LIMIT {{most}}) AS counted),
+    (SELECT count(*) FROM {{schema}}.delayed WHERE queue = queues.id AND %(newest)s)
 FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
-JOIN {schema}.queues ON app = %(app)s AND queues.name = asked.name
+JOIN {{schema}}.queues ON app = %(app)s AND queues.name = asked.name
+"""  # nosec B608 # constants
+
+LOCKS = 3
+"""Of a statement that opens a partition: the table and its indexes."""
+_PARTITIONS = """
+SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(partition_ticks),
+    current_setting('max_locks_per_transaction')::bigint, (
+        current_setting('max_connections')::bigint
+        + current_setting('max_prepared_transactions')::bigint)
+FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
+WHERE inhparent = '{schema}.messages'::regclass
+"""
+_OLDEST = """
+SELECT app, name, (SELECT position FROM {schema}.messages WHERE queue = queues.id
+    AND position < %s::bigint AND position > trimmed ORDER BY position LIMIT 1) AS oldest
+FROM {schema}.queues ORDER BY oldest LIMIT 1
 """
 
 
@@ -65,6 +83,7 @@ class PostgresqlCatalog(QueueCatalog):
 
     def __init__(self, fetches: Fetches, schema: str, app: str) -> None:
         self._fetches = fetches
+        self._schema = schema
         self._app = app
         self._new_names = _NEW_NAMES.format(schema=schema)
         self._count = _COUNT.format(schema=schema)
@@ -100,33 +119,63 @@ class PostgresqlCatalog(QueueCatalog):
             self._known.update(names)
         return len(self._known) - before
 
+    def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+        """Warn before a statement that opens all partitions needs more locks than there are."""
+        return self._fetches.run(self._warnings)
+
+    def _warnings(self, connection: PostgresqlConnection) -> list[str]:
+        partitions = _PARTITIONS.format(schema=self._schema)
+        count, end, locks, sessions = connection.execute(partitions).fetchone() or (0, 0, 0, 0)
+        most = locks * sessions // LOCKS
+        if count < most / 2:
+            return []
+        oldest = _OLDEST.format(schema=self._schema)
+        app, queue, position = connection.execute(oldest, (end,)).fetchone() or ("", "", None)
+        reason = f"table {self._schema}.messages has {count} partitions"
+        if position is not None:
+            time = format_position(position)
+            reason += f", because queue {queue} of app {app} keeps its message of {time}"
+        return [
+            f"{reason}; at about {most}, a statement over all of them, such as a dump, fills the"
+            f" server's lock table: process or skip the message, or raise"
+            f" max_locks_per_transaction, got {locks}"
+        ]
+
     def backlog(self, queue: str, after: int) -> Backlog:
         return self.backlogs({queue: after})[queue]
 
     def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
         found = dict.fromkeys(after, NO_BACKLOG)
-        names, afters = list(after), list(after.values())
+        names = list(after)
         for start in range(0, len(names), MAX_QUEUES):
-            part = slice(start, start + MAX_QUEUES)
-            found.update(self._fetches.run(partial(self._read, names[part], afters[part])))
+            part = {name: after[name] for name in names[start : start + MAX_QUEUES]}
+            found.update(self._fetches.run(partial(self._read, part)))
         return found
 
-    def _read(
-        self, names: list[str], afters: list[int], connection: PostgresqlConnection
-    ) -> dict[str, Backlog]:
-        parameters = {"app": self._app, "names": names, "afters": afters}
-        return {
-            queue: Backlog(
-                count=min(count, COUNTED),
-                oldest=oldest,
-                head=head,
-                delayed=delayed,
-                approximate=count > COUNTED,
-            )
-            for queue, head, oldest, count, delayed in connection.execute(
-                self._backlogs, parameters
-            )
-        }
+    def _read(self, wanted: dict[str, int], connection: PostgresqlConnection) -> dict[str, Backlog]:
+        """Add up what the spans of partitions hold, from the newest to the oldest that matters."""
+        found: dict[str, Backlog] = {}
+        for first, last in reversed(self._fetches.spans(connection, 0)):
+            parameters = {
+                "app": self._app, "names": list(wanted), "afters": list(wanted.values()),
+                "first": first, "last": last, "newest": last == END,
+            }  # fmt: skip
+            rows = connection.execute(self._backlogs, parameters, prepare=self._fetches.prepare)
+            for queue, trimmed, head, oldest, count, delayed in rows:
+                newer = found.get(queue, NO_BACKLOG)
+                head, count = max(newer.head, head or 0, trimmed), newer.count + count
+                found[queue] = Backlog(
+                    count=min(count, COUNTED),
+                    oldest=newer.oldest if oldest is None else oldest,
+                    head=head,
+                    delayed=newer.delayed + delayed,
+                    approximate=newer.approximate or count > COUNTED,
+                )
+                if first <= (max(trimmed, wanted[queue]) if head > trimmed else trimmed):
+                    del wanted[queue]
+            if not wanted:
+                break
+        return found
 
 
 DROP_SECONDS = 10.0
@@ -148,6 +197,7 @@ class PostgresqlBroker(Broker):
         peek=True,
         max_body_bytes=MAX_BODY_BYTES,
         dedup=True,
+        checks_config=True,
     )
 
     def __init__(self, address: SchemaAddress, app: str) -> None:

@@ -7,6 +7,7 @@ message each, that is a few round trips instead of a thousand.
 from __future__ import annotations
 
 import itertools
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -25,6 +26,9 @@ FETCH_BYTES = 32 * 1024 * 1024
 """Largest size of all bodies in one answer. The first body of a queue may be larger."""
 MAX_FETCHES = 64
 """Fetches in one query."""
+LIST_SECONDS = 60.0
+"""Time between two lists of the partitions. Those that are added meanwhile are in the last span."""
+END = 2**63 - 1
 
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
 """Largest values that the schema stores, in bytes. Larger ones of a changed row stay on the server:
@@ -39,7 +43,8 @@ _COLUMNS = f"""position,
 _ONE = """
 SELECT {columns} FROM {schema}.messages
 WHERE queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)
-  AND position > %(after)s::bigint AND position > greatest(%(after)s::bigint, (
+  AND position > %(first)s::bigint AND position <= %(last)s::bigint
+  AND position > greatest(%(after)s::bigint, (
       SELECT trimmed FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s))
 ORDER BY position LIMIT least(%(limit)s, greatest(1, {bytes} / (
     SELECT greatest(1, largest) FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)))
@@ -51,7 +56,7 @@ FROM unnest(%(names)b::text[], %(afters)b::bigint[], %(limits)b::bigint[])
 JOIN {schema}.queues ON app = %(app)s AND queues.name = wanted.name
 CROSS JOIN LATERAL (
     SELECT {columns} FROM {schema}.messages
-    WHERE queue = queues.id AND position > %(first)s::bigint
+    WHERE queue = queues.id AND position > %(first)s::bigint AND position <= %(last)s::bigint
       AND position > greatest(wanted.after, queues.trimmed)
     ORDER BY position
     LIMIT least(
@@ -86,6 +91,9 @@ class Fetches(GroupedCalls[Work]):
         self._session = PostgresqlSession(address, self._prepare)
         self._one = _ONE.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._many = _MANY.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
+        self._list = f"SELECT {address.schema}.spans(0)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._listed: float | None = None
+        self._spans: list[int] = []
         self.start()
 
     def run(self, work: Callable[[PostgresqlConnection], T]) -> T:
@@ -93,6 +101,20 @@ class Fetches(GroupedCalls[Work]):
         return result
 
     # --- on the reading thread --------------------------------------------------------
+
+    def spans(self, connection: PostgresqlConnection, after: int) -> list[tuple[int, int]]:
+        """Divide the positions behind `after`: a statement about one part opens few partitions."""
+        now = time.monotonic()
+        if self._listed is None or now - self._listed > LIST_SECONDS:
+            self._spans = [last for (last,) in connection.execute(self._list)][:-1]
+            self._listed = now
+        later = self._spans[bisect_right(self._spans, after) :]
+        return list(itertools.pairwise([after, *later, END]))
+
+    @property
+    def prepare(self) -> bool | None:
+        """Whether to prepare statements: a plan for any position would open all partitions."""
+        return False if self._spans else None
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
         check_server(connection, self._address)
@@ -111,9 +133,8 @@ class Fetches(GroupedCalls[Work]):
 
     def _fetch(self, calls: list[GroupedCall[Work]]) -> None:
         wanted: list[Fetch] = [call.work for call in calls]  # type: ignore[misc]
-        fetch = self._fetch_one if len(wanted) == 1 else self._fetch_many
         try:
-            found = self._session.run(lambda connection: fetch(connection, wanted))
+            found = self._session.run(lambda connection: self._fetch_spans(connection, wanted))
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             for call in calls:
                 call.fail(error)
@@ -121,18 +142,32 @@ class Fetches(GroupedCalls[Work]):
         for call, rows in zip(calls, found, strict=True):
             call.finish(rows)
 
-    def _fetch_one(
+    def _fetch_spans(
         self, connection: PostgresqlConnection, wanted: Sequence[Fetch]
+    ) -> Sequence[list[Row]]:
+        found: list[list[Row]] = [[] for _ in wanted]
+        for first, last in self.spans(connection, min(fetch.after for fetch in wanted)):
+            empty = [at for at, rows in enumerate(found) if not rows and wanted[at].after < last]
+            fetches = [wanted[at] for at in empty]
+            if fetches:
+                fetch = self._fetch_one if len(fetches) == 1 else self._fetch_many
+                for at, rows in zip(empty, fetch(connection, fetches, first, last), strict=True):
+                    found[at] = rows
+        return found
+
+    def _fetch_one(
+        self, connection: PostgresqlConnection, wanted: Sequence[Fetch], first: int, last: int
     ) -> Sequence[list[Row]]:
         (fetch,) = wanted
         parameters = {
-            "app": self._app, "name": fetch.queue, "after": fetch.after, "limit": fetch.limit
+            "app": self._app, "name": fetch.queue, "after": fetch.after, "limit": fetch.limit,
+            "first": max(first, fetch.after), "last": last,
         }  # fmt: skip
         with connection.cursor(binary=True) as cursor:
-            return [cursor.execute(self._one, parameters).fetchall()]
+            return [cursor.execute(self._one, parameters, prepare=self.prepare).fetchall()]
 
     def _fetch_many(
-        self, connection: PostgresqlConnection, wanted: Sequence[Fetch]
+        self, connection: PostgresqlConnection, wanted: Sequence[Fetch], first: int, last: int
     ) -> Sequence[list[Row]]:
         parameters = {
             "app": self._app,
@@ -140,10 +175,11 @@ class Fetches(GroupedCalls[Work]):
             "afters": [fetch.after for fetch in wanted],
             "limits": [fetch.limit for fetch in wanted],
             "count": len(wanted),
-            "first": min(fetch.after for fetch in wanted),  # no partition before it is opened
+            "first": first,
+            "last": last,
         }
         with connection.cursor(binary=True) as cursor:
-            rows = cursor.execute(self._many, parameters).fetchall()
+            rows = cursor.execute(self._many, parameters, prepare=self.prepare).fetchall()
         # Avoid a loop over rows, which would take as long as reading them.
         ends = [bisect_right(rows, place, key=_PLACE) for place in range(len(wanted) + 1)]
         return [list(map(_ROW, rows[start:end])) for start, end in itertools.pairwise(ends)]

@@ -73,9 +73,10 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "limit_queues(text, integer)",
         "look(text, bigint, bigint[], bigint)",
         "move_due(text, integer, bigint)",
+        "spans(bigint)",
         "trim(text, text, bigint, bigint)",
     ),
-    "onlooker": (),
+    "onlooker": ("spans(bigint)",),
 }
 
 

@@ -171,6 +171,51 @@ BEGIN
 END
 $$;
 
+-- Divide the partitions behind a position into spans of 50; return the last position of each. A
+-- session has too few locks to open thousands of partitions, which a blocked queue keeps.
+CREATE FUNCTION {schema}.spans(after bigint) RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ticks bigint := (SELECT partition_ticks FROM {schema}.about);
+BEGIN
+    RETURN QUERY SELECT (max(number) + 1) * ticks - 1 FROM (
+        SELECT number, row_number() OVER (ORDER BY number) - 1 AS place FROM (
+            SELECT substring(relname FROM '[0-9]+$')::bigint AS number
+            FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+            WHERE inhparent = '{schema}.messages'::regclass
+        ) AS parts WHERE (number + 1) * ticks > after
+    ) AS placed GROUP BY place / 50 ORDER BY 1;
+END
+$$;
+
+-- Count the messages of a queue behind a position and up to another, and return the last one. An
+-- undone block gives up the locks of its span.
+CREATE FUNCTION {schema}.count_messages(
+    of_queue bigint, after bigint, upto bigint, OUT total bigint, OUT top bigint
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    span bigint;
+    found bigint;
+    last bigint;
+BEGIN
+    total := 0;
+    FOR span IN SELECT {schema}.spans(after) LOOP
+        EXIT WHEN after >= upto;
+        BEGIN
+            SELECT count(*), max(position) INTO found, last FROM {schema}.messages
+                WHERE queue = of_queue AND position > after AND position <= least(span, upto);
+            RAISE EXCEPTION 'counted' USING ERRCODE = 'QD000';
+        EXCEPTION WHEN SQLSTATE 'QD000' THEN
+            total := total + found;
+            top := coalesce(last, top);
+            after := span;
+        END;
+    END LOOP;
+END
+$$;
+
 -- Lock queues in the order of their ids; create those that do not exist, before any is locked.
 -- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
 -- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
@@ -477,10 +522,9 @@ $$;
 
 -- Return the queues with messages, or with first messages, of transactions that were not visible
 -- in an earlier snapshot, and the present snapshot: its first transaction that has not begun, and
--- those in progress. Messages up to `since` are old; partitions with no others are not opened: a
--- session has too few locks for thousands of them. With it the time until the next delayed message is due, in ticks, and the
--- last position and the end of the log on disk, both of which decrease only if the server lost
--- committed transactions.
+-- those in progress. Messages up to `since` are old; partitions with no others are not opened. With
+-- it the time until the next delayed message is due, in ticks, and the last position and the end of
+-- the log on disk, both of which decrease only if the server lost committed transactions.
 CREATE FUNCTION {schema}.look(
     of_app text, seen_next bigint, seen_running bigint[], since bigint,
     OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint,
@@ -489,15 +533,30 @@ CREATE FUNCTION {schema}.look(
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    span bigint;
+    found bigint[];
+    changed bigint[] := ARRAY[]::bigint[];
 BEGIN
     next_xid := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    -- A dump brings messages of another cluster, whose ids of transactions are ahead.
+    FOR span IN SELECT {schema}.spans(since) LOOP
+        BEGIN
+            -- A dump brings messages of another cluster, whose ids of transactions are ahead.
+            found := ARRAY(
+                SELECT queue FROM {schema}.messages
+                    WHERE messages.xid >= seen_next AND messages.xid < next_xid
+                    AND position > since AND position <= span
+                UNION SELECT queue FROM {schema}.messages
+                    WHERE messages.xid = ANY (seen_running)
+                    AND position > since AND position <= span);
+            RAISE EXCEPTION 'looked' USING ERRCODE = 'QD000';
+        EXCEPTION WHEN SQLSTATE 'QD000' THEN
+            changed := changed || found;
+            since := span;
+        END;
+    END LOOP;
     SELECT ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
-        ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id IN (
-            SELECT queue FROM {schema}.messages
-                WHERE messages.xid >= seen_next AND messages.xid < next_xid AND position > since
-            UNION SELECT queue FROM {schema}.messages
-                WHERE messages.xid = ANY (seen_running) AND position > since)),
+        ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id = ANY (changed)),
         (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
             ORDER BY due LIMIT 1),
         (SELECT last_value FROM {schema}.positions),
@@ -522,8 +581,7 @@ $$;
 -- Hide processed messages of a queue that are old enough; return their number.
 CREATE FUNCTION {schema}.trim(of_app text, of_queue text, done bigint, older_ticks bigint)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     upto bigint := least(done, {schema}.clock() - older_ticks);
     own record;
@@ -534,8 +592,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    SELECT count(*), max(position) INTO hidden, top FROM {schema}.messages
-        WHERE queue = own.id AND position > own.trimmed AND position <= upto;
+    SELECT * INTO hidden, top FROM {schema}.count_messages(own.id, own.trimmed, upto);
     IF hidden > 0 THEN
         UPDATE {schema}.queues SET trimmed = top WHERE id = own.id AND trimmed < top;
     END IF;
@@ -572,18 +629,23 @@ BEGIN
         FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
         WHERE inhparent = '{schema}.messages'::regclass ORDER BY 2
     LOOP
-        EXIT WHEN (part.number + 1) * ticks > closed;
-        EXECUTE format('WITH RECURSIVE found(queue) AS ('
-            ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
-            ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
-            '   WHERE further.queue > found.queue ORDER BY queue LIMIT 1)'
-            ' FROM found WHERE found.queue IS NOT NULL)'
-            ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
-            '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
-            '     WHERE own.queue = found.queue))', part.relname) INTO used;
-        IF NOT used THEN
-            done := done || part.relname::text;
-        END IF;
+        -- Each drop takes locks until the commit; a later call drops more.
+        EXIT WHEN (part.number + 1) * ticks > closed OR cardinality(done) = 50;
+        BEGIN
+            EXECUTE format('WITH RECURSIVE found(queue) AS ('
+                ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
+                ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
+                '   WHERE further.queue > found.queue ORDER BY queue LIMIT 1)'
+                ' FROM found WHERE found.queue IS NOT NULL)'
+                ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
+                '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
+                '     WHERE own.queue = found.queue))', part.relname) INTO used;
+            RAISE EXCEPTION 'inspected' USING ERRCODE = 'QD000';  -- gives up the locks
+        EXCEPTION WHEN SQLSTATE 'QD000' THEN
+            IF NOT used THEN
+                done := done || part.relname::text;
+            END IF;
+        END;
     END LOOP;
     IF cardinality(done) > 0 THEN
         LOCK TABLE ONLY {schema}.messages IN ACCESS EXCLUSIVE MODE;
@@ -635,8 +697,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT count(*) INTO waiting FROM {schema}.messages
-        WHERE queue = own.id AND position > greatest(done, own.trimmed);
+    SELECT total INTO waiting
+        FROM {schema}.count_messages(own.id, greatest(done, own.trimmed), 9223372036854775807);
     SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
     SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
     IF waiting + later + dead > 0 THEN

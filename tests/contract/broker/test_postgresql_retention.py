@@ -16,6 +16,11 @@ from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetch
 from qdo.brokers.registry import open_broker
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import QueueNotEmptyError
+from qdo.ops.doctor import configuration
+from qdo.ops.doctor_case import Case
+from qdo.positions import format_position
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 from tests.support.processes import wait_until
@@ -230,15 +235,81 @@ def test_old_partitions_are_not_opened(
     fetches = broker.reader("a", last)._fetches  # type: ignore[attr-defined]
 
     def fetched(connection: Any, count: int) -> int:
-        wanted = [Fetch("a", last, 10)] * count
         with connection.transaction():
-            (fetches._fetch_one if count == 1 else fetches._fetch_many)(connection, wanted)
+            fetches._fetch_spans(connection, [Fetch("a", last, 10)] * count)
             return int(connection.execute(OPENED).fetchone()[0])
 
     for count in (1, 2):
         # The sixth plan of the server would be one for all positions.
         opened = [fetches.run(partial(fetched, count=count)) for _ in range(8)]
         assert opened[-1] <= 3
+
+
+FEW_LOCKS = {"max_locks_per_transaction": "10", "max_connections": "20"}
+PAST = 400
+ADD_OLD = (
+    "SELECT qdo.add_partition(%(first)s + number * 10000000) FROM generate_series(1, 20) AS number"
+)
+FILL = """
+INSERT INTO qdo.messages (queue, position, xid, body)
+SELECT id, %(first)s + number * 10000000, 3, number::text::bytea
+FROM qdo.queues, generate_series(1, 20) AS number WHERE name = 'blocked'
+"""
+
+
+@pytest.mark.slow
+def test_thousands_of_partitions_need_few_locks() -> None:
+    """A server reads, counts, hides and drops more partitions than it has locks for."""
+    with contextlib.ExitStack() as stack:
+        server = PostgresqlServer(durable=False, settings=FEW_LOCKS)
+        stack.callback(server.close)
+        server.start()
+        address = server.address
+        name = address.create_database()
+        with contextlib.closing(open_broker(prepared(address.url(name), 1), "app")) as broker:
+            for queue in ("blocked", "idle", "new"):
+                broker.send(Outgoing(queue, b"0"))
+                last = last_of(broker, queue)
+        sql = stack.enter_context(address.connect(name))
+        first = last - (PAST + 10) * 10_000_000
+        oldest = first + 10_000_000
+        for number in range(0, PAST, 20):
+            for statement in (ADD_OLD, FILL):
+                sql.execute(statement, {"first": first + number * 10_000_000})
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            sql.execute("SELECT count(*) FROM qdo.messages")
+        broker = open_broker(address.url(name), "app")
+        stack.callback(broker.close)
+        case = Case(None, broker, Layout.of("app"), {}, "", "")
+        found = configuration(case)
+        assert found.status == "warning"
+        assert (
+            f"queue blocked of app app keeps its message of {format_position(oldest)}" in found.text
+        )
+        # A look opens all partitions while a transaction is in progress that may have old messages.
+        with address.connect(name) as old, old.transaction():
+            old.execute("SELECT pg_current_xact_id()")
+            woken: list[str] = []
+            broker.listen(woken.extend)
+            broker.send(Outgoing("new", b"1"))
+            wait_until(lambda: "new" in woken, "the listener found the message")
+        backlogs = broker.catalog.backlogs({"blocked": 0, "idle": first, "new": last})
+        counts = {queue: (each.count, each.oldest) for queue, each in backlogs.items()}
+        assert counts["blocked"] == (PAST + 1, oldest)
+        assert counts["idle"] == (1, last_of(broker, "idle"))
+        assert counts["new"] == (1, backlogs["new"].head)
+        reader = broker.reader("blocked", 0)
+        bodies = [row[1] for rows in iter(lambda: reader.fetch(1000), []) for row in rows]
+        assert bodies == [b"%d" % (1 + number % 20) for number in range(PAST)] + [b"0"]
+        with pytest.raises(QueueNotEmptyError) as raised:
+            broker.delete_queue("blocked", oldest)
+        assert raised.value.details["waiting"] == PAST
+        assert broker.trim("blocked", backlogs["blocked"].head, 0.0) == PAST + 1
+        dropped: list[int] = []
+        while numbers := drop(sql):
+            dropped += numbers
+        assert len(dropped) >= PAST
+        assert configuration(case).status == "ok"
 
 
 def test_nothing_to_vacuum(postgresql_server: PostgresqlServer) -> None:
