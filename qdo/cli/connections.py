@@ -6,13 +6,14 @@ Their modules are imported when they are opened: --help and errors of usage need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.cli.options import code_hint, require_app
 from qdo.cli.output import print_message
-from qdo.errors import NotFoundError
+from qdo.errors import NotFoundError, QdoError
 from qdo.settings.settings import Settings
+from qdo.text import did_you_mean, join_some
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
@@ -34,6 +35,7 @@ def open_connections(
 ) -> Iterator[Connections]:
     """Open coordinator and broker as `connections_of` does, with a hint for a missing file."""
     from qdo.connections.opened import connections_of
+    from qdo.coordination.bulk_reads import exists_later
 
     def hint(name: str, path: str) -> None:
         where = f"{_NOTHING_THERE[name]}{code_hint(settings, name)}"
@@ -42,7 +44,32 @@ def open_connections(
     with connections_of(
         settings, hint, broker=broker, coordinator=coordinator, create=create
     ) as opened:
-        yield opened
+        if opened.client is None or not settings.app or settings.target:
+            yield opened
+            return
+        is_known = exists_later(opened.client, opened.layout.root)
+        try:
+            yield opened
+        finally:
+            with suppress(QdoError):
+                if not is_known():
+                    _note_unknown(settings, opened.client, opened.broker)
+
+
+def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> None:
+    """Tell that the app exists nowhere, as if its name was misspelled."""
+    from qdo.coordination.bulk_reads import names_below
+
+    if broker is not None and broker.catalog.names():
+        return
+    # The command itself may have made its node.
+    known = [name for name in names_below(client, settings.namespace) if name != settings.app]
+    near = did_you_mean(settings.app, known)
+    others = "" if near or not known else f"; others: {join_some(known)}"
+    print_message(
+        f"hint: no process has used app {settings.app!r} in namespace {settings.namespace}"
+        f"{near}{others}"
+    )
 
 
 def note_in_action_log(

@@ -115,6 +115,15 @@ def names_below(client: Client, path: str) -> list[str]:
     return read_children(client, [path]).get(path, [])
 
 
+def exists_later(client: Client, path: str) -> Callable[[], bool]:
+    """Ask whether a node exists; return a function that waits for the answer.
+
+    Requests that follow do not wait for it.
+    """
+    pending = client.exists_async(path)
+    return lambda: _answer(client, pending) is not None
+
+
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
     """Return the sorted names below each node that exists, None where they cannot be listed."""
     answers = pipelined(client, client.get_children_async, paths)

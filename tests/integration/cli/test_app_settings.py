@@ -234,6 +234,21 @@ def test_a_queue_without_a_job_gets_a_hint(folder: Path) -> None:
     assert "hint: no job" not in sent.err, "an app that only sends"
 
 
+def test_an_app_that_exists_nowhere_gets_a_hint(folder: Path) -> None:
+    """Also where a command fails, but not for an app that a sender alone has used."""
+    assert command(*WORKER, "inc:app", "--burst", cwd=folder).code == 0
+    environ = {
+        "QDO_BROKER": "sqlite:data/messages.db",
+        "QDO_COORDINATOR": "sqlite:data/coordination.db",
+    }
+    for words in (("status",), ("queues", "q"), ("locks",), ("limits", "set", "x", "--max", "1")):
+        for app, hinted in (("inx", True), ("inc", False)):
+            err = command(*QDO, *words, "--app", app, cwd=folder, env=environ).err
+            assert ("did you mean 'inc'" in err) is hinted, err
+    command(*QDO, "send", "--app", "ink", "q", "1", cwd=folder, env=environ)
+    assert "hint: no" not in command(*QDO, "queues", "--app", "ink", cwd=folder, env=environ).err
+
+
 def test_a_name_that_may_be_a_module_gets_a_hint(folder: Path) -> None:
     sent = command(*QDO, "send", "--app", "inc.app", "q", "1", cwd=folder)
     assert sent.code == 0
