@@ -15,11 +15,13 @@ import click
 import pytest
 
 import qdo
+from qdo import broker_errors
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import permission
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
+from qdo.cli.framework import EXIT_CODES
 from qdo.cli.worker import worker as worker_command
 from qdo.settings.settings import declarations
 from qdo.settings.sources import SPECIAL_VARIABLES
@@ -65,6 +67,21 @@ def test_defaults_in_sentences_are_those_of_the_settings() -> None:
     assert len(said) > 2
     wrong = [each for each in said if float(each[1].replace(",", "")) != defaults[each[0]]]
     assert wrong == []
+
+
+def test_exit_codes_in_sentences_are_those_of_the_commands() -> None:
+    """A code that exists, and that of each error in the same line."""
+    known = {int(code) for code in re.findall(r"^  (\d+)  ", EXIT_CODES, re.MULTILINE)}
+    compared = 0
+    for page in pages():
+        for line in _text(page).splitlines():
+            codes = set(map(int, re.findall(r"(?:exit code|code is) (\d+)", line.lower())))
+            assert codes <= known, line
+            for name in re.findall(r"`(\w+Error)`", line) if len(codes) == 1 else ():
+                error = getattr(qdo.errors, name, None) or getattr(broker_errors, name)
+                assert {error.exit_code} == codes, line
+                compared += 1
+    assert compared > 5
 
 
 def test_the_time_of_all_attempts_is_that_of_the_pages() -> None:
