@@ -28,9 +28,9 @@ from sqlalchemy import (
     exists,
     inspect,
     or_,
-    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from qdo.history.recorder import BUCKETS
 
@@ -99,17 +99,21 @@ OWNERS = Table(
     Index("qdo_owners_by_time", "app", "claimed"),
 )
 _KEY = ("app", "queue", "minute", "worker")
-_SCHEMA_LOCK = 0x71646F68
-"""Key of PostgreSQL's lock: two processes that create a table at once would fail there, even with
-IF NOT EXISTS. SQLite's write lock covers statements that create tables, too."""
 
 
 def create(connection: Connection) -> None:
     if is_created(connection):
         return
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-    METADATA.create_all(connection)
+    if connection.dialect.name != "postgresql":
+        METADATA.create_all(connection)
+        return
+    try:
+        with connection.begin_nested():
+            METADATA.create_all(connection)
+    except DBAPIError:
+        # Another process has just created them, which fails even with IF NOT EXISTS. A lock would
+        # have to be one that no other role can hold.
+        METADATA.create_all(connection)
 
 
 def is_created(connection: Connection, *tables: Table) -> bool:

@@ -45,6 +45,7 @@ from qdo.history.recorder import (
     Recorder,
 )
 from qdo.system.files import sqlite_path
+from qdo.system.fork_guard import ForkGuard, unforked
 from qdo.system.native import inbox, start_thread
 from qdo.system.sqlite import ReplacedFileCheck
 from qdo.text import describe, hide_credentials, printable
@@ -214,6 +215,10 @@ class HistoryWriter:
         self._delete_at = 0.0
         self._connection: Connection | None = None
         self._path = sqlite_path(url)
+        self._fork_guard: ForkGuard | contextlib.nullcontext[None] = contextlib.nullcontext()
+        if self._path is not None:
+            with unforked:
+                self._fork_guard = ForkGuard(self._path, lambda: None)
         self._file: ReplacedFileCheck | None = None
         self._orders = inbox()
         self._ended = False
@@ -302,8 +307,9 @@ class HistoryWriter:
         actions: Sequence[RecordedAction],
         now: float,
     ) -> None:
-        connection, tables = self._connect(), self._tables
-        with connection.begin():
+        tables = self._tables
+        with self._fork_guard, self._connect().begin() as transaction:
+            connection = transaction.connection
             if minutes:
                 rows = [self._minute_row(key, counts) for key, counts in minutes]
                 tables.write_minutes(connection, rows)
@@ -329,7 +335,7 @@ class HistoryWriter:
             # SQLite would keep writing to the removed file, which no reader sees.
             reason = error.details["reason"]
             _log.warning("history: %s; writing to %s from now on", reason, self._shown)
-            self._disconnect()
+            self._abandon()
         if self._connection is None:
             self._connection = self._engine.connect()
             with self._connection.begin():
@@ -339,6 +345,10 @@ class HistoryWriter:
         return self._connection
 
     def _disconnect(self) -> None:
+        with self._fork_guard:
+            self._abandon()
+
+    def _abandon(self) -> None:
         connection, self._connection, self._file = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(Exception):

@@ -18,6 +18,7 @@ from qdo.history.recorder import Recorder
 from qdo.history.tables import MINUTES, RUNS, create
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
+from tests.support.cli import command
 from tests.support.engine import EngineSetup, until
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 
@@ -144,6 +145,61 @@ def test_tables_are_created_once_by_those_who_meet(postgresql_url: str) -> None:
     for each in threads:
         each.join()
     assert errors == []
+
+
+def test_no_lock_of_another_role_delays_the_tables(
+    postgresql: PostgresqlDatabase, writers: Writers
+) -> None:
+    """Any role may take each advisory lock, and keep it."""
+    recorder, writer = writers(postgresql.url())
+    attempts(recorder, "q", 1)
+    locks: list[bool] = []
+
+    def look(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        locks.append("advisory" in statement)
+
+    event.listen(writer._engine, "before_cursor_execute", look)
+    writer.step()
+    assert done(postgresql.url()) == 1
+    assert set(locks) == {False}
+
+
+FORK = """
+import os, sys, threading
+from qdo.history.recorder import Recorder
+from qdo.history.writer import HistoryWriter
+from qdo.message import Message
+
+recorder = Recorder()
+recorder.bind(lambda message, context: None)(Message("q", 1, None), None)
+writer = HistoryWriter(sys.argv[1], "test", recorder)
+tables, write = writer._tables, writer._tables.write_minutes
+forked, waits = [], []
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    forked.append(pid)
+
+def slow(connection, rows):
+    thread.start()
+    thread.join(0.2)
+    waits.append(thread.is_alive())
+    write(connection, rows)
+
+thread = threading.Thread(target=fork)
+tables.write_minutes = slow
+writer.step()
+thread.join()
+sys.exit((os.waitpid(forked[0], 0)[1] != 0) + 2 * (waits != [True]) + 4 * writer.failing)
+"""
+
+
+def test_a_fork_waits_for_a_write_to_a_file(tmp_path: Path) -> None:
+    """The child would inherit locks of SQLite that no thread of its own ever releases."""
+    ended = command("-c", FORK, f"sqlite:{tmp_path / 'history.db'}", cwd=tmp_path)
+    assert ended.code == 0, ended.err
 
 
 def test_ten_thousand_queues_fit_into_one_write(url: str, writers: Writers) -> None:
