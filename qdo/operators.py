@@ -36,7 +36,7 @@ class OperatorService(Protocol):
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]: ...
 
-    def pause(self, hold: Hold, timeout_seconds: float) -> None: ...
+    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None: ...
 
     def resume(self, queues: Sequence[str], reason: str) -> None: ...
 
@@ -66,9 +66,12 @@ class FleetOperators:
 
         return list(peek(self.client, self.layout, self.broker, queue, kinds, limit))
 
-    def pause(self, hold: Hold, timeout_seconds: float) -> None:
+    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
+        from qdo.coordination.bulk_reads import names_below
         from qdo.fleet import holds
 
+        if not allow_none:
+            holds.check_matches(hold.queues, names_below(self.client, self.layout.queues))
         zxid = holds.pause(self.client, self.layout, hold)
         holds.wait_in_force(self.client, self.layout, hold, zxid, timeout_seconds)
 
@@ -165,6 +168,7 @@ class OperatorCalls(Sender):
         *queues: str,
         why: str = "",
         seconds: float | None = None,
+        allow_none: bool = False,
         timeout_seconds: float = 60.0,
     ) -> None:
         """Pause queues in the whole fleet, like `qdo pause`; `exclusive` does so for a block.
@@ -174,13 +178,15 @@ class OperatorCalls(Sender):
         :param queues: globs of their names; later queues are paused as well.
         :param why: shown by `qdo pause --list` and `qdo queues`.
         :param seconds: how long the pause lasts; None: until `resume`.
+        :param allow_none: also pause by globs that match no queue yet.
+        :raises NotFoundError: a glob matches no queue that workers have seen.
         :raises HoldNotObeyedError: messages are still in flight; the queues stay paused.
         :raises UsageError: a glob, the reason or the time is not valid.
         """
         from qdo.fleet.holds import new_hold
 
         hold = new_hold(queues, why, seconds)
-        self._act(lambda each: each.pause(hold, timeout_seconds))
+        self._act(lambda each: each.pause(hold, allow_none, timeout_seconds))
 
     def resume(self, *queues: str, reason: str = "") -> None:
         """Let queues continue that `pause` or `qdo pause` has stopped, like `qdo resume`.

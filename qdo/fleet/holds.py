@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,7 +37,13 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.hold_machine import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
 from qdo.fleet.names import overlap, writer
-from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, is_path_part, name_error
+from qdo.queues import (
+    MAX_GLOBS_CHARACTERS,
+    MAX_NAME_LENGTH,
+    QueueFilter,
+    is_path_part,
+    name_error,
+)
 from qdo.system.polling import polls
 from qdo.text import join_some
 
@@ -85,6 +91,16 @@ def new_hold(
         raise UsageError(reason=f"a hold must last more than 0 seconds, got {seconds:g}")
     until = None if seconds is None else round(now + seconds, 3)
     return Hold(id or uuid.uuid4().hex, globs, why, writer(), round(now, 3), until)
+
+
+def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
+    """Check that each glob matches a queue; another is probably a mistake.
+
+    :raises NotFoundError: names the glob.
+    """
+    for glob in globs:
+        if not any(map(QueueFilter((glob,)).matcher(), names)):
+            raise NotFoundError(what="queue that matches", name=glob)
 
 
 def read_holds(client: Client, layout: Layout) -> HoldsRead:

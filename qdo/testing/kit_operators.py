@@ -59,7 +59,9 @@ class KitOperators:
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
         return list(peek_behind(self._sender, queue, self._node(queue), kinds, limit))
 
-    def pause(self, hold: Hold, timeout_seconds: float) -> None:
+    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
+        if not allow_none:
+            holds.check_matches(hold.queues, self._sender.catalog.names())
         if hold.until is not None:
             raise UsageError(reason="seconds must be None in a TestKit; call resume when they end")
         self._holds.replace([*self._holds.holds, hold])

@@ -354,13 +354,11 @@ def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: 
     if not allow_all and match_everything(globs, names):
         reason = f"{' '.join(globs)} matches every queue; add --yes to pause all of them"
         raise UsageError(reason=reason)
-    for glob in () if wish.allow_none else globs:
-        takes = held_queues([fleet.new_hold([glob])])
-        if takes is not None and not any(map(takes, names)):
-            print_message(
-                "hint: workers have not seen such a queue; --allow-none pauses later ones"
-            )
-            raise NotFoundError(what="queue that matches", name=glob)
+    try:
+        fleet.check_matches(() if wish.allow_none else globs, names)
+    except NotFoundError:
+        print_message("hint: workers have not seen such a queue; --allow-none pauses later ones")
+        raise
     takes = held_queues([wish.hold])
     return 0 if takes is None else sum(map(takes, names))
 

@@ -85,7 +85,10 @@ def test_failing_messages_are_decided(app: qdo.App) -> None:
 
 def test_queues_pause_and_resume(app: qdo.App) -> None:
     with TestKit(app) as kit:
-        app.pause("q*", "other")
+        with pytest.raises(NotFoundError) as raised:
+            app.pause("q*", "other")
+        assert raised.value.details["name"] == "q*"
+        app.pause("q*", "other", allow_none=True)
         app.send("q", 1)
         kit.run_until_settled()
         assert kit.done() == []
