@@ -28,7 +28,7 @@ from qdo.errors import (
 from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.components import ProcessDescription, read_components
-from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, summed_up
+from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, ends_of, summed_up
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
 from qdo.ops.items import QUEUE_SORTS, Judged
@@ -216,17 +216,18 @@ class EventLog:
         workers: list[str],
         unread: Collection[str],
         entries: list[AuditEntry],
+        ends: Sequence[tuple[float, Difference]] = (),
     ) -> None:
         """Keep the changes since the last reading.
 
         Unreadable parts have not changed: a reading is compared only if the same parts are missing.
         """
-        before, after = self._before, Look(judged, workers, entries)
+        before, after = self._before, Look(judged, workers, entries, ends)
         if before is None:
             self.begin = at
         else:
             if set(unread) != set(self._unread):
-                before = Look(judged, workers, ())
+                before = Look(judged, workers, (), ends)
             self._events.extend(
                 SeenChange(at, _bounded(each)) for each in summed_up(changes(before, after))
             )
@@ -389,7 +390,8 @@ class FleetReader:
         self.samples.add(statuses)
         entries = self.events.new_entries(connections)
         names = [each.worker for each in workers]
-        self.events.compare(statuses.at, judged, names, statuses.unread, entries)
+        ends = list(ends_of(workers))
+        self.events.compare(statuses.at, judged, names, statuses.unread, entries, ends)
         seconds = clock() - began
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
         places = self._settings.coordinator, self._settings.broker

@@ -41,11 +41,33 @@ class ChangeSum(Difference):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The app at one time; `entries` are the newest of the action log, the newest first."""
+    """The app at one time.
+
+    :ivar entries: the newest of the action log, the newest first.
+    :ivar ends: see `ends_of`.
+    """
 
     judged: Judged
     workers: Sequence[str]
     entries: Sequence[AuditEntry]
+    ends: Sequence[tuple[float, Difference]] = ()
+
+
+def ends_of(
+    workers: Sequence[WorkerStatus], since: float = 0.0
+) -> Iterator[tuple[float, Difference]]:
+    """Yield the ends that were no shutdowns, with Unix times: why a worker is gone.
+
+    :param workers: the registered workers. The leader among them reports the lost ones, each the
+        processes that it replaces.
+    """
+    for lost in lost_workers(workers, since):
+        reason = f"it released none of its queues: {lost.process or 'host unknown'}"
+        yield lost.at, Difference("worker", lost.name, "there", "gone", reason)
+    for worker, death in deaths(workers, since):
+        reason = f"it {death.how}, and {worker.worker} replaces it"
+        subject = f"{worker.report.host or 'host unknown'} process {death.pid}"
+        yield death.at, Difference("worker", subject, "there", "gone", reason)
 
 
 def changes(before: Look, after: Look) -> Iterator[Difference]:
@@ -54,7 +76,14 @@ def changes(before: Look, after: Look) -> Iterator[Difference]:
     for entry in reversed(after.entries):
         if entry.id not in seen:
             yield _command(entry)
-    yield from _came_and_went("worker", before.workers, after.workers)
+    ends = [end for at, end in after.ends if (at, end) not in before.ends]
+    yield from ends
+    told = {end.subject for end in ends}
+    yield from (
+        each
+        for each in _came_and_went("worker", before.workers, after.workers)
+        if each.after != "gone" or each.subject not in told
+    )
     old = {status.queue: (status, verdict) for status, verdict in before.judged}
     yield from _came_and_went("queue", old, [status.queue for status, _ in after.judged])
     for status, verdict in after.judged:
@@ -76,7 +105,7 @@ def past_changes(
 ) -> list[tuple[float, Difference]]:
     """Return the recorded changes, with Unix times, oldest first.
 
-    :param workers: the registered workers; the leader among them also reports the lost ones.
+    :param workers: the registered workers.
     :param since: Unix time; earlier changes are left out.
     """
     found = [(entry.at, _command(entry)) for entry in entries]
@@ -85,13 +114,7 @@ def past_changes(
         for each in workers
         if each.report.started is not None
     ]
-    for lost in lost_workers(workers, since):
-        reason = f"it released none of its queues: {lost.process or 'host unknown'}"
-        found.append((lost.at, Difference("worker", lost.name, "there", "gone", reason)))
-    for worker, death in deaths(workers, since):
-        reason = f"it {death.how}, and {worker.worker} replaces it"
-        subject = f"{worker.report.host or 'host unknown'} process {death.pid}"
-        found.append((death.at, Difference("worker", subject, "there", "gone", reason)))
+    found += ends_of(workers, since)
     for queue, claim in claims:
         found.append((claim.claimed, Difference("owner", queue, "", claim.owner)))
         if claim.ended is not None:

@@ -19,7 +19,7 @@ from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import claims
-from qdo.ops.changes import Difference, Look, changes, event_item, past_changes
+from qdo.ops.changes import Difference, Look, changes, ends_of, event_item, past_changes
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
@@ -69,9 +69,9 @@ def show_events(
     and which processes died and were replaced; with the setting `history` also changes of owner of
     queues that match GLOB.
 
-    With --follow, events are also workers that come and go, new and deleted queues, and changes of
-    owner and state of these queues. What comes and goes between two looks is not seen. For tens of
-    thousands of queues choose a longer --every: each look reads as much as `qdo queues`.
+    With --follow, events are also all workers that come and go, new and deleted queues, and changes
+    of owner and state of these queues. What comes and goes between two looks is not seen. For tens
+    of thousands of queues choose a longer --every: each look reads as much as `qdo queues`.
 
     With -o jsonl, the keys are time, kind (worker, queue, owner, state, or the command), subject,
     before, after, reason and by.
@@ -151,7 +151,7 @@ def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
         statuses = read_statuses(connections, glob)
         workers, entries = _around(connections, ENTRIES)
     names = [each.worker for each in workers]
-    return Look(judge_all([statuses]), names, entries), workers
+    return Look(judge_all([statuses]), names, entries, [*ends_of(workers)]), workers
 
 
 def _around(connections: Connections, limit: int) -> tuple[list[WorkerStatus], list[AuditEntry]]:

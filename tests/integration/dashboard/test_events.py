@@ -131,6 +131,14 @@ def test_what_cannot_be_read_has_not_changed() -> None:
     assert log.newest() == []
 
 
+def test_the_end_of_a_worker_has_its_reason() -> None:
+    log = EventLog()
+    ends = [(1.0, Difference("worker", "w-1", "there", "gone", "it died"))]
+    log.compare(1.0, judged({}), ["w-1"], (), [])
+    log.compare(2.0, judged({}), [], (), [], ends)
+    assert [each.change for each in log.newest()] == [ends[0][1]]
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_looks_with_the_same_values_have_no_changes(same: bool) -> None:
     looks = [Look(judged({"a": "w", "b": "w" if same else "x"}), ["w"], ()) for _ in range(2)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
-from qdo.ops.changes import Difference, Look, changes, past_changes
+from qdo.ops.changes import Difference, Look, changes, ends_of, past_changes
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import WorkerStatus
@@ -18,6 +18,7 @@ QUEUE = QueueStatus(
     fault=None,
 )  # fmt: skip
 OK = Verdict(QueueHealth.OK)
+KILLED = "it died of SIGKILL, and worker-0000000009 replaces it"
 LOST = "it released none of its queues: host a"
 SEEK = AuditEntry("1", 0.0, "ada@vm", command="seek", target="q", reason="again")
 
@@ -57,6 +58,26 @@ def test_the_past_is_told_by_its_witnesses_in_order() -> None:
         (3.0, Difference("worker", "worker-0000000001", "there", "gone", LOST)),
         (4.0, Difference("seek", "q", "", "", "again", "ada@vm")),
         (5.0, Difference("owner", "q", "worker-0000000001", "", "drained")),
+    ]
+
+
+def test_later_ends_have_their_reason_once() -> None:
+    """A lost worker, and a process that its parent has replaced; earlier ends are not repeated."""
+
+    def look(lost: list[object], deaths: list[object], *names: str) -> Look:
+        node = {"started": 1.0, "host": "a", "lost_workers": lost, "deaths": deaths}
+        report = WorkerReport.parse(json.dumps(node).encode())
+        workers = [WorkerStatus("worker-0000000009", 1, 1, 9.0, report)]
+        return Look([], [*names, "worker-0000000009"], [], [*ends_of(workers)])
+
+    old = {"name": "worker-0000000001", "process": "host a", "queues": 2, "at": 2.0}
+    new = {**old, "name": "worker-0000000002", "at": 3.0}
+    before = look([old], [], "worker-0000000002", "worker-0000000003")
+    after = look([old, new], [[7, 4.0, "died of SIGKILL"]])
+    assert list(changes(before, after)) == [
+        Difference("worker", "worker-0000000002", "there", "gone", LOST),
+        Difference("worker", "a process 7", "there", "gone", KILLED),
+        Difference("worker", "worker-0000000003", "there", "gone"),
     ]
 
 
