@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.cli.options import code_hint, require_app
@@ -66,10 +67,16 @@ def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> 
     known = [name for name in names_below(client, settings.namespace) if name != settings.app]
     near = did_you_mean(settings.app, known)
     others = "" if near or not known else f"; others: {join_some(known)}"
-    print_message(
+    _print_once(
         f"hint: no process has used app {settings.app!r} in namespace {settings.namespace}"
         f"{near}{others}"
     )
+
+
+@cache
+def _print_once(text: str) -> None:
+    """Print a message, unless this process has: some commands look again and again."""
+    print_message(text)
 
 
 def note_in_action_log(

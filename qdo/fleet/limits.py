@@ -132,7 +132,8 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
 
 
 def limit_terms(node: LimitNode) -> dict[str, Any]:
-    return {"max": node.max, "rate": node.rate, "burst": node.burst, "reason": node.reason}
+    burst = None if node.rate is None else node.burst
+    return {"max": node.max, "rate": node.rate, "burst": burst, "reason": node.reason}
 
 
 def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:

@@ -104,7 +104,14 @@ def set_(
         before, after = plan_limit(client, layout, name, wish)
         show = partial(_show_change, name, before, after, False)
         if consent.given(f"set limit {name!r}", show, form, asks=False) and client is not None:
-            _show_change(name, before, set_limit(client, layout, name, wish), True, form)
+            after = set_limit(client, layout, name, wish)
+            _show_change(name, before, after, True, form)
+            if after.max == 0:
+                free = (before and before.max) or "N"
+                print_message(
+                    f"hint: jobs with limit {name!r} do not start; their messages wait, and use no"
+                    f" attempt, until `qdo limits set {name} --max {free}`"
+                )
 
 
 @limits.command()

@@ -397,6 +397,14 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
     assert ended.err.splitlines()[-1] == "hint: no worker of app 'other' is registered"
 
 
+def test_a_limit_shows_its_terms_and_what_zero_means(cli: Run, coordinator: str) -> None:
+    words = ("limits", "set", "crm", "--app", "a", "--coordinator", coordinator)
+    assert cli(*words, "--max", "3").out.splitlines()[1].split() == ["crm", "-", "max=3"]
+    ended = cli(*words, "--max", "0")
+    assert "`qdo limits set crm --max 3`" in ended.err
+    assert "hint" not in cli(*words, "--max", "3").err
+
+
 def test_tree(cli: Run, client: Client, coordinator: str) -> None:
     """Every znode of the app with its value; those that end with their session are marked."""
     ended = cli("admin", "tree", "--app", "a", "--coordinator", coordinator)
