@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,20 +24,16 @@ from tests.support.postgresql.server import (
 )
 from tests.support.zookeeper import Ensemble
 
-_started: list[object] = []
-"""Processes started by this one; another process may end them."""
-
 
 class Started(NamedTuple):
     """A server that runs.
 
-    :ivar owner: kept until this process ends, as it has the open files of the server.
+    :ivar process: a child of the process that has started it, which another one may end.
     """
 
     port: int
-    pid: int
     log: str
-    owner: object
+    process: subprocess.Popen[bytes]
 
 
 class SharedZooKeeper(NamedTuple):
@@ -83,11 +80,11 @@ def shared(
     :param end: ends the server, whichever process has started it.
     """
     path = folder / f"{name}.json"
+    process: subprocess.Popen[bytes] | None = None
     with _locked(path) as state:
         if not state:
-            server = start()
-            _started.append(server.owner)
-            state.update(port=server.port, pid=server.pid, log=server.log, users=0)
+            port, log, process = start()
+            state.update(port=port, pid=process.pid, log=log, users=0)
         state["users"] += 1
         found = dict(state)
     try:
@@ -98,6 +95,10 @@ def shared(
             if not state["users"]:
                 end(state)
                 state.clear()
+                if process is not None:
+                    process.wait()
+            elif process is not None:
+                process.returncode = 0  # the last user ends it: Popen would warn that it still runs
 
 
 @contextlib.contextmanager
@@ -117,7 +118,7 @@ def start_zookeeper(folder: Path) -> Started:
     ensemble = Ensemble(folder, 1)
     ensemble.start()
     (server,) = ensemble.servers
-    return Started(server.port, server.pid, str(server.log), ensemble)
+    return Started(server.port, str(server.log), server.process)
 
 
 def start_postgresql() -> Started:
@@ -128,7 +129,7 @@ def start_postgresql() -> Started:
     except BaseException:
         server.close()
         raise
-    return Started(server.port, server.pid, str(server.log), server)
+    return Started(server.port, str(server.log), server.process)
 
 
 def end_postgresql(state: Mapping[str, Any]) -> None:

@@ -115,10 +115,14 @@ class ZooKeeperServer:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError("the server is not running")
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def start(self) -> None:
         """Start the process; see `wait_ready`."""

@@ -147,11 +147,15 @@ class PostgresqlServer:
         return self.address.port
 
     @property
-    def pid(self) -> int:
-        """Process id of the postmaster."""
+    def process(self) -> subprocess.Popen[bytes]:
+        """The postmaster."""
         if self._process is None:
             raise RuntimeError("the server is not running")
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def configure(self, settings: Mapping[str, str]) -> None:
         """Add settings to postgresql.conf. A running server takes them with `reload`, if at all."""
