@@ -221,7 +221,7 @@ def with_body_kind(body: bytes, headers: str | None) -> str | None:
     A body that is not JSON is bytes, unless a header says what it is. An encrypted one may be
     either; its content type is within.
     """
-    if _is_json_text(body) or key_id_of(body) is not None:
+    if is_json_text(body) or key_id_of(body) is not None:
         return headers
     found = parsed(headers)
     if found is None or CONTENT_TYPE in found:
@@ -244,7 +244,7 @@ def key_id_of(body: bytes) -> str | None:
 _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
 
 
-def _is_json_text(body: bytes) -> bool:
+def is_json_text(body: bytes) -> bool:
     """Return whether a body is JSON; the first byte rules out most that are not.
 
     ujson, with which workers decode, would take "-" for 0 and 01 for 1. The standard library's

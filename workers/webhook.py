@@ -19,13 +19,8 @@ Needs ``pip install -e '.[http]'``.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import email.utils
-import hashlib
-import hmac
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,11 +37,10 @@ from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.values import between
+from qdo.signatures import STANDARD, new_secret
 from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
 
-SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
-SECRET_BYTES = range(16, 129)
 JSON = "application/json"
 
 TEMPORARY = frozenset({408, 425, 429})
@@ -78,31 +72,11 @@ def _url_fault(url: str) -> str | None:
 
 def _secret_fault(text: str) -> str | None:
     try:
-        sizes = [len(key) for key in _keys(text)]
-    except ValueError:
-        sizes = []
-    if sizes and all(size in SECRET_BYTES for size in sizes):
-        return None
-    return (
-        f"must be {SECRET_PREFIX} followed by {SECRET_BYTES[0]} to {SECRET_BYTES[-1]} bytes in "
-        "base64; `python -m qdo.programs.webhook` prints a new secret"
-    )
-
-
-def _keys(text: str) -> list[bytes]:
-    """Return the keys of space-separated secrets.
-
-    :raises ValueError: a secret has another prefix or is not base64.
-    """
-    found = []
-    for secret in text.split():
-        if not secret.startswith(SECRET_PREFIX):
-            raise ValueError(secret)
-        try:
-            found.append(base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True))
-        except binascii.Error as error:
-            raise ValueError(secret) from error
-    return found
+        for each in text.split() or [""]:
+            STANDARD.key(each)
+    except ValueError as error:
+        return f"{error}; `python -m qdo.programs.webhook` prints a new secret"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +97,6 @@ class WebhookOptions:
     timeout_seconds: float = option("timeout for a whole request", 30.0, between(0.01, 3600))
 
 
-def new_secret() -> str:
-    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
-
-
 # --- requests ---------------------------------------------------------------------
 
 
@@ -139,13 +109,6 @@ def payload(message: Message) -> tuple[bytes, str]:
     if raw:
         return message.body, kind
     return json_bytes(message.body), kind
-
-
-def signature(keys: list[bytes], id: str, timestamp: int, body: bytes) -> str:
-    """Return the value of the header webhook-signature: one signature for each key."""
-    signed = f"{id}.{timestamp}.".encode() + body
-    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys]
-    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 # --- responses --------------------------------------------------------------------
@@ -232,7 +195,7 @@ class Courier:
 
     def __init__(self, options: WebhookOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = options
-        self._keys = _keys(options.secret)
+        self._keys = [STANDARD.key(each) for each in options.secret.split()]
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
         # urllib3 must not retry: the queue's policy decides.
@@ -272,13 +235,10 @@ class Courier:
         return response.status, response.headers, _beginning(response)
 
     def _headers(self, message: Message, body: bytes, kind: str) -> dict[str, str]:
-        timestamp = int(self._clock())
         headers = {
             "content-type": kind,
             "user-agent": f"qdo/{qdo.__version__}",
-            "webhook-id": message.id,
-            "webhook-timestamp": str(timestamp),
-            "webhook-signature": signature(self._keys, message.id, timestamp, body),
+            **STANDARD.signed(self._keys, message.id, int(self._clock()), body),
             # Names may contain any character, headers may not.
             "qdo-queue": quote(message.queue, safe=" "),
             "qdo-position": str(message.position),

@@ -68,10 +68,11 @@ SECTIONS: Mapping[str, Table] = {
             "Check coordinator, broker, workers, jobs and this machine.",
         ),
         "dashboard": (
-            "dashboard",
+            "servers",
             "dashboard",
             "Serve pages that show queues, workers and dead letters.",
         ),
+        "ingest": ("servers", "ingest", "Receive webhooks: verify each, store it, answer."),
         "demo": ("demo", "demo", "Watch three workers share many queues."),
         "admin": ("admin", "admin", "Set up brokers, keys and rights; save positions."),
     },

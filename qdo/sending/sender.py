@@ -25,6 +25,7 @@ from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
+    from qdo.sending.webhooks import DeclaredWebhook
 
 _Self = TypeVar("_Self", bound="Sender")
 
@@ -51,6 +52,8 @@ class Sender:
         Settings(**self.given)
         self.default_headers: Callable[[], Mapping[str, str]] | None = None
         """Returns headers for each message that is sent; those of the message itself win."""
+        self.webhooks: dict[str, DeclaredWebhook] = {}
+        """The webhooks that `webhook` has declared, by path."""
         self._settings: Settings | None = None
         self._broker = PerProcess(self._open_broker, owner=name)
 
@@ -182,6 +185,33 @@ class Sender:
     async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:
         """Send like `send_many`, from a coroutine: see `asend`."""
         return await self.broker.asend_many(self._build_outgoing(messages))
+
+    def webhook(
+        self,
+        path: str,
+        *,
+        queue: str,
+        verify: str,
+        secret: str | None = None,
+        max_bytes: int = 1 << 20,
+    ) -> None:
+        """Declare a webhook: `qdo ingest` stores each request to a path as a message of a queue.
+
+        >>> app.webhook("/github", queue="github", verify="github", secret="env:GITHUB_SECRET")
+
+        :param verify: what its sender signs: "github", "gitlab", "standard", "stripe", or "none".
+        :param secret: where the sender's secret is, such as "env:NAME" or "file:PATH"; two,
+            separated by a comma, while it is replaced. Only receivers read it.
+        :param max_bytes: size of the largest body.
+        :raises UsageError: a value is invalid, or the path is declared already.
+        """
+        from qdo.sending.webhooks import DeclaredWebhook
+
+        webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes)
+        webhook.check()
+        if path in self.webhooks:
+            raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
+        self.webhooks[path] = webhook
 
     def _build_outgoing(self, messages: Iterable[AnyMessage]) -> list[Outgoing]:
         outgoing = with_defaults(list(map(outgoing_of, messages)), self.default_headers)

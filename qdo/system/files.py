@@ -19,7 +19,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qdo.errors import SettingsError
+from qdo.errors import SettingsError, UsageError
+from qdo.text import describe
 
 
 def sqlite_path(url: str) -> str | None:
@@ -228,3 +229,22 @@ def _shared(folder: str, path: str, gid: int) -> bool:
         and above.st_mode & 0o2070 == 0o2070
         and file.st_mode & 0o060 == 0o060
     )
+
+
+def private_text(path: str, what: str) -> str:
+    """Return the text of a file that only its owner may read, such as one with a token.
+
+    :param what: the file in errors, such as "token file".
+    :raises UsageError: others may read it, or it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                reason = f"only its owner may read the {what} {path}: chmod 600 {path}"
+                raise UsageError(reason=reason)
+            return file.read(_MOST_PRIVATE).strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(reason=f"cannot read the {what} {path}: {describe(error)}") from error
+
+
+_MOST_PRIVATE = 4096

@@ -49,6 +49,7 @@ class WebServer:
     :param tls: `certfile` and `keyfile`; without them, it serves HTTP.
     :param connections: when so many are open, the one that has waited longest for its client makes
         room for the next.
+    :param most_body_bytes: the largest body of a request.
     :ivar address: host and port on which it listens; the port is the one that it got for port 0.
     :raises OSError: it cannot listen on the address.
     """
@@ -60,6 +61,7 @@ class WebServer:
         *,
         tls: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
+        most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
         ipv6 = ":" in address[0]
         self._listener = socket.create_server(
@@ -73,6 +75,7 @@ class WebServer:
         # the client to acknowledge the headers.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._most_body_bytes = most_body_bytes
         self._stop: Callable[[], object] = bool
         self._ready = threading.Event()
         self._thread = threading.Thread(
@@ -95,7 +98,7 @@ class WebServer:
             log=None,  # addresses have names of queues
             error_log=_log,
             handler_class=_Handler,
-            spawn=_Places(connections),
+            spawn=_Places(connections, self._most_body_bytes),
             # The first read does the handshake, within the time for a request.
             **({**tls, "do_handshake_on_connect": False} if tls else {}),
         )
@@ -180,8 +183,9 @@ class _Places(Pool):
     It is the one that has waited longest. One for which a response is made stays.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_body_bytes: int) -> None:
         super().__init__(most)  # type: ignore[no-untyped-call]
+        self.most_body_bytes = most_body_bytes
         self._waiting: dict[_Handler, None] = {}
 
     def full(self) -> bool:
@@ -277,8 +281,9 @@ class _Handler(WSGIHandler):
         if more or not text.isascii() or not text.isdecimal():
             raise _RefusedError("400 Bad Request", "the Content-Length must be a decimal number")
         # The text may be long, and have zeros in front: it is parsed once, and only if short.
-        if len(text) > 9 or int(text) > MOST_BODY_BYTES:
-            reason = f"a request must have at most {MOST_BODY_BYTES} bytes; send less at once"
+        most = self.server.pool.most_body_bytes
+        if len(text) > 9 or int(text) > most:
+            reason = f"a request must have at most {most} bytes; send less at once"
             raise _RefusedError("413 Content Too Large", reason)
         return int(text)
 

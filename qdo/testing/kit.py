@@ -17,7 +17,9 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.callables import is_async
 from qdo.coordination.queue_admin import Which, with_decision, with_seek
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.encoding import encode_body
 from qdo.errors import NoJobError, NotSettledError, UsageError
+from qdo.ingest import WebhookEndpoints
 from qdo.ops.decisions import OperatorDecision
 from qdo.outcomes import OutcomeName
 from qdo.queues import QueueFilter
@@ -247,6 +249,20 @@ class TestKit(Results):
     ) -> str:
         """Send a message with the parameters of `App.send`; no job runs yet."""
         return self.app.send(queue, body, key, headers, **options)
+
+    def deliver(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> int:
+        """Deliver a webhook as if its signature were valid; return the status of the answer.
+
+        >>> kit.deliver("/github", {"action": "opened"}, {"x-github-event": "issues"})
+        202
+
+        :param body: bytes, or a JSON value.
+        """
+        if path not in self.app.webhooks:
+            return 404
+        given = {name.lower(): text for name, text in (headers or {}).items()}
+        data = body if isinstance(body, bytes) else encode_body(path, body)
+        return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], given, data)
 
     def run_until_idle(self) -> None:
         """Run everything that can run without time passing.

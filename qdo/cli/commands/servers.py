@@ -1,30 +1,36 @@
-"""`qdo dashboard`: the state of the app in a browser."""
+"""`qdo dashboard`: the state of the app in a browser; `qdo ingest`: its webhooks."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import ssl
-import stat
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qdo.cli.options import require_app, with_settings
 from qdo.cli.output import print_message
 from qdo.cli.readings import SHARED, verdict_options
-from qdo.errors import UsageError
+from qdo.errors import QdoError, UsageError
 from qdo.ops.verdicts import VerdictRules
 from qdo.settings.settings import Settings
+from qdo.system.files import private_text
 from qdo.system.logs import configure
 from qdo.text import describe, how_to_install
 
 if TYPE_CHECKING:
+    from qdo.app import App
     from qdo.system.web_server import WsgiApp
 
-
 ADDRESS = "127.0.0.1:8520"
+INGEST_ADDRESS = "127.0.0.1:8080"
+REPORT_SECONDS = 60.0
+_log = logging.getLogger(__name__)
 VIEWER_VARIABLE = "QDO_DASHBOARD_TOKEN"
 OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
 
@@ -80,7 +86,7 @@ def dashboard(
     their token may act, too.
     """
     require_app(settings)
-    address = _address(listen)
+    address = _address_of(listen, ADDRESS)
     if (tls_cert is None) != (tls_key is None):
         raise UsageError(reason="--tls-cert and --tls-key must be given together")
     try:
@@ -102,7 +108,48 @@ def dashboard(
         https=https or tls_cert is not None,
         rules=rules,
     )
-    _serve(app, address, {} if tls_cert is None else _tls(tls_cert, tls_key or ""))
+    _serve("dashboard", app, address, tls={} if tls_cert is None else _tls(tls_cert, tls_key or ""))
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=INGEST_ADDRESS,
+    show_default=True,
+    help="Where to listen.",
+)
+@with_settings(*SHARED, "keys", "log_level", pass_app=True)
+def ingest(listen: str, code: App | None, settings: Settings) -> None:
+    """Receive the webhooks that an app declares: verify each, store it, and answer 202.
+
+    Start any number behind a balancer; /healthz answers 200. Every minute the log has the number of
+    answers for each path.
+    """
+    require_app(settings)
+    if code is None:
+        reason = f"--app must be MODULE:APP, whose code declares webhooks, got {settings.app!r}"
+        raise UsageError(reason=reason)
+    address = _address_of(listen, INGEST_ADDRESS)
+    from qdo.ingest import wsgi
+
+    configure(settings.log_level)
+    endpoints = wsgi(code)
+    can = code.broker.capabilities
+    if not can.dedup or can.dedup_seconds is not None:
+        known = can.dedup_seconds or 0.0
+        _log.warning("the broker recognizes repeated webhooks for %g s at most", known)
+
+    def report() -> None:
+        endpoints.log_counts()
+        try:
+            code.register()
+        except QdoError as error:  # receiving needs the broker alone
+            _log.warning("not listed in `qdo workers --all`: %s; retrying in 60 s", error)
+
+    most = max(each.max_bytes for each in code.webhooks.values())
+    with code:
+        _serve("ingest", endpoints, address, report, most_body_bytes=most)
 
 
 def _tls(cert: str, key: str) -> dict[str, str]:
@@ -116,33 +163,46 @@ def _tls(cert: str, key: str) -> dict[str, str]:
     return {"certfile": cert, "keyfile": key}
 
 
-def _serve(app: WsgiApp, address: tuple[str, int], tls: dict[str, str]) -> None:
+def _serve(
+    name: str,
+    app: WsgiApp,
+    address: tuple[str, int],
+    report: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> None:
+    """Serve an app until SIGINT or SIGTERM; call `report` at first, every minute and at the end."""
     from qdo.system.web_server import WebServer
 
     stopped: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.put(number))
     try:
-        server = WebServer(app, address, tls=tls)
+        server = WebServer(app, address, **options)
     except OSError as error:
         reason = f"--listen must be a free address of this machine, got {_shown(*address)}"
         raise UsageError(reason=f"{reason}: {describe(error)}") from error
-    shown = _shown(*server.address)
-    print_message(f"dashboard: {'https' if tls else 'http'}://{shown}/")
-    stopped.get()
+    scheme = "https" if options.get("tls") else "http"
+    print_message(f"{name}: {scheme}://{_shown(*server.address)}/")
+    ended = False
+    while not ended:
+        report()
+        with suppress(Empty):
+            ended = bool(stopped.get(timeout=REPORT_SECONDS))
     server.close()
+    report()
 
 
 def _shown(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _address(listen: str) -> tuple[str, int]:
+def _address_of(listen: str, example: str) -> tuple[str, int]:
+    """Return host and port of --listen, or raise UsageError."""
     host, colon, port = listen.rpartition(":")
     is_number = port.isascii() and port.isdecimal() and len(port) <= 5
     if not colon or not host or not is_number or int(port) > 65535:
         shown = repr(listen[:120])
-        raise UsageError(reason=f"--listen must be HOST:PORT such as {ADDRESS}, got {shown}")
+        raise UsageError(reason=f"--listen must be HOST:PORT such as {example}, got {shown}")
     return host.strip("[]"), int(port)
 
 
@@ -150,16 +210,7 @@ def _token(path: str | None, variable: str) -> str:
     """Return the token in a file, or else in a variable; "" without both."""
     if path is None:
         return os.environ.get(variable, "").strip()
-    try:
-        with open(path, encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise UsageError(
-                    reason=f"only its owner may read the token file {path}: chmod 600 {path}"
-                )
-            token = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(reason=f"cannot read the token file {path}: {error}") from error
+    token = private_text(path, "token file")
     if not token:
         raise UsageError(reason=f"the token file {path} must have a token, got nothing")
     return token

@@ -1,0 +1,150 @@
+"""Receivers of webhooks: a request is verified, stored, and only then acknowledged.
+
+A receiver has no state. If it dies before the store, the sender gets no answer and repeats; after
+it, the broker knows the deduplication key of the repetition. The key comes from signed bytes, since
+whoever has seen a webhook can repeat it with other headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
+from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageError
+from qdo.sending.sender import Sender
+from qdo.sending.webhooks import DeclaredWebhook
+from qdo.signatures import SCHEMES, Headers
+
+DEDUP_SECONDS = 7 * 86_400.0
+"""How long a repetition is recognized, if the broker can."""
+RETRY_AFTER_SECONDS = 5
+HEALTH = "/healthz"
+"""A path that answers, unless a webhook has it."""
+
+_log = logging.getLogger(__name__)
+
+
+def wsgi(app: Sender) -> WebhookEndpoints:
+    """Return a WSGI app that receives the webhooks of an app, to be served or mounted.
+
+    :raises UsageError: the app has no webhook, or a secret is missing or invalid.
+    """
+    if not app.webhooks:
+        reason = f"app {app.name!r} must have a webhook; declare one with app.webhook"
+        raise UsageError(reason=reason)
+    return WebhookEndpoints(app, {path: each.keys() for path, each in app.webhooks.items()})
+
+
+class WebhookEndpoints:
+    """The WSGI app of `wsgi`.
+
+    :param keys: the keys that verify the requests of each path.
+    """
+
+    def __init__(self, app: Sender, keys: Mapping[str, Sequence[bytes]]) -> None:
+        self._app = app
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._refused = False
+        self._repeated: set[str] = set()
+
+    def __call__(
+        self, environ: Mapping[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        status = HTTPStatus(self._status(environ))
+        path = environ.get("PATH_INFO", "")
+        with self._lock:
+            self._counts[path if path in self._app.webhooks else "other paths", status] += 1
+        headers = [("Content-Type", "text/plain")]
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
+        elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers.append(("Allow", "POST"))
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [f"{status.phrase}\n".encode()]
+
+    def _status(self, environ: Mapping[str, Any]) -> int:
+        webhook = self._app.webhooks.get(environ.get("PATH_INFO", ""))
+        if webhook is None:
+            return 200 if environ.get("PATH_INFO") == HEALTH else 404
+        if environ["REQUEST_METHOD"] != "POST":
+            return 405
+        length = environ.get("CONTENT_LENGTH", "")
+        if not length:
+            return 411
+        if int(length) > webhook.max_bytes:
+            return 413
+        body = environ["wsgi.input"].read(int(length))
+        if len(body) != int(length):
+            return 400
+        headers = {
+            name[5:].replace("_", "-").lower(): text
+            for name, text in environ.items()
+            if name.startswith("HTTP_")
+        }
+        keys = self._keys[webhook.path]
+        if not SCHEMES[webhook.verify].verifies(keys, headers, body, time.time()):
+            return 401
+        headers[CONTENT_TYPE] = environ.get("CONTENT_TYPE", "")
+        return self.store(webhook, headers, body)
+
+    def store(self, webhook: DeclaredWebhook, headers: Headers, body: bytes) -> int:
+        """Store a verified webhook; return the status of the answer."""
+        scheme = SCHEMES[webhook.verify]
+        kind = headers.get(CONTENT_TYPE, "")
+        is_value = (is_json(kind) or not kind) and is_json_text(body)
+        kept = {
+            name: headers[name] for name in scheme.passed_on if _is_plain(headers.get(name, ""))
+        }
+        if _is_plain(kind) and (is_value or not is_json(kind)):  # JSON that is none stays bytes
+            kept[CONTENT_TYPE] = kind
+        content = (webhook.queue, JsonText(body) if is_value else body, None, kept)
+        try:
+            self._send(webhook, scheme.identity(headers, body), content)
+        except MessageTooLargeError:
+            return 413
+        except QdoError as error:
+            if not self._refused:
+                _log.warning(
+                    "cannot store webhooks of %s in queue %s: %s; their senders get 503",
+                    webhook.path,
+                    webhook.queue,
+                    error,
+                )
+            self._refused = True
+            return 503
+        self._refused = False
+        return 202
+
+    def _send(self, webhook: DeclaredWebhook, identity: bytes | None, content: Any) -> None:
+        if identity is not None and webhook.path not in self._repeated:
+            digest = hashlib.sha256(webhook.path.encode() + b"\0" + identity).hexdigest()
+            window = self._app.broker.capabilities.dedup_seconds or DEDUP_SECONDS
+            try:
+                self._app.send(*content, dedup_key=digest, dedup_seconds=window)
+                return
+            except UnsupportedError as error:  # Kinesis, and standard queues of SQS
+                self._repeated.add(webhook.path)
+                _log.warning("repeated webhooks of %s are stored again: %s", webhook.path, error)
+        self._app.send(*content)
+
+    def log_counts(self) -> None:
+        """Log how many requests got each answer since the last call, if any did."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        if counts:
+            found = sorted(counts.items())
+            text = ", ".join(f"{path} {status}: {count}" for (path, status), count in found)
+            _log.info("webhooks answered: %s", text)
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()

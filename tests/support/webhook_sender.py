@@ -1,0 +1,62 @@
+"""Senders of webhooks for tests, which sign by the senders' documents and not with qdo."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import io
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import datetime, timezone
+from typing import Any
+
+from standardwebhooks.webhooks import Webhook
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+"""A secret that each scheme can have."""
+SCHEMES = ("github", "gitlab", "standard", "stripe")
+
+
+def signed(scheme: str, body: bytes, id: str = "", at: float | None = None) -> dict[str, str]:
+    """Return the headers of a webhook."""
+    now = int(time.time() if at is None else at)
+    if scheme == "github":
+        return {"x-hub-signature-256": f"sha256={_hex(body)}", "x-github-delivery": id}
+    if scheme == "gitlab":
+        return {"x-gitlab-token": SECRET, "idempotency-key": id}
+    if scheme == "stripe":
+        return {"stripe-signature": f"t={now},v1={_hex(b'%d.' % now + body)}"}
+    moment = datetime.fromtimestamp(now, timezone.utc)
+    signature = Webhook(SECRET).sign(id, moment, body.decode())
+    return {"webhook-id": id, "webhook-timestamp": str(now), "webhook-signature": signature}
+
+
+def _hex(signed: bytes) -> str:
+    return hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def deliver(
+    app: Callable[..., Any], path: str, body: bytes, headers: Mapping[str, str], **environ: str
+) -> int:
+    """Deliver to a WSGI app; return the status."""
+    names = {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in headers.items()}
+    kind = {"CONTENT_TYPE": names.pop("HTTP_CONTENT_TYPE", "application/json")}
+    given = {"REQUEST_METHOD": "POST", "PATH_INFO": path, "CONTENT_LENGTH": str(len(body))}
+    found: list[str] = []
+    app(
+        {**given, **names, **kind, "wsgi.input": io.BytesIO(body), **environ},
+        lambda status, headers: found.append(status),
+    )
+    return int(found[0].split()[0])
+
+
+def post(port: int, path: str, body: bytes, headers: Mapping[str, str]) -> int:
+    """POST to a port of 127.0.0.1; return the status, 0 without an answer."""
+    try:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("POST", path, body, dict(headers))
+            return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
