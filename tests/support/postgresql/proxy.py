@@ -43,6 +43,10 @@ class CuttingProxy:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
+    def connect(self) -> socket.socket:
+        """Return a connection to the server."""
+        return socket.create_connection(("127.0.0.1", self._upstream))
+
     def cut_after(self, direction: Direction, count: int) -> None:
         """Cut one connection once `count` more bytes of a direction have been forwarded."""
         with self._lock:
@@ -96,7 +100,7 @@ class CuttingProxy:
     def _forward(self, client: socket.socket) -> None:
         with client, contextlib.ExitStack() as stack:
             try:
-                server = socket.create_connection(("127.0.0.1", self._upstream))
+                server = self.connect()
             except OSError:
                 return
             stack.enter_context(server)
