@@ -19,6 +19,7 @@ ALL = (
     "documents",
     "locks",
     "permits",
+    "ingest",
     "actions",
     "ops",
     "sqs",

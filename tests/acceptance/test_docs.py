@@ -156,6 +156,23 @@ def test_the_page_on_metrics_happens_as_shown(shell: Shell) -> None:
         shell.run("kill $(cat worker.pid) || true")
 
 
+def test_the_page_on_receivers_happens_as_shown(shell: Shell) -> None:
+    """Only the port belongs to the test."""
+    page, (port,) = list(blocks(read("receivers"))), map(str, free_ports(1))
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    for block in page:
+        if "caption" in block.options:
+            shell.write(block.options["caption"], block.text.replace("8080", port))
+    try:
+        for command, shown in steps(session):
+            own = command.replace("8080", port).replace(
+                "ci:app >", f"ci:app --listen 127.0.0.1:{port} >"
+            )
+            assert plain(shell.run(own)) == plain("\n".join(shown)), command
+    finally:
+        shell.run("kill $(cat ingest.pid) || true")
+
+
 def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
     """With the server of the page; only its port and the prefix belong to the test."""
     page = list(blocks(read("sqs")))

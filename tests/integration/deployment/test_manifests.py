@@ -25,6 +25,7 @@ from tests.support.paths import ROOT
 
 CONFIG = ROOT / "config"
 UNIT = CONFIG / "qdo-worker.service"
+UNITS = [UNIT, CONFIG / "qdo-ingest.service"]
 SYSTEMD = Path("/lib/systemd/system")
 VERSIONS = all_versions()
 
@@ -40,18 +41,20 @@ def verified(unit: str, folder: Path) -> str:
     units = folder / "etc/systemd/system"
     units.mkdir(parents=True)
     (units / UNIT.name).write_text(unit)
-    program = folder / "srv/qdo/venv/bin/qdo-worker"
-    program.parent.mkdir(parents=True)
-    shutil.copy("/bin/true", program)
+    programs = folder / "srv/qdo/venv/bin"
+    programs.mkdir(parents=True)
+    for program in ("qdo", "qdo-worker"):
+        shutil.copy("/bin/true", programs / program)
     argv = ("systemd-analyze", "verify", f"--root={folder}", UNIT.name)
     # Its exit code is 0 for unknown and misspelt lines, too.
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
     return done.stdout + done.stderr
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     """As it is, without a remark."""
-    assert verified(UNIT.read_text(), tmp_path) == ""
+    assert verified(unit.read_text(), tmp_path) == ""
 
 
 def test_systemd_reports_a_misspelt_line(tmp_path: Path) -> None:
@@ -59,11 +62,12 @@ def test_systemd_reports_a_misspelt_line(tmp_path: Path) -> None:
     assert "KilMode" in verified(UNIT.read_text().replace("KillMode", "KilMode"), tmp_path)
 
 
-def test_systemd_restarts_the_unit_until_its_servers_respond() -> None:
+@pytest.mark.parametrize("path", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_restarts_the_unit_until_its_servers_respond(path: Path) -> None:
     """Each start may end within a second: no number of them is too many."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(UNIT.read_text())
+    unit.read_string(path.read_text())
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
     unreachable = UnreachableError.exit_code
     assert str(unreachable) not in unit["Service"]["RestartPreventExitStatus"].split()
