@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime, timezone
 from typing import Any
+from wsgiref.util import setup_testing_defaults
+from wsgiref.validate import validator
 
 from standardwebhooks.webhooks import Webhook
 
@@ -40,15 +42,17 @@ def _hex(signed: bytes) -> str:
 def deliver(
     app: Callable[..., Any], path: str, body: bytes, headers: Mapping[str, str], **environ: str
 ) -> int:
-    """Deliver to a WSGI app; return the status."""
+    """Deliver to a WSGI app, which must obey PEP 3333; return the status."""
     names = {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in headers.items()}
     kind = {"CONTENT_TYPE": names.pop("HTTP_CONTENT_TYPE", "application/json")}
     given = {"REQUEST_METHOD": "POST", "PATH_INFO": path, "CONTENT_LENGTH": str(len(body))}
+    given |= {"QUERY_STRING": "", "SCRIPT_NAME": ""}
+    request: dict[str, Any] = {**given, **names, **kind, "wsgi.input": io.BytesIO(body), **environ}
+    setup_testing_defaults(request)
     found: list[str] = []
-    app(
-        {**given, **names, **kind, "wsgi.input": io.BytesIO(body), **environ},
-        lambda status, headers: found.append(status),
-    )
+    answer = validator(app)(request, lambda status, headers: found.append(status))  # type: ignore[arg-type]
+    with closing(answer):  # type: ignore[type-var]
+        assert b"".join(answer)
     return int(found[0].split()[0])
 
 

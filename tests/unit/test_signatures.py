@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 
@@ -15,31 +16,14 @@ from tests.support.webhook_sender import SCHEMES as SIGNED
 from tests.support.webhook_sender import SECRET, deliver, signed
 
 NOW = 1_614_265_330
-STRIPE_EVENT = b"""{
-  "id": "evt_123",
-  "object": "event",
-  "account": "acct_123",
-  "api_version": "2017-05-25",
-  "created": 1533204620,
-  "data": {
-    "object": {
-      "id": "cus_123",
-      "object": "customer",
-      "created": 123456789,
-      "email": "test@stripe.com",
-      "livemode": false,
-      "metadata": {}
-    }
-  },
-  "livemode": false,
-  "pending_webhooks": 1,
-  "request": {
-    "id": "req_123",
-    "idempotency_key": "idempotency-key-123"
-  },
-  "type": "customer.created"
-}
-"""
+STRIPE_FIXTURE = (
+    '{"id":"evt_123","object":"event","account":"acct_123","api_version":"2017-05-25",'
+    '"created":1533204620,"data":{"object":{"id":"cus_123","object":"customer",'
+    '"created":123456789,"email":"test@stripe.com","livemode":false,"metadata":{}}},'
+    '"livemode":false,"pending_webhooks":1,"request":{"id":"req_123",'
+    '"idempotency_key":"idempotency-key-123"},"type":"customer.created"}'
+)
+STRIPE_EVENT = f"{json.dumps(json.loads(STRIPE_FIXTURE), indent=2)}\n".encode()
 STRIPE_V1 = "2220f87ef101a04665f11cdf770523143f875572008577fa0f20882ddb9cc3c7"
 GITHUB_DIGEST = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
 STANDARD_TEXT = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

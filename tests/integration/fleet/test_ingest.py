@@ -24,7 +24,6 @@ from qdo.testing import TestKit
 from tests.support.cli import QDO, clean_environment, command
 from tests.support.postgresql.proxy import CuttingProxy
 from tests.support.postgresql.schema import prepared
-from tests.support.postgresql.server import PostgresqlServer
 from tests.support.processes import Proc, wait_until
 from tests.support.webhook_sender import SECRET, post, signed
 from tests.support.zookeeper import free_ports
@@ -83,29 +82,26 @@ def stack() -> Iterator[ExitStack]:
         yield found
 
 
-@pytest.fixture(params=["embedded", "postgresql"])
-def broker(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[str, PostgresqlServer | None]]:
-    """The address of a broker, and its server, which tests may kill."""
-    if request.param == "embedded":
-        yield f"sqlite:{tmp_path}/messages.db", None
-    else:
-        server: PostgresqlServer = request.getfixturevalue("postgresql_server")
-        name = server.address.create_database()
-        yield prepared(server.address.url(name)), server
-        server.address.drop_database(name)
-
-
+@pytest.mark.parametrize("kind", ["embedded", "postgresql"])
 def test_kills_lose_nothing_and_store_nothing_twice(
-    stack: ExitStack, tmp_path: Path, broker: tuple[str, PostgresqlServer | None]
+    kind: str, stack: ExitStack, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Of receivers, of their answers, and of the broker; the senders repeat until a 202."""
-    url, server = broker
+    url, server = f"sqlite:{tmp_path}/messages.db", None
+    if kind == "postgresql":
+        server = request.getfixturevalue("postgresql_server")
+        url = prepared(server.address.url(server.address.create_database()))
     receivers = [ReceiverProcess(tmp_path, url) for _ in range(2)]
     for each in receivers:
         stack.callback(lambda each=each: each.kill())
         each.wait()
+    listing = (*QDO, "workers", "--all", "--app", "ci", "--coordinator", f"sqlite:{tmp_path}/c.db")
+
+    def listed() -> set[int]:
+        ended = command(*listing, "-o", "json", cwd=tmp_path)
+        return {each["pid"] for each in json.loads(ended.out)["items"]}
+
+    wait_until(lambda: listed() == {each.proc.pid for each in receivers}, "they are listed", 60)
     balancer = Balancer([each.port for each in receivers])
     stack.enter_context(closing(balancer))
     numbers, over, sent, repeated = itertools.count(), threading.Event(), list[int](), list[int]()
@@ -222,19 +218,6 @@ def test_a_receiver_needs_the_broker_alone(tmp_path: Path) -> None:
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0
         assert proc.output.count("/github 202: 1") == 1
-
-
-def test_a_receiver_is_listed(stack: ExitStack, tmp_path: Path) -> None:
-    receiver = ReceiverProcess(tmp_path, f"sqlite:{tmp_path}/messages.db")
-    stack.callback(receiver.kill)
-    receiver.wait()
-    listing = (*QDO, "workers", "--all", "--app", "ci", "--coordinator", f"sqlite:{tmp_path}/c.db")
-
-    def is_listed() -> bool:
-        ended = command(*listing, "-o", "json", cwd=tmp_path)
-        return [each["pid"] for each in json.loads(ended.out)["items"]] == [receiver.proc.pid]
-
-    wait_until(is_listed, "it is listed", 60)
 
 
 @pytest.mark.parametrize(
