@@ -124,7 +124,7 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        if max((line.count(".") for line in text.splitlines()), default=0) > MAX_DOTS:
+        if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:
             raise ValueError(f"a line must have at most {MAX_DOTS} dots")
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError

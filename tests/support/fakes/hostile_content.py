@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "surrogate": "\ud800",
     "parts": "attempts" + ".a" * 1500 + " = 1",
     "parts of a table": "[" + ".".join(["a"] * 30_000) + "]",
+    "parts beside line ends": '."\x85".'.join([".".join(["a"] * 99)] * 300) + " = 1",
     "deep arrays": "attempts = " + "[" * 30_000 + "]" * 30_000,
     "numbers": "attempts = " + "9" * 4301 + "\nfetch = nan\nbackoff_seconds = inf",
     "a million": "attempts = 1000000\nfetch = 1_000_000_000",

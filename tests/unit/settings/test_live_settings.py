@@ -6,7 +6,13 @@ import sys
 
 import pytest
 
-from qdo.errors import QdoError, SettingsError, UnknownSettingError, UsageError
+from qdo.errors import (
+    QdoError,
+    SettingsError,
+    SettingsSyntaxError,
+    UnknownSettingError,
+    UsageError,
+)
 from qdo.fleet.settings_machine import MAX_WHY_CHARACTERS, SettingsReport, SettingsVersion
 from qdo.settings.live import (
     LiveSettings,
@@ -170,6 +176,15 @@ def test_a_hostile_text_is_refused_and_nothing_else_happens(text: str) -> None:
     assert len(why) <= MAX_WHY_CHARACTERS
     assert {*sys.modules} == before
     assert differences(text, "attempts = 3") == {"attempts": (None, 3)} or "rules" in text
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\u2029"])
+def test_the_parts_of_a_key_are_bounded_before_parsing(separator: str) -> None:
+    """Python ends a line at more characters than TOML does."""
+    part = ".".join(["a"] * 100)
+    with pytest.raises(SettingsSyntaxError) as refused:
+        read_live(f'."{separator}".'.join([part] * 10) + " = 1")
+    assert isinstance(refused.value.__cause__, ValueError)
 
 
 def check_rules(settings: Settings) -> None:
