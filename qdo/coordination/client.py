@@ -119,6 +119,12 @@ class NetworkConnection(ConnectionHandler):
             self._reason = f"{self.server}: {describe(error)}"
             self._explain(error)
             if granted:
+                _log.warning(
+                    "%s grants sessions, but does not resume this one (%s): it has lost it, or all"
+                    " its data",
+                    self.server,
+                    describe(error),
+                )
                 raise SessionExpiredError from error
             raise
         # Do not stop sooner: the time to connect may end during the next attempt.

@@ -155,8 +155,10 @@ def test_a_session_that_no_answer_confirms_ends(zookeeper_server: Ensemble) -> N
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older copy"])
-def test_servers_without_their_data_get_new_sessions(tmp_path: Path, left: str) -> None:
-    """They refuse a session whose client has seen later transactions."""
+def test_servers_without_their_data_get_new_sessions(
+    tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They refuse a session whose client has seen later transactions, and the log names them."""
     own = Ensemble(tmp_path, 1)
     own.start()
     (server,) = own.servers
@@ -181,6 +183,9 @@ def test_servers_without_their_data_get_new_sessions(tmp_path: Path, left: str) 
                 "it has a new session",
             )
             assert client.exists("/seen") is None
+        (*_, record) = [each for each in caplog.records if each.name == "qdo.coordination.client"]
+        assert isinstance(record.args, tuple)
+        assert (record.levelname, record.args[0]) == ("WARNING", server.address)
     finally:
         own.close()
 
