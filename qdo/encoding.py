@@ -375,6 +375,9 @@ def unreadable_reason(headers: str | None) -> str | None:
 
 _UNREADABLE = "qdo cannot read it: "
 
+LEFT_ON_SERVER = unreadable("its body exceeds max_body_bytes")
+"""Headers of a message whose body the worker has not read."""
+
 
 MOST_TIME = 253402300799.0
 """The Unix time of the last second that Python can write as a date, in the year 9999."""

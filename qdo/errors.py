@@ -160,7 +160,7 @@ class BodyDecodeError(QdoError):
 
 
 class LargeBodyError(BodyDecodeError):
-    """the body of message {id} in queue {queue!r} must have at most {limit} bytes of JSON (setting
+    """the body of message {id} in queue {queue!r} must have at most {limit} bytes (setting
     max_body_bytes of its worker), got {size}, so the message's policy ends it at once; raise the
     setting, then retry the dead letter, or let its sender split it"""
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
+from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
 
@@ -248,6 +249,8 @@ class Broker(abc.ABC):
     :ivar on_sent: a broker with a doorbell calls it with the queues of messages that can be
         received now; it returns at once and raises nothing.
     :ivar max_queues: the most queues that the app may have, None: any number.
+    :ivar max_read_bytes: the largest body to transfer from a server to which other programs send;
+        larger ones are unreadable messages, and their dead letters are complete.
     """
 
     capabilities: Capabilities
@@ -259,6 +262,7 @@ class Broker(abc.ABC):
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None
     max_queues: int | None = None
+    max_read_bytes: int = MAX_STORED_BODY_BYTES
 
     @property
     def id_scheme(self) -> int | Positions:

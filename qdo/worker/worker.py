@@ -218,6 +218,7 @@ class Worker:
         self._stop.open()
         try:
             broker = open_broker(settings.broker, self.app.name, settings.max_queues)
+            broker.max_read_bytes = settings.max_body_bytes
             notifier = attach_doorbell(broker, settings, self.app.name)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.app.override_coordinator(live=self._live.in_force))

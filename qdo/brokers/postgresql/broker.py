@@ -210,7 +210,7 @@ class PostgresqlBroker(Broker):
         self._dropped = time.monotonic()
         self._known_names: set[str] = set()
         self._listeners: list[NotificationListener] = []
-        self._fetches = Fetches(address, app)
+        self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
         try:
             node = f"SELECT node FROM {schema}.about"  # nosec B608 # as above
             (self.id_node,) = self._fetches.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages
@@ -11,11 +12,15 @@ from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
-from qdo.encoding import ID, parsed, utf8_text
+from qdo.encoding import ID, LEFT_ON_SERVER, parsed, utf8_text
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
 
-_STORE = "SELECT {schema}.bury(%s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s, %s)"
+_BURY = """
+SELECT {{schema}}.bury(%(app)s, %(queue)s, %(position)s, {message}, %(error)s, %(traceback)s,
+    %(attempts)s, %(worker)s, %(fence)s, %(dead_at)s)
+"""
+_STORE = _BURY.format(message="%(body)b, %(key)s, %(headers)s")
 _OF_APP = "FROM {schema}.dead_letters JOIN {schema}.queues ON queues.id = queue WHERE app = %(app)s"
 _ALL = f"""
 SELECT name, position, body, key, headers, error, traceback, attempts, worker, fence, dead_at
@@ -34,6 +39,10 @@ SELECT body, key, headers {_OF_APP} AND name = %(queue)s AND position = %(positi
 FOR UPDATE OF dead_letters
 """  # nosec B608 # constants
 _MINE = "queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)"
+_STORE_LEFT = f"""
+{_BURY.format(message="body, key, headers")}
+FROM {{schema}}.messages WHERE {_MINE} AND position = %(position)s
+"""  # nosec B608 # constants
 _REMOVE = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position = %(position)s"  # nosec B608 # constants
 _SURPLUS = f"""
 DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position <= (
@@ -79,21 +88,14 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
 
     def store(self, record: DeadLetterRecord) -> None:
         check_queue_name(record.queue)
-        values = (
-            self._app,
-            record.queue,
-            record.position,
-            record.body,
-            record.key,
-            record.headers,
-            _storable(record.error),
-            _storable(record.traceback),
-            record.attempts,
-            record.worker,
-            record.fence,
-            record.dead_at or time.time(),
-        )
-        statement = self._sql(_STORE)
+        values = {
+            **asdict(record),
+            "app": self._app,
+            "error": _storable(record.error),
+            "traceback": _storable(record.traceback),
+            "dead_at": record.dead_at or time.time(),
+        }
+        statement = self._sql(_STORE_LEFT if record.headers == LEFT_ON_SERVER else _STORE)
         self._writer.run(
             lambda connection: connection.execute(statement, values),
             len(record.body),

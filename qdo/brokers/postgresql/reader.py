@@ -17,7 +17,7 @@ from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.postgresql.schema import check_format, check_server
 from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession
 from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.encoding import MAX_STORED_BODY_BYTES, unreadable
+from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES, unreadable
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
@@ -25,7 +25,8 @@ Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 FETCH_BYTES = 32 * 1024 * 1024
 """Largest size of all bodies in one answer. The first body of a queue may be larger."""
 MAX_FETCHES = 64
-"""Fetches in one query."""
+"""Fetches in one query. With that many first bodies of `Broker.max_read_bytes`, 4 MiB by default,
+an answer has 256 MiB; of 64 MiB, which a sender may store, it would end the worker."""
 LIST_SECONDS = 60.0
 """Time between two lists of the partitions. Those that are added meanwhile are in the last span."""
 END = 2**63 - 1
@@ -36,9 +37,10 @@ they could exceed the memory of the process. Takes 0.07 us for each row."""
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)
 _UNREAD = unreadable("it exceeds the limits of the schema")
 _COLUMNS = f"""position,
-    CASE WHEN {_TOO_LARGE} THEN '' ELSE body END AS body,
+    CASE WHEN {_TOO_LARGE} OR octet_length(body) > %(most)s THEN '' ELSE body END AS body,
     CASE WHEN {_TOO_LARGE} THEN NULL ELSE key END AS key,
-    CASE WHEN {_TOO_LARGE} THEN '{_UNREAD}' ELSE headers END AS headers"""
+    CASE WHEN {_TOO_LARGE} THEN '{_UNREAD}'
+        WHEN octet_length(body) > %(most)s THEN '{LEFT_ON_SERVER}' ELSE headers END AS headers"""
 
 _ONE = """
 SELECT {columns} FROM {schema}.messages
@@ -82,10 +84,11 @@ Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"
 
 
 class Fetches(GroupedCalls[Work]):
-    """The reads of one process for one app."""
+    """The reads of one process for one app; `most` returns `Broker.max_read_bytes`."""
 
-    def __init__(self, address: SchemaAddress, app: str) -> None:
+    def __init__(self, address: SchemaAddress, app: str, most: Callable[[], int]) -> None:
         super().__init__("reader")
+        self._most = most
         self._app = app
         self._address = address
         self._session = PostgresqlSession(address, self._prepare)
@@ -161,7 +164,7 @@ class Fetches(GroupedCalls[Work]):
         (fetch,) = wanted
         parameters = {
             "app": self._app, "name": fetch.queue, "after": fetch.after, "limit": fetch.limit,
-            "first": max(first, fetch.after), "last": last,
+            "first": max(first, fetch.after), "last": last, "most": self._most(),
         }  # fmt: skip
         with connection.cursor(binary=True) as cursor:
             return [cursor.execute(self._one, parameters, prepare=self.prepare).fetchall()]
@@ -177,6 +180,7 @@ class Fetches(GroupedCalls[Work]):
             "count": len(wanted),
             "first": first,
             "last": last,
+            "most": self._most(),
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters, prepare=self.prepare).fetchall()

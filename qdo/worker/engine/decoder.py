@@ -8,7 +8,7 @@ from typing import Any
 import ujson
 
 from qdo.brokers.base import Broker
-from qdo.encoding import JsonText, is_raw, key_id_of, unreadable_reason
+from qdo.encoding import LEFT_ON_SERVER, JsonText, is_raw, key_id_of, unreadable_reason
 from qdo.encryption.marks import RowOpener
 from qdo.errors import BodyDecodeError, KeyMissingError, LargeBodyError
 from qdo.message import Message
@@ -92,6 +92,8 @@ class Decoder:
     ) -> tuple[Message, BaseException]:
         """Return a message with the body as it was sent, and the error to record."""
         message, queue = self.undecoded(turn, row, attempt), turn.slot.queue
+        if row[3] == LEFT_ON_SERVER:
+            error = LargeBodyError(queue=queue, id=message.id, limit=self._most, size="more")
         if isinstance(error, BodyDecodeError | KeyMissingError):
             return message, error
         failure: BodyDecodeError | KeyMissingError

@@ -23,6 +23,8 @@ from qdo.app import App
 from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.postgresql.broker import PostgresqlBroker
+from qdo.brokers.postgresql.reader import Fetch
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed, unreadable_reason, with_header
@@ -282,6 +284,28 @@ def test_a_row_beyond_the_limits_costs_only_itself(broker: Broker, postgresql_ur
     rows = [reader.fetch(1)[0] for _ in range(3)]
     assert [row[1] for row in rows] == [b"1", b"", b"3"]
     assert [unreadable_reason(row[3]) is not None for row in rows] == [False, True, False]
+
+
+def test_a_larger_body_than_a_worker_reads_stays_on_the_server(broker: PostgresqlBroker) -> None:
+    """A sender's SQL makes many of 64 MiB. A dead letter has its body without the worker."""
+    large = Outgoing("a", b"x" * 11, "k", '{"x": "y"}')
+    broker.send_many([Outgoing("a", b"1"), large, Outgoing("a", b"x" * 10), Outgoing("b", b"2")])
+    broker.max_read_bytes = 10
+    rows = broker.reader("a", 0).fetch(9)
+    wanted = [Fetch("a", 0, 9), Fetch("b", 0, 9)]
+    together = broker._fetches.run(lambda each: broker._fetches._fetch_many(each, wanted))
+    assert [list(rows), [b"2"]] == [together[0], [row[1] for row in together[1]]]
+    assert [row[1] for row in rows] == [b"1", b"", b"x" * 10]
+    position, body, key, headers = rows[1]
+    assert unreadable_reason(headers) is not None
+    broker.dead_letters.store(
+        DeadLetterRecord("a", position, body, key, headers, "e", "", 1, "", 1)
+    )
+    (letter,) = broker.dead_letters.records()
+    assert (letter.body, letter.key, letter.headers) == (large.body, large.key, large.headers)
+    broker.dead_letters.retry([("a", position)])
+    broker.max_read_bytes = 11
+    assert [row[1] for row in broker.reader("a", rows[2][0]).fetch(9)] == [large.body]
 
 
 @pytest.mark.parametrize("kind", ["delayed", "staged", "retried"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 import ujson
 
 from qdo.brokers.base import Outgoing
+from qdo.brokers.registry import open_broker
 from qdo.message import Batch
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
+from tests.support.cli import WORKER, command
 from tests.support.engine import EngineSetup, until
+from tests.support.postgresql.schema import prepared
 
 LIMIT = 2 * LARGE_BYTES
 JOBS: dict[str, dict[str, Any]] = {
@@ -27,6 +31,30 @@ JOBS: dict[str, dict[str, Any]] = {
 def text(size: int) -> bytes:
     """Return a JSON text of `size` bytes."""
     return b'"' + b"x" * (size - 2) + b'"'
+
+
+def test_a_worker_leaves_larger_bodies_on_the_server(postgresql_url: str, tmp_path: Path) -> None:
+    """The memory that they take there is not the worker's, also for bytes."""
+    env = {
+        "QDO_APP": "app",
+        "QDO_BROKER": prepared(postgresql_url),
+        "QDO_COORDINATOR": f"sqlite:{tmp_path / 'coordination.db'}",
+        "QDO_MAX_BODY_BYTES": "100",
+    }
+    worker = (*WORKER, "--job", "builtins:print", "--burst")
+    raw = '{"content-type": "application/octet-stream"}'
+    sent = {"json": text(101), "bytes": b"x" * 101}
+    with contextlib.closing(open_broker(env["QDO_BROKER"], "app")) as broker:
+        broker.send_many([Outgoing("q", b"1"), Outgoing("q", sent["json"], "json")])
+        broker.send_many([Outgoing("q", sent["bytes"], "bytes", raw), Outgoing("q", b"2")])
+        assert command(*worker, cwd=tmp_path, env=env).code == 0
+        letters = broker.dead_letters.records()
+        assert {each.key: each.body for each in letters} == sent
+        assert all(each.error.startswith("LargeBodyError: ") for each in letters)
+        env["QDO_MAX_BODY_BYTES"] = "101"
+        broker.dead_letters.retry([(each.queue, each.position) for each in letters])
+        assert command(*worker, cwd=tmp_path, env=env).code == 0
+        assert broker.dead_letters.records() == []
 
 
 @pytest.fixture
