@@ -21,7 +21,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.fleet.audit_entries import entry_name
-from tests.soak.app import LIMIT
+from tests.soak.app import LIMIT, LOCK
 from tests.support.fakes.hostile_content import TEMPLATES, hostile_values
 
 TOUCHED = "plain-0"
@@ -111,6 +111,8 @@ PLACES: dict[str, Place] = {
     "candidate": lambda outsider: outsider.first(outsider.layout.election),
     "component": lambda outsider: outsider.first(f"{outsider.layout.components}/worker"),
     "broker": lambda outsider: outsider.layout.broker,
+    "settings": lambda outsider: outsider.layout.fleet.settings,
+    "holds": lambda outsider: outsider.layout.fleet.holds,
     "workers": lambda outsider: outsider.layout.workers,
     "queues": lambda outsider: outsider.layout.queues,
     "assignments": lambda outsider: outsider.layout.assignments,
@@ -223,8 +225,8 @@ def _come_and_go(outsider: Outsider, number: int) -> None:
 
 
 CONTENT_NODES: dict[str, Place] = {
-    "settings": lambda outsider: outsider.layout.fleet.settings,
-    "holds": lambda outsider: outsider.layout.fleet.holds,
+    "settings": PLACES["settings"],
+    "holds": PLACES["holds"],
     "limit": lambda outsider: outsider.layout.fleet.limit(LIMIT),
     "assignment": PLACES["assignment"],
     "worker": PLACES["worker"],
@@ -235,6 +237,8 @@ CONTENT_NODES: dict[str, Place] = {
 """The nodes that get hostile content, one value after the other."""
 CONTENT_FOLDERS: dict[str, Place] = {
     "entry": lambda outsider: outsider.layout.fleet.actionlog,
+    "contender": lambda outsider: outsider.layout.fleet.lock(LOCK),
+    "document": lambda outsider: outsider.layout.fleet.document_set("plans"),
     **dict.fromkeys(
         (each for each in TEMPLATES if each.startswith("action")),
         lambda outsider: outsider.layout.fleet.actions_of(outsider.workers()[0]),
@@ -289,7 +293,10 @@ def attacks() -> dict[str, Attack]:
     found: dict[str, Attack] = {"nothing": lambda outsider: _once()}
     queue_stem: Place = lambda outsider: outsider.layout.queue("bad-")  # noqa: E731
     worker_stem: Place = lambda outsider: outsider.layout.worker("worker-")  # noqa: E731
-    nodes = ("assignment", "worker", "rebalancer", "candidate", "component", "broker")
+    nodes = (
+        *("assignment", "worker", "rebalancer", "candidate", "component", "broker"),
+        *("settings", "holds"),
+    )
     for name, value in VALUES.items():
         found[f"queue: {name}"] = _spoilt_queue(value)
         found[f"new queues: {name}"] = _new(queue_stem, value, 10)
@@ -299,7 +306,7 @@ def attacks() -> dict[str, Attack]:
         found[f"ghost: {name}"] = _new(worker_stem, value)
     for place, find in PLACES.items():
         found |= {f"{place}: {name}": _protected(find, acl) for name, acl in PROTECTED.items()}
-    for place in ("queue", *nodes[:-1]):
+    for place in ("queue", *nodes[:5], *nodes[6:]):
         found[f"{place}: deleted"] = _deleted(PLACES[place])
     contents = {kind: _contents(kind, place) for kind, place in CONTENT_NODES.items()}
     contents |= {kind: _new_contents(kind, place) for kind, place in CONTENT_FOLDERS.items()}
