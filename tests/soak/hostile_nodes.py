@@ -306,7 +306,7 @@ def attacks() -> dict[str, Attack]:
         found[f"ghost: {name}"] = _new(worker_stem, value)
     for place, find in PLACES.items():
         found |= {f"{place}: {name}": _protected(find, acl) for name, acl in PROTECTED.items()}
-    for place in ("queue", *nodes[:5], *nodes[6:]):
+    for place in ("queue", *nodes[:5]):
         found[f"{place}: deleted"] = _deleted(PLACES[place])
     contents = {kind: _contents(kind, place) for kind, place in CONTENT_NODES.items()}
     contents |= {kind: _new_contents(kind, place) for kind, place in CONTENT_FOLDERS.items()}

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import gevent
 from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
 
 from qdo.message import Message
 from qdo.system.clock import clock
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+ATTEND_SECONDS = 0.005
+"""How often gevent's event loop runs in the thread of a busy asyncio loop."""
 HELPERS = 32
 """Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups."""
 LASTING_SECONDS = 10.0
@@ -199,7 +203,7 @@ class JobLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        super().__init__(_selector())
+        super().__init__(JobSelector())
         self._helpers = _Helpers()
 
     def run_in_executor(  # type: ignore[override]
@@ -292,7 +296,34 @@ async def _cancel_remaining() -> None:
     await asyncio.gather(*remaining, return_exceptions=True)
 
 
-def _selector() -> Any:
-    """Return an original selector of Python, without gevent's patches."""
-    kind = "EpollSelector" if sys.platform == "linux" else "DefaultSelector"
-    return monkey.get_original("selectors", kind)()
+_Selector: Any = monkey.get_original(
+    "selectors", "EpollSelector" if sys.platform == "linux" else "DefaultSelector"
+)
+
+
+class JobSelector(_Selector):  # type: ignore[misc]
+    """Python's selector, beside gevent's event loop of the thread, if the thread has one.
+
+    The threads of a pool that a coroutine uses are greenlets there: calls of the pool would wait
+    for them forever.
+    """
+
+    _attended = 0.0
+    _readable: Any = None
+
+    def select(self, timeout: float | None = None) -> Any:
+        hub = get_hub_if_exists()
+        if hub is None:
+            return super().select(timeout)
+        if self._readable is None:
+            self._readable = hub.loop.io(self.fileno(), 1)
+        found = super().select(0)
+        if not found and (timeout is None or timeout > 0):
+            with gevent.Timeout(timeout, False):
+                hub.wait(self._readable)
+            found = super().select(0)
+            self._attended = clock()
+        elif clock() - self._attended >= ATTEND_SECONDS:
+            gevent.sleep(0)
+            self._attended = clock()
+        return found

@@ -76,6 +76,11 @@ def job(message, context):
         print(message.queue, 0, message.attempt, os.getpid(), file=file)
 
 async def coroutine(message, context):
+    if ".executor." in message.queue:
+        for number in range(5):
+            loop = asyncio.get_running_loop()
+            assert await loop.run_in_executor(pool, lambda: time.sleep(0.001) or 7) == 7
+            await asyncio.sleep(0)
     job(message, context)
 
 app.job("thread.*", executor="thread")(job)
@@ -108,7 +113,7 @@ def test_jobs_in_threads_and_greenlets_share(tmp_path: Path, executors: list[str
     [
         ("thread", ["thread", "run"]),
         ("greenlet", ["thread"]),
-        ("async", ["pool", "thread"]),
+        ("async", ["pool", "thread", "executor"]),
         ("process", ["pool", "thread", "run", "processes"]),
     ],
 )
