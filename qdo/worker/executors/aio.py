@@ -61,7 +61,7 @@ class AsyncioExecutor(Executor):
         """Return a call that runs the coroutine on the loop and waits until it ends."""
 
         def call(message: Message, context: Any) -> None:
-            loop = started(
+            loop = self._loop or started(
                 self._loop_for_jobs,
                 "the asyncio loop",
                 job,
