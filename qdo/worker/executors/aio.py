@@ -6,13 +6,16 @@ original selector and threads: gevent's versions need an event loop that does no
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import logging
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from threading import get_native_id
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gevent
 from gevent import monkey
@@ -21,7 +24,8 @@ from gevent._hub_local import get_hub_if_exists
 from qdo.message import Message
 from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox, check_descriptors, stay_in_gevent
-from qdo.system.native import native_lock, sleep, start_thread
+from qdo.system.native import native_lock, original, sleep, start_thread
+from qdo.system.processes import waited_seconds
 from qdo.text import describe_traceback
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
 from qdo.worker.executors.wait import START_BACKOFF, Pending, TurnWait, started
@@ -37,6 +41,8 @@ HELPERS = 32
 """Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups."""
 LASTING_SECONDS = 10.0
 """A loop that ran for longer before code of a job ended it, runs again sooner."""
+BLOCKED_SECONDS = 1.0
+"""How often the loop must answer while jobs run. The log names a job that prevents an answer."""
 LEAVE_SECONDS = 2.0
 """How long `close` waits for a loop that a job blocks."""
 
@@ -53,6 +59,7 @@ class AsyncioExecutor(Executor):
         self._mailbox = LoopMailbox()
         self._running = 0
         self._loop: JobLoop | None = None
+        self._watch = _BlockWatch(lambda: self._running > 0)
         self._stopping = False
         self._ended = native_lock()
         self._ended.acquire()
@@ -74,8 +81,10 @@ class AsyncioExecutor(Executor):
                 message.limit(job.timeout_seconds)
             run = _Run(loop, Pending(self._mailbox), self._may_start, on_start)
             self._running += 1
+            if not self._watch.active:
+                self._watch.start(loop)
             try:
-                loop.call_soon_threadsafe(run.begin, job.function, message, context)
+                loop.call_soon_threadsafe(run.begin, job, message, context)
                 TurnWait(job, message, run.pending, run.interrupt, asyncio.CancelledError).run()
             finally:
                 self._running -= 1
@@ -94,6 +103,7 @@ class AsyncioExecutor(Executor):
             self._loop = None
         if not self._running:
             self._mailbox.close()
+            self._watch.close()
 
     def _loop_for_jobs(self) -> JobLoop:
         """Return the loop, and start it if there is none.
@@ -116,6 +126,8 @@ class AsyncioExecutor(Executor):
         """Run the loop: the body of its thread."""
         try:
             asyncio.set_event_loop(loop)
+            ident = original("_thread", "get_ident", _thread.get_ident)()
+            loop.thread = _LoopThread(ident, get_native_id(), gevent.getcurrent())
             failures = 0
             while not self._stopping:
                 began = clock()
@@ -168,19 +180,19 @@ class _Run:
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None
 
-    def begin(self, function: Callable[..., Any], message: Message, context: Any) -> None:
+    def begin(self, job: Job, message: Message, context: Any) -> None:
         """Start the coroutine, if the message may be started. Call it on the loop's thread."""
         if not self._may_start(message):
             self.pending.finish(NotStarted())
             return
         if self._on_start is not None:
             self._on_start(message)
-        self._task = self._loop.create_task(self._call(function, message, context))
+        self._task = self._loop.create_task(self._call(job, message, context))
 
-    async def _call(self, function: Callable[..., Any], message: Message, context: Any) -> None:
+    async def _call(self, job: Job, message: Message, context: Any) -> None:
         error: BaseException | None = None
         try:
-            await function(message, context)
+            await job.function(message, context)
         except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it again
             error = raised
         self.pending.finish(error)
@@ -195,8 +207,93 @@ class _Run:
             self._task.cancel()
 
 
+class _LoopThread(NamedTuple):
+    ident: int
+    native: int
+    greenlet: Any
+
+
+class _BlockWatch:
+    """Names the job that blocks the asyncio loop, from a timer of the worker's event loop.
+
+    A coroutine that holds a `threading.Lock` while it awaits blocks the loop forever: the next
+    one waits for the lock on the thread that would have to release it.
+
+    :ivar active: it watches, as long as there are jobs.
+    :param has_jobs: whether the loop runs jobs now.
+    """
+
+    def __init__(self, has_jobs: Callable[[], bool]) -> None:
+        self.active = False
+        self._has_jobs = has_jobs
+        self._timer = gevent.get_hub().loop.timer(BLOCKED_SECONDS, BLOCKED_SECONDS)
+        self._asked_at = self._answered_at = self._waited = 0.0
+        self._blocked_by = ""
+
+    def start(self, loop: JobLoop) -> None:
+        self.active = True
+        self._timer.start(self._look, loop)
+
+    def close(self) -> None:
+        self._timer.stop()
+        self._timer.close()
+
+    def _look(self, loop: JobLoop) -> None:
+        thread = loop.thread
+        if thread is None:  # it has not begun to run
+            return
+        if self._answered_at < self._asked_at:
+            self._report(thread)
+            return
+        if self._blocked_by:
+            seconds = self._answered_at - self._asked_at
+            _log.warning(
+                "the asyncio loop runs again after %.1f s, blocked by %s", seconds, self._blocked_by
+            )
+            self._blocked_by = ""
+        if self._has_jobs():
+            self._asked_at, self._waited = clock(), waited_seconds(thread.native)
+            loop.call_soon_threadsafe(self._answer)
+        else:
+            self.active = False
+            self._timer.stop()
+
+    def _answer(self) -> None:
+        self._answered_at = clock()
+
+    def _report(self, thread: _LoopThread) -> None:
+        # Time in which the machine did not run the thread does not count.
+        seconds = clock() - self._asked_at - (waited_seconds(thread.native) - self._waited)
+        if self._blocked_by or seconds < 1.5 * BLOCKED_SECONDS:
+            return
+        self._blocked_by, stack = _blocking(thread)
+        _log.warning(
+            "the asyncio loop has been blocked for %.1f s by %s; all async jobs of this process"
+            " are waiting. Await instead, as with asyncio.Lock, or call asyncio.to_thread."
+            " Stack:\n%s",
+            seconds,
+            self._blocked_by,
+            stack,
+        )
+
+
+def _blocking(thread: _LoopThread) -> tuple[str, str]:
+    """Return the job on the stack of the loop's thread, and the stack."""
+    # Code that waits through gevent is a greenlet that does not run.
+    frame = thread.greenlet.gr_frame or sys._current_frames().get(thread.ident)
+    stack = "".join(traceback.format_stack(frame))
+    while frame is not None:
+        if frame.f_code is _Run._call.__code__:
+            job, message = frame.f_locals["job"], frame.f_locals["message"]
+            return f"queue {message.queue}, message {message.id}, job {job.name}", stack
+        frame = frame.f_back
+    return "code outside of jobs", stack
+
+
 class JobLoop(asyncio.SelectorEventLoop):
     """An asyncio loop whose default executor uses native threads.
+
+    :ivar thread: the thread that runs it.
 
     gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
     `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
@@ -205,6 +302,7 @@ class JobLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(JobSelector())
         self._helpers = _Helpers()
+        self.thread: _LoopThread | None = None
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.app_runs import AppRuns
+from tests.support.doc_pages import table
 
 APP = """
 import asyncio
 import multiprocessing
 import os
 import queue
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +63,7 @@ def use(kind, queue):
         thread.join()
     elif kind == "event":
         waiting.add(queue)
-        if len(waiting) == 4:
+        if len(waiting) == 4 or queue.startswith("process"):
             event.set()
         assert event.wait(20)
     elif kind == "run":
@@ -68,20 +71,36 @@ def use(kind, queue):
     elif kind == "processes":
         with multiprocessing.Pool(1) as processes:
             assert processes.map(abs, [-1]) == [1]
+    elif kind == "program":
+        subprocess.run(["true"], check=True)
 
-def job(message, context):
-    kind = message.queue.split(".")[1]
-    use(kind, message.queue)
+def wrote(message):
     with open("out", "a") as file:
         print(message.queue, 0, message.attempt, os.getpid(), file=file)
 
+def job(message, context):
+    use(message.queue.split(".")[1], message.queue)
+    wrote(message)
+
 async def coroutine(message, context):
-    if ".executor." in message.queue:
+    kind = message.queue.split(".")[1]
+    if kind in locks:
+        with locks[kind]:
+            inside[kind] += 1
+            assert inside[kind] == 1
+            await asyncio.sleep(0.01)
+            inside[kind] -= 1
+    elif kind in queues:
+        queues[kind].get()
+    elif kind == "event":
+        event.wait()
+    elif kind == "executor":
         for number in range(5):
             loop = asyncio.get_running_loop()
             assert await loop.run_in_executor(pool, lambda: time.sleep(0.001) or 7) == 7
-            await asyncio.sleep(0)
-    job(message, context)
+    else:
+        use(kind, message.queue)
+    wrote(message)
 
 app.job("thread.*", executor="thread")(job)
 app.job("process.*", executor="process")(job)
@@ -90,6 +109,39 @@ app.job("greenlet.*")(job)
 """
 SHARED = ("lock", "rlock", "semaphore", "condition", "short", "queue", "simple", "pool", "event")
 MESSAGES = 6
+KINDS = {
+    "threading.Lock": "lock",
+    "threading.BoundedSemaphore": "semaphore",
+    "threading.RLock": "rlock",
+    "threading.Condition": "condition",
+    "queue.Queue": "queue",
+    "queue.SimpleQueue": "simple",
+    "threading.Event": "event",
+    "concurrent.futures.ThreadPoolExecutor": "pool",
+    "threading.Thread": "thread",
+    "asyncio.run": "run",
+    "subprocess.run": "program",
+    "multiprocessing.Pool": "processes",
+}
+ERRORS = {
+    "rlock": "AssertionError",
+    "condition": "AssertionError",
+    "run": "cannot be called from a running event loop",
+    "program": "child watchers are only available on the default loop",
+    "processes": "child watchers are only available on the default loop",
+}
+EXECUTORS = ("greenlet", "thread", "async", "process")
+
+
+def cells(verdict: str) -> list[tuple[str, str]]:
+    """Return the cells of the table that begin with a word, as executor and kind."""
+    return [
+        (executor, KINDS[name])
+        for row in table("executors", "shared-objects").values()
+        for name in re.findall("`([^`]+)`", row[0])
+        for executor, cell in zip(EXECUTORS, row[1:], strict=True)
+        if cell.partition(" ")[0].strip(":,") == verdict
+    ]
 
 
 def unfinished(folder: Path, queues: list[str], messages: int = MESSAGES) -> list[str]:
@@ -108,38 +160,38 @@ def test_jobs_in_threads_and_greenlets_share(tmp_path: Path, executors: list[str
     assert unfinished(tmp_path, queues) == []
 
 
-@pytest.mark.parametrize(
-    ("executor", "kinds"),
-    [
-        ("thread", ["thread", "run"]),
-        ("greenlet", ["thread"]),
-        ("async", ["pool", "thread", "executor"]),
-        ("process", ["pool", "thread", "run", "processes"]),
-    ],
-)
-def test_what_else_jobs_of_an_executor_may_use(
-    tmp_path: Path, executor: str, kinds: list[str]
-) -> None:
-    queues = [f"{executor}.{kind}.{n}" for n in range(2) for kind in kinds]
+def test_each_cell_of_the_table_has_a_verdict() -> None:
+    verdicts = [cells(verdict) for verdict in ("works", "fails", "blocks")]
+    assert all(verdicts)
+    assert sum(map(len, verdicts)) == len(KINDS) * len(EXECUTORS)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_objects_that_jobs_of_an_executor_may_use(tmp_path: Path, executor: str) -> None:
+    kinds = [kind for name, kind in cells("works") if name == executor]
+    if executor == "async":
+        kinds.append("executor")  # run_in_executor with the pool
+    queues = [f"{executor}.{kind}.{n}" for n in range(4) for kind in kinds]
     assert unfinished(tmp_path, queues, 1) == []
 
 
-@pytest.mark.parametrize(
-    ("executor", "kind", "error"),
-    [
-        ("async", "run", "cannot be called from a running event loop"),
-        ("greenlet", "run", "cannot be called from a running event loop"),
-        ("thread", "processes", "child watchers are only available on the default loop"),
-    ],
-)
-def test_what_jobs_of_an_executor_may_not_use(
-    tmp_path: Path, executor: str, kind: str, error: str
-) -> None:
+@pytest.mark.parametrize(("executor", "kind"), cells("fails"))
+def test_objects_that_fail(tmp_path: Path, executor: str, kind: str) -> None:
     desk = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
     with contextlib.closing(desk) as runs:
         runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(4)])
-        assert runs.start(APP, "--burst").wait(60.0) == 0
-        letters = runs.broker.dead_letters
-        found = [each.error for n in range(4) for each in letters.records(f"{executor}.{kind}.{n}")]
-    assert found
-    assert all(error in each for each in found)
+        runs.start(APP).wait_for_line(rf"queue {executor}\.{kind}\..* failed, .*{ERRORS[kind]}")
+
+
+@pytest.mark.parametrize(("executor", "kind"), cells("blocks"))
+def test_objects_that_block_a_loop(tmp_path: Path, executor: str, kind: str) -> None:
+    """The log names the job: its messages waited forever without a line."""
+    desk = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
+    with contextlib.closing(desk) as runs:
+        runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(2)])
+        line = "the event loop has been blocked"
+        if executor == "async":
+            line = (
+                rf"the asyncio loop has been blocked .* queue async\.{kind}\.\d, message .*, job "
+            )
+        runs.start(APP).wait_for_line(line)
