@@ -90,6 +90,11 @@ class PostgresqlUnreachableError(PostgresqlError):
     server"""
 
 
+class PostgresqlConnectionsError(PostgresqlError):
+    """PostgreSQL at {server} gives this process no connection: {reason}; {remedy}; running workers
+    continue by themselves"""
+
+
 class PostgresqlUnansweredError(PostgresqlError):
     """PostgreSQL at {server} did not answer ({reason}), so it is not known whether the messages
     of this call were stored; send again with a dedup_key, or look for them with `qdo queues`"""

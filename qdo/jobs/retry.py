@@ -11,6 +11,8 @@ how the attempt ended          decision
 the body cannot be decoded     the policy's end at once: a retry would fail again
 ``raise Retry(after)``         retry after that time, or after the policy's backoff; after the
                                last attempt, the policy's end
+a resource of the broker ran   retry after the policy's backoff; the attempt does not count
+out, see `EXHAUSTED`
 any other exception            retry after the policy's backoff; after the last attempt, the
                                policy's end
 =============================  ==========================================================
@@ -48,7 +50,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from qdo.backoff import Backoff
-from qdo.errors import BodyDecodeError, PolicyError, UnknownSettingError, WorkerCrashedError
+from qdo.broker_errors import PostgresqlConnectionsError, PostgresqlFullError
+from qdo.errors import (
+    BodyDecodeError,
+    DatabaseFullError,
+    PolicyError,
+    UnknownSettingError,
+    WorkerCrashedError,
+)
 from qdo.outcomes import DeadLetter, Outcome, Retry, Skip, Stop
 from qdo.text import describe, did_you_mean, one_line
 
@@ -312,8 +321,24 @@ def decide(attempt: int, error: BaseException, policy: Policy, chance: float) ->
     return RetryMessage(terms.backoff.delay(attempt, chance) if after is None else after, counts)
 
 
+EXHAUSTED = {
+    (kind.__module__, kind.__name__)
+    for kind in (DatabaseFullError, PostgresqlFullError, PostgresqlConnectionsError)
+}
+"""Errors of a job that sends, when a resource of the broker has run out. Those of job processes
+arrive as names."""
+
+
+def lacks_resource(error: BaseException) -> bool:
+    """Return whether a job failed for want of a resource, which no message can change."""
+    kinds = type(error).__mro__
+    return not EXHAUSTED.isdisjoint((kind.__module__, kind.__name__) for kind in kinds)
+
+
 def only_waits(error: BaseException) -> bool:
     """Return whether an attempt does not count as failed, because its job only has to wait."""
+    if lacks_resource(error):
+        return True
     if Retry not in type(error).__mro__:
         return False
     try:

@@ -11,6 +11,7 @@ import psycopg.sql
 import pytest
 
 from qdo.broker_errors import (
+    PostgresqlConnectionsError,
     PostgresqlError,
     PostgresqlLoginError,
     PostgresqlRightsError,
@@ -109,8 +110,9 @@ def test_too_many_connections_of_a_role_are_told(postgresql: PostgresqlDatabase,
     with postgresql.connect() as connection:
         quoted = psycopg.sql.Identifier(role)
         connection.execute(psycopg.sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(quoted))
-    error = refused(postgresql.url(role), PostgresqlUnreachableError, 3)
+    error = refused(postgresql.url(role), PostgresqlConnectionsError, 3)
     assert "too many connections" in error.details["reason"]
+    assert "limit of the role" in error.details["remedy"]
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])

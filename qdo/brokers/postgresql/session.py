@@ -7,6 +7,8 @@ Python's `select`, which gevent replaces; a native thread must wait with the ori
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import select
 import time
@@ -19,6 +21,7 @@ from psycopg.abc import PQGen
 
 from qdo.broker_errors import (
     PostgresqlBusyError,
+    PostgresqlConnectionsError,
     PostgresqlError,
     PostgresqlFullError,
     PostgresqlLoginError,
@@ -31,6 +34,7 @@ from qdo.broker_errors import (
 )
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
+from qdo.system.home_loop import check_descriptors
 from qdo.system.native import original
 from qdo.text import printable
 
@@ -120,6 +124,10 @@ def _connect(
     while state != pq.PollingStatus.OK:
         if pgconn.status == pq.ConnStatus.BAD or state == pq.PollingStatus.FAILED:
             message = pgconn.get_error_message()
+            try:
+                check_descriptors(1)
+            except OSError as error:  # libpq does not say it
+                message = str(error.strerror)
             # Callers may keep the error, and it must not keep the socket.
             raise psycopg.OperationalError(message, pgconn=errors.finish_pgconn(pgconn))
         wanted = _READ if state == pq.PollingStatus.READING else _WRITE
@@ -270,9 +278,24 @@ _LOGIN = re.compile(
 """Errors at login: libpq gives them no SQLSTATE."""
 
 
-_REACH = re.compile("08|57P0|53300|3D000")
-"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns, too many connections, a
-missing database."""
+_REACH = re.compile("08|57P0|3D000")
+"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns, a missing database."""
+_REMEDIES = (
+    (
+        re.compile(
+            "too many (clients|connections)|connection slots are reserved|no more connections"
+            "|query_wait_timeout"
+        ),
+        "raise max_connections or the limit of the role, the database or the pooler, or run fewer"
+        " processes",
+    ),
+    (
+        re.compile("|".join(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE))),
+        "raise the limit of descriptors of this process, such as LimitNOFILE or `ulimit -n`",
+    ),
+)
+"""Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
+each with its remedy."""
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 """Errors of libpq about parameters of the address, before it connects."""
 
@@ -280,6 +303,9 @@ _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
     """Return the qdo error for an error of psycopg; `role` is logged in, "" if unknown."""
     reason, server = _reason(error), address.server
+    for lack, remedy in _REMEDIES:
+        if lack.search(reason):
+            return PostgresqlConnectionsError(server=server, reason=reason, remedy=remedy)
     for kinds, kind in _KINDS:
         if isinstance(error, kinds):
             return kind(server=server, reason=reason)

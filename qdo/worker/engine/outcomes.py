@@ -34,6 +34,7 @@ from qdo.jobs.retry import (
     SkipMessage,
     StopWorker,
     decide,
+    lacks_resource,
     only_waits,
 )
 from qdo.message import Message
@@ -184,13 +185,16 @@ class Outcomes:
         slot.waited = True
         self._observers.report(message, "retry" if decision.counts else "wait", reason)
         if not decision.counts:
-            _log.info(
-                "%s: message %s waits %.2f s, as its job demands; no attempt is counted: %s",
-                where(slot),
-                message.id,
-                decision.after_seconds,
-                reason,
-            )
+            args = where(slot), message.id, decision.after_seconds, reason
+            if lacks_resource(error):  # the same for all queues: their lines are limited together
+                _broker_log.warning(
+                    "%s: message %s waits %.2f s for the broker; no attempt is counted: %s", *args
+                )
+            else:
+                _log.info(
+                    "%s: message %s waits %.2f s, as its job demands; no attempt is counted: %s",
+                    *args,
+                )
             return self.wait(slot, decision.after_seconds)
         self._counters.retried += 1
         _log.warning(
