@@ -39,6 +39,7 @@ class Message:
     __slots__ = (
         "_id",
         "_registration",
+        "_sends",
         "_stop_at",
         "attempt",
         "body",
@@ -116,6 +117,12 @@ class Message:
         if SIGN.raised() or SIGN.claim_ended(self.queue, self.fence) or not self._leased():
             return True
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
+
+    @property
+    def _equal_sends(self) -> dict[str, int]:
+        """How often this attempt sent equal messages, by digest; see `qdo.sending.once`."""
+        self._sends: dict[str, int] = getattr(self, "_sends", {})
+        return self._sends
 
     def _leased(self) -> bool:
         """Return whether the lease of the worker is still valid, since the first call of this.

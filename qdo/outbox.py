@@ -45,7 +45,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from qdo.app import App
-from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker, Outgoing, SendOptions
 from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import UsageError
@@ -65,8 +65,6 @@ __all__ = ["Outbox"]
 
 _log = logging.getLogger(__name__)
 
-DEDUP_SECONDS = 604_800.0
-"""How long the broker recognizes a message: the longest pause of a relay between two steps."""
 BATCH = 500
 BATCH_BYTES = 16 * 1024 * 1024
 """Rows, and bytes of bodies, that are sent at once; a single body may be larger."""
@@ -213,5 +211,5 @@ def _outgoing(row: Any, marks: IdMarks | None) -> Outgoing:
     headers, body = with_header(row.headers, qdo_id=row.id), bytes(row.body)
     if marks is not None:
         headers = marks.marked(row.queue, headers, body)
-    terms = SendOptions(dedup_key=row.id, dedup_seconds=DEDUP_SECONDS)
+    terms = SendOptions(dedup_key=row.id, dedup_seconds=LASTING_DEDUP_SECONDS)
     return Outgoing(row.queue, body, row.key, headers, terms)

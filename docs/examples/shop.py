@@ -24,7 +24,7 @@ def charge(account, amount, reference):
 @app.job("account-*", policy=patient)
 def pay(message, context):
     charge(message.queue, message.body["amount"], message.id)
-    app.send("receipts", {"payment": message.id}, dedup_key=message.id)
+    app.send("receipts", {"payment": message.id}, once=message)
 
 
 @app.job("receipts")

@@ -20,6 +20,7 @@ from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError
+from qdo.message import Message
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
 
 OPEN_POLL = "poll "
@@ -156,6 +157,8 @@ class DelayedMessages:
 
 DEDUP_SECONDS = 300.0
 """Default window of a deduplication key."""
+LASTING_DEDUP_SECONDS = 604_800.0
+"""Window of what outboxes and repeated attempts send again: their longest pause in between."""
 
 
 REFERENCE = "store it elsewhere and send a reference"
@@ -197,6 +200,11 @@ class Capabilities:
     """How many backlogs a look at all queues requests at most, because each is a request that is
     paid for or counted; None: all of them."""
 
+    @property
+    def lasting_dedup(self) -> bool:
+        """Whether deduplication keys may be valid for `LASTING_DEDUP_SECONDS`."""
+        return self.dedup and (self.dedup_seconds or LASTING_DEDUP_SECONDS) >= LASTING_DEDUP_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
@@ -205,11 +213,13 @@ class SendOptions:
     :ivar due: Unix time in seconds before which it must not be delivered; None: at once.
     :ivar dedup_key: a queue stores the first message with a key. For `dedup_seconds` from its
         sending, sending another returns the id of the first.
+    :ivar once: the message whose job sends this one, if the key is made from it.
     """
 
     due: float | None = None
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
+    once: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)

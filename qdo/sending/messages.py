@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
+from qdo.brokers.base import (
+    DEDUP_SECONDS,
+    LASTING_DEDUP_SECONDS,
+    NO_DEDUP,
+    NO_DELAY,
+    Capabilities,
+    Outgoing,
+    SendOptions,
+)
 from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header, with_missing
 from qdo.errors import BodyLimitError, UnsupportedError, UsageError
+from qdo.message import Message
 from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
+from qdo.sending.once import once_options
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 
@@ -41,6 +51,7 @@ class NewMessage:
     dedup_key: str | None = None
     dedup_seconds: float | None = None
     after: int | None = None
+    once: Message | None = None
 
 
 AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
@@ -54,12 +65,16 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     data, head = encoded(message.queue, message.body, message.headers)
     if head is not None:
         _check_headers(message.queue, head)
+    given = head
     if message.after is not None:
         head = with_header(head, qdo_after=_time_of_documents(message.after))
-    delay, at, dedup_key = message.delay_seconds, message.at, message.dedup_key
-    if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
+    delay, at, dedup_key, once = message.delay_seconds, message.at, message.dedup_key, message.once
+    plain = delay is None and at is None and dedup_key is None and message.dedup_seconds is None
+    if plain and once is None:
         return Outgoing(message.queue, data, message.key, head)
     options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
+    if once is not None:
+        options = once_options(once, options, message.queue, message.key, given, body=data)
     if options is not None and options.due is not None:
         now = time_of_position(position_now())
         if options.due > now:
@@ -128,17 +143,21 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.6f}"
 
 
-def outgoing_of(message: AnyMessage) -> Outgoing:
-    """Return a checked message from any form that `App.send_many` takes."""
+def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
+    """Return a checked message from any form that `App.send_many` takes.
+
+    :param once: for a message that does not say it itself.
+    """
     if isinstance(message, tuple | list):
         if not 2 <= len(message) <= 4:
             raise UsageError(
                 reason="a message must be (queue, body), optionally followed by key and headers, "
                 f"got {message!r}"
             )
-        return build_outgoing(NewMessage(*message))
+        message = NewMessage(*message)
     if isinstance(message, NewMessage):
-        return build_outgoing(message)
+        own = once is None or message.once is not None
+        return build_outgoing(message if own else replace(message, once=once))
     if not isinstance(message, Mapping):
         raise UsageError(
             reason=f"a message must be a tuple, a dict or qdo.NewMessage, got {message!r}"
@@ -150,7 +169,7 @@ def outgoing_of(message: AnyMessage) -> Outgoing:
         raise UsageError(
             reason=f"a message as a dict must have the keys {fields}: {error}"
         ) from error
-    return build_outgoing(new)
+    return outgoing_of(new, once)
 
 
 def build_send_options(
@@ -236,6 +255,9 @@ def check_terms(capabilities: Capabilities, wanted: SendOptions | None, broker: 
     """Raise UnsupportedError for options that a broker does not support."""
     if wanted is None:
         return
+    if wanted.once is not None and not capabilities.lasting_dedup:
+        what = f"send once: it does not deduplicate for {LASTING_DEDUP_SECONDS / 86_400:g} days"
+        raise UnsupportedError(broker=broker, what=what, remedy="send without once")
     if wanted.due is not None and not capabilities.delay:
         raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
     if wanted.dedup_key is not None and not capabilities.dedup:

@@ -19,12 +19,14 @@ from qdo.sending.messages import (
     outgoing_of,
     with_defaults,
 )
+from qdo.sending.once import release_numbers
 from qdo.settings.settings import Settings, check_names, code_origin
 from qdo.settings.sources import load
 from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
+    from qdo.message import Message
     from qdo.sending.webhooks import DeclaredWebhook
 
 _Self = TypeVar("_Self", bound="Sender")
@@ -117,6 +119,7 @@ class Sender:
         dedup_key: str | None = None,
         dedup_seconds: float | None = None,
         after: int | None = None,
+        once: Message | None = None,
         connection: Any = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
@@ -132,6 +135,8 @@ class Sender:
             `dedup_seconds` of that message (default 300), store nothing and return its id.
         :param after: what `put` of a set of documents returned: the message's job sees documents
             at least that new, or after 5 seconds those that its process has.
+        :param once: the message whose job sends: its attempts of the next 7 days store nothing
+            that an earlier one has stored. Not with `dedup_key`.
         :param connection: send the message if, and only if, the transaction of this connection
             commits: a connection of psycopg, or a connection or session of SQLAlchemy, to the
             database of a PostgreSQL broker.
@@ -143,22 +148,34 @@ class Sender:
         :raises UnreachableError: the broker cannot be reached.
         """
         message = NewMessage(
-            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after
+            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after, once
         )
         return self.send_many([message], connection=connection)[0]
 
-    def send_many(self, messages: Iterable[AnyMessage], *, connection: Any = None) -> list[str]:
+    def send_many(
+        self,
+        messages: Iterable[AnyMessage],
+        *,
+        once: Message | None = None,
+        connection: Any = None,
+    ) -> list[str]:
         """Store many messages at once, all or none, and return their ids.
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
             ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
             `qdo.NewMessage`; order within a queue is kept.
+        :param once: as in `send`, for all messages that do not have it themselves.
         :param connection: as in `send`.
         """
-        outgoing = self._build_outgoing(messages)
-        if connection is not None:
-            return self.broker.send_within(connection, outgoing)
-        return self.broker.send_many(outgoing)
+        given = [outgoing_of(each, once) for each in messages]
+        try:
+            outgoing = self._checked(given)
+            if connection is not None:
+                return self.broker.send_within(connection, outgoing)
+            return self.broker.send_many(outgoing)
+        except BaseException:
+            release_numbers(given)
+            raise
 
     async def asend(
         self,
@@ -172,19 +189,27 @@ class Sender:
         dedup_key: str | None = None,
         dedup_seconds: float | None = None,
         after: int | None = None,
+        once: Message | None = None,
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
         A call that is cancelled, for instance by a timeout, may still have sent its message.
         """
         message = NewMessage(
-            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after
+            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after, once
         )
-        return (await self.broker.asend_many(self._build_outgoing([message])))[0]
+        return (await self.asend_many([message]))[0]
 
-    async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+    async def asend_many(
+        self, messages: Iterable[AnyMessage], *, once: Message | None = None
+    ) -> list[str]:
         """Send like `send_many`, from a coroutine: see `asend`."""
-        return await self.broker.asend_many(self._build_outgoing(messages))
+        given = [outgoing_of(each, once) for each in messages]
+        try:
+            return await self.broker.asend_many(self._checked(given))
+        except BaseException:
+            release_numbers(given)
+            raise
 
     def webhook(
         self,
@@ -213,8 +238,9 @@ class Sender:
             raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
         self.webhooks[path] = webhook
 
-    def _build_outgoing(self, messages: Iterable[AnyMessage]) -> list[Outgoing]:
-        outgoing = with_defaults(list(map(outgoing_of, messages)), self.default_headers)
+    def _checked(self, given: list[Outgoing]) -> list[Outgoing]:
+        """Return messages with the app's headers, encrypted if the settings say so."""
+        outgoing = with_defaults(given, self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:
             if len(message.body) > limit:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import gevent
 
 from qdo.app import OutboxTable
-from qdo.brokers.base import Broker
+from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker
 from qdo.coordination.member import Member
 from qdo.errors import UnsupportedError
-from qdo.outbox import DEDUP_SECONDS
 from qdo.text import describe, pluralize
 from qdo.worker.duties.duty import CurrentMember, Duty
 
@@ -37,12 +36,11 @@ class Relay(Duty):
     def __init__(
         self, outboxes: Sequence[OutboxTable], broker: Broker, current: CurrentMember | None = None
     ) -> None:
-        can = broker.capabilities
-        if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:
+        if not broker.capabilities.lasting_dedup:
             raise UnsupportedError(
                 broker="this broker",
                 what="relay an outbox: it does not deduplicate for "
-                f"{DEDUP_SECONDS / 86_400:g} days",
+                f"{LASTING_DEDUP_SECONDS / 86_400:g} days",
                 remedy="send with App.send after the commit",
             )
         self._outboxes = outboxes

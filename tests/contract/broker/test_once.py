@@ -1,0 +1,107 @@
+"""``once=`` on the brokers that deduplicate, and with each of its rules left out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import types
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App, Batch, Message, NewMessage
+from qdo.brokers.base import Capabilities
+from qdo.errors import UnreachableError, UnsupportedError, UsageError
+from qdo.sending import messages, once, sender
+from qdo.settings.settings import Settings
+from tests.simulation.mutants.edits import Edit
+from tests.support.brokers import LOGS, opening, rows
+
+
+@pytest.fixture
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    """An app whose default headers differ in each call, as those of tracing do."""
+    app, numbers = App("app"), count()
+    app.default_headers = lambda: {"traceparent": str(next(numbers))}
+    kind = getattr(request, "param", "memory")
+    with contextlib.ExitStack() as stack:
+        connect = stack.enter_context(opening(kind, tmp_path, request))
+        stack.enter_context(app.override_broker(connect(), Settings(app="app")))
+        yield app
+
+
+def check(app: App) -> None:
+    """Play attempts of two messages; the third attempt decides otherwise."""
+    for last in (2, 2, 3):
+        first = Message("q", 1, None, id="m")
+        app.send("a", 1, once=first)
+        app.send_many([("a", 1), NewMessage("b", 1, once=first)], once=first)
+        app.send("a", 1, f"key-{last}", once=first, delay_seconds=0)
+        asyncio.run(app.asend("a", last, once=first))
+    app.send("a", 1, once=Message("q", 2, None, id="another"))
+    stored = {queue: [row.body for row in rows(app.broker, queue)] for queue in "ab"}
+    assert stored == {"a": [b"1", b"1", b"1", b"2", b"1", b"3", b"1"], "b": [b"1"]}
+    message = Message("q", 1, None, id="m")
+    send_many = app.broker.send_many
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.broker, "send_many", lambda given: lose(send_many(given)))
+        with pytest.raises(UnreachableError):
+            app.send_many([("c", 1), ("c", 1)], once=message)
+    app.send_many([("c", 1), ("c", 1), ("c", 1)], once=message)
+    assert len(rows(app.broker, "c")) == 3
+
+
+def lose(answer: list[str]) -> list[str]:
+    raise UnreachableError(what="the broker", reason=f"lost {answer}")
+
+
+@pytest.mark.parametrize("app", LOGS, indirect=True)
+def test_attempts_store_once_what_they_send(app: App) -> None:
+    """O1 the same of several attempts, O2 equal ones each, O3 another decision."""
+    check(app)
+
+
+MUTANTS = {
+    "O1: a key of the attempt": ("ascii((once.id, *sent))", "ascii((once.id, id(once), *sent))"),
+    "O1: failed calls count": ("sends[digest] -= 1", "pass"),
+    "O1: the first number of a call is released first": ("in reversed(messages)", "in messages"),
+    "O2: equal messages have one number": ("= number + 1", "= number"),
+    "O2: without the job's message": ("ascii((once.id, *sent))", "ascii(sent)"),
+    "O3: without the body": (".encode() + body", ".encode()"),
+    "O3: without queue, key and headers": ("(once.id, *sent)", "(once.id,)"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_rule_left_out_is_found(app: App, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = types.ModuleType("mutant")
+    source = Path(str(once.__file__)).read_text()
+    exec(Edit("once.py", *MUTANTS[mutant]).apply(source), changed.__dict__)
+    monkeypatch.setattr(messages, "once_options", changed.once_options)
+    monkeypatch.setattr(sender, "release_numbers", changed.release_numbers)
+    with pytest.raises(AssertionError):
+        check(app)
+
+
+MESSAGE = Message("q", 1, None)
+
+
+@pytest.mark.parametrize(
+    "options", [{"once": "m"}, {"once": Batch([MESSAGE])}, {"once": MESSAGE, "dedup_key": "k"}]
+)
+def test_rejects_all_but_one_message(app: App, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        app.send("q", 1, **options)
+    assert caught.value.details["reason"].startswith(("once must be", "use once or"))
+
+
+def test_a_broker_must_deduplicate_for_days(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike SQS, which forgets keys after five minutes."""
+    able = Capabilities(True, True, True, True, True, 100, dedup=True, dedup_seconds=300.0)
+    monkeypatch.setattr(type(app.broker), "capabilities", able)
+    with pytest.raises(UnsupportedError) as caught:
+        app.send("q", 1, once=MESSAGE)
+    assert caught.value.details["remedy"] == "send without once"

@@ -1,0 +1,69 @@
+"""Jobs on every executor that send with ``once=``, and are killed while they do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdo import App
+from tests.support.cli import WORKER, command
+from tests.support.postgresql.schema import prepared
+
+JOBS = """
+import os, pathlib, signal
+import qdo
+
+app = qdo.App("shop", backoff_seconds=0.01, backoff_max_seconds=0.02)
+
+
+def die_once(message):
+    if not os.path.exists(message.queue):
+        pathlib.Path(message.queue).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.job("greenlet")
+@app.job("thread", executor="thread")
+@app.job("process", executor="process")
+def dispatch(message, context):
+    for number in range(10):
+        app.send(f"to-{number}", message.queue, once=message)
+        if number == 7:
+            die_once(message)
+    if message.attempt < 3:
+        raise ValueError("once more")
+
+
+@app.job("async")
+async def adispatch(message, context):
+    for number in range(10):
+        await app.asend(f"to-{number}", message.queue, once=message)
+        if number == 7:
+            die_once(message)
+    if message.attempt < 3:
+        raise ValueError("once more")
+"""
+KINDS = ["async", "greenlet", "process", "thread"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["files", "servers"])
+def test_a_killed_dispatch_stores_once(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """In files, and on PostgreSQL with ZooKeeper."""
+    (tmp_path / "once_jobs.py").write_text(JOBS)
+    places = {"QDO_BROKER": f"sqlite:{tmp_path}/messages.db", "QDO_PROCESSES": "2"}
+    if place == "servers":
+        places["QDO_BROKER"] = prepared(request.getfixturevalue("postgresql_url"))
+        places["QDO_COORDINATOR"] = request.getfixturevalue("zookeeper_url")
+    with App("shop", broker=places["QDO_BROKER"]) as app:
+        app.send_many([(kind, 1) for kind in KINDS])
+        ended = command(*WORKER, "once_jobs:app", "--burst", cwd=tmp_path, env=places)
+        assert ended.code == 0, ended.err
+        assert all((tmp_path / kind).exists() for kind in KINDS)
+        for number in range(10):
+            rows = app.broker.reader(f"to-{number}", 0).fetch(1000)
+            assert sorted(json.loads(row[1]) for row in rows) == KINDS
