@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from qdo.jobs.job import Job as Job
     from qdo.jobs.retry import Policy as Policy
     from qdo.jobs.retry import Rule as Rule
+    from qdo.message import HIGH as HIGH
+    from qdo.message import LOW as LOW
+    from qdo.message import NORMAL as NORMAL
+    from qdo.message import URGENT as URGENT
     from qdo.message import Batch as Batch
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("errors", "idempotency", "outcomes", "positions")
 _HOMES = {
+    **dict.fromkeys(("HIGH", "LOW", "NORMAL", "URGENT"), "qdo.message"),
     "App": "qdo.app",
     "Batch": "qdo.message",
     "DeadLetter": "qdo.outcomes",
@@ -61,6 +66,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "HIGH",
+    "LOW",
+    "NORMAL",
+    "URGENT",
     "App",
     "Batch",
     "DeadLetter",

@@ -130,7 +130,7 @@ class App(OperatorCalls):
         :param policy: the consequences of failed attempts. The setting `policies` overrides it;
             without a policy, `attempts` and the backoff settings apply.
         :param order: which messages of a queue wait for each other: all of them ("queue"), those
-            of the same key ("key"), or none ("none").
+            of the same key ("key"), or none ("none"); or the most urgent first ("priority").
         :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.

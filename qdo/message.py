@@ -14,6 +14,20 @@ from qdo.positions import IdScheme, message_id, time_of_position
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
 
+URGENT, HIGH, NORMAL, LOW = 0, 3, 5, 7
+"""Priorities of messages, of 0 to 9; `NORMAL` is the default."""
+PRIORITY = "qdo-priority"
+"""The header with a priority other than `NORMAL`."""
+
+
+def priority_of(headers: Mapping[str, Any]) -> int:
+    """Return the priority in headers; another program may have written any value."""
+    found = headers.get(PRIORITY)
+    if isinstance(found, str) and len(found) == 1 and "0" <= found <= "9":
+        return int(found)
+    return NORMAL
+
+
 STOPPING_SHARE = 0.9
 """The share of its timeout after which a job should stop."""
 
@@ -148,6 +162,11 @@ class Message:
     def due(self) -> float | None:
         """Unix time in seconds until which the message was delayed, None without a delay."""
         return stored_time(self.headers, DUE)
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; the smallest first, in a job with ``order="priority"``."""
+        return priority_of(self.headers)
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"

@@ -49,6 +49,7 @@ from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker, Outgoing, SendOption
 from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import UsageError
+from qdo.message import NORMAL
 from qdo.positions import new_id, position_now, time_of_position
 from qdo.sending.messages import (
     Moment,
@@ -112,6 +113,7 @@ class Outbox:
         *,
         delay_seconds: float | None = None,
         at: Moment | None = None,
+        priority: int = NORMAL,
     ) -> str:
         """Send a message after the transaction of the session is committed; return its id.
 
@@ -125,7 +127,8 @@ class Outbox:
                 reason="the session must be a Session or Connection of SQLAlchemy, got "
                 f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
-        message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
+        new = NewMessage(queue, body, key, headers, delay_seconds, at, priority=priority)
+        message = build_outgoing(new)
         (message,) = with_defaults([message], self._app.default_headers)
         check_size(message, self._app.settings.max_body_bytes)
         (message,) = encrypted([message], self._app.settings, self._app.name)

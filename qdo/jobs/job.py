@@ -43,7 +43,7 @@ class Job:
         "process").
     :ivar policy: the consequences of failed attempts, None for those in the settings.
     :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
-        "none": any.
+        "none": any; "priority": one message at a time, the most urgent first.
     :ivar concurrency: messages of one queue in flight at once, None for the default of `order`.
     :ivar batch: maximum size of the `qdo.Batch` it is called with, None: it is called with one
         message.
@@ -87,7 +87,7 @@ class Job:
     @property
     def lanes(self) -> int:
         """How many messages of one queue may be in flight at once."""
-        if self.order == "queue":
+        if self.order in ("queue", "priority"):
             return 1
         return CONCURRENCY if self.concurrency is None else self.concurrency
 

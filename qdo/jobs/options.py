@@ -101,7 +101,7 @@ def _check_process_only(name: str, memory_mib: int | None, recycle_after: int | 
             )
 
 
-Order = Literal["queue", "key", "none"]
+Order = Literal["queue", "key", "none", "priority"]
 
 
 CONCURRENCY = 10
@@ -128,13 +128,13 @@ def check_order(
             name,
             f"concurrency must be an integer from 1 to {MOST_CONCURRENCY}, got {concurrency!r}",
         )
+    if order in ("queue", "priority") and concurrency not in (None, 1):
+        raise _invalid(
+            name,
+            f"concurrency={concurrency} requires messages that do not wait for each other; "
+            "add order='key' or order='none', or omit concurrency",
+        )
     if order == "queue":
-        if concurrency not in (None, 1):
-            raise _invalid(
-                name,
-                f"concurrency={concurrency} requires messages that do not wait for each other; "
-                "add order='key' or order='none', or omit concurrency",
-            )
         return
     if checkpoint == "message":
         raise _invalid(
@@ -165,11 +165,11 @@ def check_batch(
         return
     if not _in_range(batch, MOST_BATCH):
         raise _invalid(name, f"batch must be an integer from 1 to {MOST_BATCH}, got {batch!r}")
-    if order == "key":
+    if order in ("key", "priority"):
         raise _invalid(
             name,
             f"batch={batch} processes a queue batch by batch, so its messages wait for more than "
-            "their own key, which contradicts order='key'; omit one of them",
+            f"their own {order}, which contradicts order={order!r}; omit one of them",
         )
     if executor == "process":
         raise _invalid(

@@ -22,6 +22,7 @@ from qdo.coordination.znodes.queue_node import (
 )
 from qdo.encoding import DUE, ID, SENT, parsed, stored_time
 from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.message import priority_of
 from qdo.ops.dead_letters import body_value, decrypted
 from qdo.positions import TIME_POSITIONS, format_position, position_of_time
 from qdo.queues import check_path_part
@@ -363,6 +364,7 @@ def peek_item(
         "kind": message.kind,
         "position": None if message.position is None else str(message.position),
         "key": message.key,
+        "priority": priority_of(parsed(message.headers) or {}),
         "sent": message.sent,
         "due": message.due,
         "attempts": 0 if failure is None else failure.attempts,

@@ -18,7 +18,7 @@ from qdo.brokers.base import (
 )
 from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header, with_missing
 from qdo.errors import BodyLimitError, UnsupportedError, UsageError
-from qdo.message import Message
+from qdo.message import NORMAL, Message
 from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
 from qdo.sending.once import once_options
@@ -52,6 +52,7 @@ class NewMessage:
     dedup_seconds: float | None = None
     after: int | None = None
     once: Message | None = None
+    priority: int = NORMAL
 
 
 AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
@@ -68,6 +69,8 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     given = head
     if message.after is not None:
         head = with_header(head, qdo_after=_time_of_documents(message.after))
+    if message.priority != NORMAL:
+        head = with_header(head, qdo_priority=_priority(message.priority))
     delay, at, dedup_key, once = message.delay_seconds, message.at, message.dedup_key, message.once
     plain = delay is None and at is None and dedup_key is None and message.dedup_seconds is None
     if plain and once is None:
@@ -88,6 +91,14 @@ def _time_of_documents(after: Any) -> str:
             reason=f"after must be a time that a set of documents returned, got {after!r:.60}"
         )
     return str(after)
+
+
+def _priority(priority: Any) -> str:
+    if type(priority) is not int or not 0 <= priority <= 9:
+        raise UsageError(
+            reason=f"priority must be an integer from 0, the most urgent, to 9, got {priority!r}"
+        )
+    return str(priority)
 
 
 def _check_key(key: Any) -> None:

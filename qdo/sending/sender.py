@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.connections.broker import OpenBroker, open_broker_with_doorbell
 from qdo.errors import SettingsError, UsageError
+from qdo.message import NORMAL, Message
 from qdo.sending.messages import (
     AnyMessage,
     Moment,
@@ -26,7 +27,6 @@ from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
-    from qdo.message import Message
     from qdo.sending.webhooks import DeclaredWebhook
 
 _Self = TypeVar("_Self", bound="Sender")
@@ -120,6 +120,7 @@ class Sender:
         dedup_seconds: float | None = None,
         after: int | None = None,
         once: Message | None = None,
+        priority: int = NORMAL,
         connection: Any = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
@@ -137,6 +138,8 @@ class Sender:
             at least that new, or after 5 seconds those that its process has.
         :param once: the message whose job sends: its attempts of the next 7 days store nothing
             that an earlier one has stored. Not with `dedup_key`.
+        :param priority: 0 to 9, the smallest first, for jobs with ``order="priority"``:
+            `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
         :param connection: send the message if, and only if, the transaction of this connection
             commits: a connection of psycopg, or a connection or session of SQLAlchemy, to the
             database of a PostgreSQL broker.
@@ -147,9 +150,8 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = NewMessage(
-            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after, once
-        )
+        given = (delay_seconds, at, dedup_key, dedup_seconds, after, once, priority)
+        message = NewMessage(queue, body, key, headers, *given)
         return self.send_many([message], connection=connection)[0]
 
     def send_many(
@@ -190,14 +192,14 @@ class Sender:
         dedup_seconds: float | None = None,
         after: int | None = None,
         once: Message | None = None,
+        priority: int = NORMAL,
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
         A call that is cancelled, for instance by a timeout, may still have sent its message.
         """
-        message = NewMessage(
-            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after, once
-        )
+        given = (delay_seconds, at, dedup_key, dedup_seconds, after, once, priority)
+        message = NewMessage(queue, body, key, headers, *given)
         return (await self.asend_many([message]))[0]
 
     async def asend_many(

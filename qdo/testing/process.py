@@ -165,6 +165,9 @@ class Process:
         now = self.clock.passed()
         began = self._began.pop((event.queue, event.position), now)
         self._world.note(event, self._fences.get(event.queue, 0), now - began)
+        slot = self._dispatcher.slots.get(event.queue)
+        if event.queue in self._news and slot is not None and slot.lanes is not None:
+            slot.lanes.wake()  # the next message may be a more urgent one
 
     def _woken(self, queues: Iterable[str]) -> None:
         self._news.update(queues)

@@ -316,7 +316,7 @@ def _purge_item(
 
 SHOWN = 60
 """Characters of a body in a table."""
-_PEEK_COLUMNS = ("id", "kind", "key", "sent", "due", "attempts", "body_bytes")
+_PEEK_COLUMNS = ("id", "kind", "key", "priority", "sent", "due", "attempts", "body_bytes")
 _FAILURES = ("error", "next_attempt")
 
 
@@ -363,10 +363,11 @@ def peek_messages(
     form: str,
     settings: Settings,
 ) -> None:
-    """Show messages of a queue that are not done, in the order in which they will run.
+    """Show messages of a queue that are not done, in the order of the queue.
 
-    They stay where they are: nothing is received, and nothing changes. Delayed ones come last. A
-    message that waits may be in flight; cancelled ones are not shown.
+    A job with order="priority" runs those with the smallest PRIORITY first. They stay where they
+    are: nothing is received, and nothing changes. Delayed ones come last. A message that waits may
+    be in flight; cancelled ones are not shown.
     """
     if name is not None and kind is not None:
         raise UsageError(reason="give --kind or --id, not both")

@@ -21,6 +21,7 @@ from qdo.cli.output import parse_duration, parse_time, print_message
 from qdo.connections.broker import open_broker_with_doorbell
 from qdo.encoding import MAX_STORED_BODY_BYTES, RESERVED, JsonText, decode_strictly
 from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError
+from qdo.message import NORMAL
 from qdo.queues import check_queue_name
 from qdo.sending.messages import (
     NewMessage,
@@ -68,6 +69,7 @@ class LineFormat:
     max_bytes: int
     at: float | None = None
     larger: str = REFERENCE
+    priority: int = NORMAL
 
     def message(self, line: bytes) -> NewMessage:
         """Return the message of a line, its unchanged body; raise LineProblem if it is invalid."""
@@ -78,7 +80,7 @@ class LineFormat:
             raise self._too_large(f"{len(line)}")
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         key = _text_at(value, self.key_field) if self.key_field else None
-        return NewMessage(queue, JsonText(line), key, at=self.at)
+        return NewMessage(queue, JsonText(line), key, at=self.at, priority=self.priority)
 
     def _too_large(self, size: str) -> LineProblem:
         return LineProblem(
@@ -274,6 +276,13 @@ SPACE_BYTES = 1024
 @click.option(
     "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
 )
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    default=NORMAL,
+    show_default=True,
+    help='0 is the most urgent, for jobs with order="priority"; with a file, of each line.',
+)
 @with_settings("app", "broker", "group", pass_app=True)
 def send(
     queue: str | None,
@@ -288,6 +297,7 @@ def send(
     at: str | None,
     dedup_key: str | None,
     dedup_seconds: str | None,
+    priority: int,
     code: App | None,
     settings: Settings,
 ) -> None:
@@ -305,14 +315,14 @@ def send(
     """
     app = require_app(settings)
     strays = Strays(code)
-    names = _headers(headers)
     options = _options(delay, at, dedup_key, dedup_seconds)
     if path is None or raw:
         if queue is None or (body is None) == (path is None) or queue_field or key_field:
             raise _misused(raw)
         check_queue_name(queue)
         data = os.fsencode(body) if body is not None else _contents(path or "-", queue, settings)
-        message = _message(queue, data if raw else _json(data), key, names, options)
+        sent = data if raw else _json(data)
+        message = _message(queue, sent, key, _headers(headers), options, priority)
         strays.note(queue)
         _send_one(settings, app, message)
         strays.report()
@@ -322,7 +332,7 @@ def send(
     if queue is not None:
         check_queue_name(queue)
     due = None if options is None else options.due
-    form = LineFormat(queue, queue_field, key_field, 0, due)
+    form = LineFormat(queue, queue_field, key_field, 0, due, priority=priority)
     _send_file(settings, app, path, form, options, strays.note)
     strays.report()
 
@@ -397,9 +407,10 @@ def _message(
     key: str | None,
     headers: Mapping[str, str],
     options: SendOptions | None,
+    priority: int,
 ) -> NewMessage:
     if options is None:
-        return NewMessage(queue, body, key, headers)
+        return NewMessage(queue, body, key, headers, priority=priority)
     dedup_seconds = None if options.dedup_key is None else options.dedup_seconds
     return NewMessage(
         queue,
@@ -409,6 +420,7 @@ def _message(
         at=options.due,
         dedup_key=options.dedup_key,
         dedup_seconds=dedup_seconds,
+        priority=priority,
     )
 
 

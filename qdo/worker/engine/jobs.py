@@ -32,7 +32,7 @@ from qdo.worker.metrics.meters import JobMeter
 
 _log = logging.getLogger(__name__)
 
-_STRICTNESS = {"none": 0, "key": 1, "queue": 2}
+_STRICTNESS = {"none": 0, "key": 1, "queue": 2, "priority": 2}
 NAMES_SHOWN = 5
 
 
@@ -70,6 +70,11 @@ def check_jobs(
 def _check_time(jobs: Iterable[Job], broker: Broker) -> None:
     hold = broker.capabilities.hold_seconds
     for job in jobs:
+        if job.order == "priority" and not broker.positions.stable:
+            raise UsageError(
+                reason=f"job {job.name}: order='priority' requires stable positions, which SQS "
+                "does not have; give urgent messages queues of their own, or use another broker"
+            )
         if hold is not None and job.timeout_seconds is not None and job.timeout_seconds > hold:
             raise UsageError(
                 reason=f"job {job.name}: timeout_seconds must be at most {hold:g}, got "

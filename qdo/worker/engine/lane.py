@@ -41,6 +41,8 @@ class LaneOwner(Protocol):
 
     def drop_expired(self, lane: Lane) -> None: ...
 
+    def admits(self, lane: Lane) -> bool: ...
+
     def publish(self) -> None: ...
 
 
@@ -171,13 +173,13 @@ class Lane:
     def __next__(self) -> Row:
         self._owner.settle(self)
         self._owner.drop_expired(self)
-        if not self.rows or self._first_has_failure():
+        if not self.rows or self._stops_here():
             raise StopIteration
         self._owner.counters.attempts += 1
         self.started += 1
         return self.rows[0]
 
-    def _first_has_failure(self) -> bool:
+    def _stops_here(self) -> bool:
         """Whether the first message failed elsewhere and its failure is not in the claim yet.
 
         The message may be read while the lane runs; the next run handles the failure.
@@ -244,12 +246,14 @@ class LaneSpec:
     :ivar limit: maximum lanes that run at once.
     :ivar single: there is one lane only, because the queue is processed in order: nothing is
         read while it is blocked.
+    :ivar by_priority: the lane with the smallest key runs first, see `priorities`.
     :ivar key_of: returns the lane of a row.
     :ivar hold_seconds: maximum time for which the broker hides a message; None if it never does.
     """
 
     limit: int
     single: bool
+    by_priority: bool
     key_of: Callable[[Row], object]
     hold_seconds: float | None
 
@@ -286,6 +290,7 @@ class WatermarkTracker:
         self._head.newest = last
         self._tail = self._head
         self._pending: dict[int, _Pending] = {}
+        self._ranges = 0
 
     @property
     def last(self) -> int:
@@ -295,6 +300,11 @@ class WatermarkTracker:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def ranges(self) -> int:
+        """The number of runs above the watermark, the recorded ones included."""
+        return self._ranges + len(self._known)
+
     def __contains__(self, position: int) -> bool:
         return position in self._pending
 
@@ -303,9 +313,8 @@ class WatermarkTracker:
         while self._known and self._known[-1][1] < position:
             self._known.pop()
         if self._known and self._known[-1][0] <= position:
-            tail = self._tail
-            tail.first = tail.first or position
-            tail.newest = position
+            self._extend(self._tail, position)
+            self._tail.newest = position
             return False
         node = _Pending(self._tail)
         self._tail.after = self._tail = self._pending[position] = node
@@ -317,13 +326,21 @@ class WatermarkTracker:
         before, after = node.before, node.after
         if before is None:
             raise KeyError(position)
-        before.first = before.first or position
+        if node.first:
+            self._ranges -= 1
+        self._extend(before, position)
         before.newest = node.newest or position
         before.after = after
         if after is None:
             self._tail = before
         else:
             after.before = before
+
+    def _extend(self, node: _Pending, first: int) -> None:
+        """Let a run begin behind a pending message, unless one does."""
+        if not node.first:
+            node.first = first
+            self._ranges += node is not self._head
 
     def runs(self, most: int) -> tuple[Run, ...]:
         """Return the lowest runs above the watermark, at most `most`.
@@ -397,6 +414,11 @@ class LaneProgress:
     def __len__(self) -> int:
         """Return the number of messages that are read and not done."""
         return len(self._window)
+
+    @property
+    def ranges(self) -> int:
+        """The number of ranges of done messages above the watermark."""
+        return self._window.ranges
 
     def add(self, position: int) -> bool:
         """Add the next message that was read; return False if it is done, or cancelled."""

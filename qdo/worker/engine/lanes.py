@@ -1,9 +1,9 @@
-"""A queue whose messages do not all wait for each other: ``order="key"`` and ``order="none"``.
+"""A queue whose messages do not all wait for each other: every order but ``order="queue"``.
 
 A *lane* is a queue within the queue: the messages of one key, in their order. With
-``order="none"`` every message is a lane of its own. A lane ends its messages by the same rules
-as a queue (`pipeline`, `outcomes`). A backoff, a block or a dead letter that cannot be
-stored holds up its own lane only.
+``order="none"`` every message is a lane of its own, and with ``order="priority"`` every priority
+(`priorities`). A lane ends its messages by the same rules as a queue (`pipeline`, `outcomes`). A
+backoff, a block or a dead letter that cannot be stored holds up its own lane only.
 
 =========  =========================================================  =======================
 a lane is  meaning                                                    next
@@ -42,6 +42,12 @@ from qdo.worker.engine.jobs import Turn, in_batches
 from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneSlot, LaneSpec
 from qdo.worker.engine.limits import Grant
 from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.priorities import (
+    SLICE_SECONDS,
+    Priorities,
+    PriorityLane,
+    priority_of_row,
+)
 from qdo.worker.engine.row_runner import RowRunner
 from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_attempt
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
@@ -85,6 +91,8 @@ class Lanes:
         self.progress = LaneProgress(
             claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
         )
+        lanes = self._lanes.values()
+        self._priorities = Priorities(self.progress, lanes) if spec.by_priority else None
         # Reading is ahead of processing: it has a slot and a claim of its own.
         self._source = Slot(slot.queue, slot.durations)
         self._source.subscription = slot.subscription
@@ -141,6 +149,8 @@ class Lanes:
             return TurnResult.PAUSED
         while self._parked and self._parked[0][0] <= now:
             self._ready.append(heapq.heappop(self._parked)[2])
+        while self._priorities is not None and not self._running and self._wants_more():
+            self._read()
         while self._start_ready() and self._wants_more():
             self._read()
         if self._running or (self._ready and self.admitted_at <= now):
@@ -168,10 +178,23 @@ class Lanes:
             if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
                 self._permits.release()
                 return False
-            lane = self._ready.popleft()
+            lane = self._take_ready()
             lane.slot.grant, self.grant = self.grant, None
             self._running[lane] = gevent.spawn(self._run, lane)
         return False
+
+    def _take_ready(self) -> Lane:
+        if self._priorities is None:
+            return self._ready.popleft()
+        lane = self._priorities.first_of(self._ready)
+        self._ready.remove(lane)
+        return lane
+
+    def admits(self, lane: Lane) -> bool:
+        """Return whether a lane that runs may start its next message before all ready ones."""
+        if self._priorities is None:
+            return True
+        return not self._wants_more() and self._priorities.admit(lane, self._ready)
 
     def _wants_more(self) -> bool:
         if self._tip or self._source.not_before > self._clock():
@@ -269,7 +292,8 @@ class Lanes:
         lane = self._lanes.get(key)
         if lane is None:
             claim = LaneClaim(self.claim, row[0] - 1)
-            lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            kind = Lane if self._priorities is None else PriorityLane
+            lane = kind(self, key, LaneSlot(self._slot, self.claim, claim), claim)
             self._lanes[key] = lane
             self._ready.append(lane)
         failure = self.progress.take_failure(row[0])
@@ -316,14 +340,16 @@ class Lanes:
             now = self._clock()
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
-            until = min(claim.lease.until, now + self._engine.settings.now.turn_seconds)
+            sliced = self._priorities is not None
+            seconds = SLICE_SECONDS if sliced else self._engine.settings.now.turn_seconds
+            until = min(claim.lease.until, now + seconds)
             lane.take_over()
             self.settle(lane)
             self.drop_expired(lane)
             lane.take_failure()
             result = self._runner.run_lane(self._turn, lane, until)
             self.settle(lane)
-            if result is not TurnResult.MORE or not lane.rows or self._ready:
+            if result is not TurnResult.MORE or not lane.rows or self._ready or sliced:
                 return result
             if self._gate is not None and lane.slot.grant is None:
                 return result  # no permit is left for its next message
@@ -372,6 +398,7 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "queue": lambda row: None,
     "key": itemgetter(2),
     "none": itemgetter(0),
+    "priority": priority_of_row,
 }
 """The value that the messages of a lane have in common."""
 
@@ -419,6 +446,7 @@ class LaneTurns:
         spec = LaneSpec(
             limit=job.lanes,
             single=job.order == "queue",
+            by_priority=job.order == "priority",
             key_of=_LANE_OF[job.order],
             hold_seconds=engine.broker.capabilities.hold_seconds,
         )

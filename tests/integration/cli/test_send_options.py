@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -48,6 +49,24 @@ def stored(queue: str) -> list[tuple[bytes, str | None, dict[str, str]]]:
 def delayed(queue: str) -> int:
     with App("a") as app:
         return app.broker.catalog.backlog(queue, 0).delayed
+
+
+def test_priorities(cli: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """For one message or for each line; `qdo peek` shows them."""
+    assert cli("q", "1", "--priority", "0").code == 0
+    Path("lines").write_text("2\n3\n")
+    assert cli("q", "--file", "lines", "--priority", "9").code == 0
+    assert cli("q", "4").code == 0
+    assert cli("q", "5", "--priority", "10").code == 2
+    assert [headers for _, _, headers in stored("q")] == [
+        {"qdo-priority": "0"},
+        {"qdo-priority": "9"},
+        {"qdo-priority": "9"},
+        {},
+    ]
+    assert run(qdo, "qdo", ("peek", "q", "-o", "csv")) == 0
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert [row[header.index("priority")] for row in rows] == ["0", "9", "9", "5"]
 
 
 def test_delays(cli: Run) -> None:

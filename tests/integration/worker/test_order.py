@@ -553,6 +553,9 @@ def test_nothing_is_lost_whatever_happens(tmp_path: Path, order: Any, seed: int)
         ({"order": "key", "concurrency": True}, "concurrency"),
         ({"concurrency": 5}, "order='key'"),
         ({"order": "key", "checkpoint": "message"}, "checkpoint='message'"),
+        ({"order": "priority", "checkpoint": "message"}, "checkpoint='message'"),
+        ({"order": "priority", "concurrency": 2}, "concurrency=2"),
+        ({"order": "priority", "batch": 2}, "batch=2"),
         ({"order": "none", "policy": qdo.Policy(then="block")}, "block"),
     ],
 )

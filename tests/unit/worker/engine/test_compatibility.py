@@ -11,6 +11,7 @@ import pytest
 
 from qdo.app import App
 from qdo.brokers.base import Capabilities
+from qdo.brokers.sqs.codec import SqsPositions
 from qdo.errors import UsageError
 from qdo.jobs.options import Order
 from qdo.jobs.retry import Policy
@@ -91,6 +92,14 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     assert '@app.job(order="none")' in text
     assert "\n" not in text
     assert caught.value.exit_code == 2
+
+
+def test_priorities_need_stable_positions(broker: MixedBroker) -> None:
+    """Which SQS does not have, whatever its queues are called."""
+    broker.positions = SqsPositions()
+    with pytest.raises(UsageError) as caught:
+        check_jobs(app_of("priority")[0], broker, lambda queue: False, policy)
+    assert "give urgent messages queues of their own" in caught.value.details["reason"]
 
 
 def test_config_warnings_of_the_broker_are_logged(

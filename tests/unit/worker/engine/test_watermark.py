@@ -49,7 +49,7 @@ def test_the_watermark_is_the_longest_done_prefix(
         for each in positions[:read]:
             assert covered(each, window.last, runs) == (each in done)
         assert list(runs) == sorted(runs)
-        assert len(runs) <= len(window)
+        assert window.ranges == len(runs) <= len(window)
         assert window.runs(most) == runs[:most]
 
 
