@@ -58,7 +58,6 @@ from qdo.worker.drain import Drain, StopRequests
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.duty import (
     CheckpointProgress,
-    Chores,
     CurrentMember,
     DoorbellListener,
     Duties,
@@ -67,8 +66,8 @@ from qdo.worker.duties.duty import (
     LeftMessages,
     QueueTimers,
     TimeLimit,
-    further_chores,
 )
+from qdo.worker.duties.leading import Chores, further_chores
 from qdo.worker.duties.member_factory import MemberFactory, MemberParts
 from qdo.worker.duties.membership import ClaimEvents, MembershipLoop, leave
 from qdo.worker.duties.queues import Discovery

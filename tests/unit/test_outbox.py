@@ -24,7 +24,8 @@ from qdo.encoding import parsed
 from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, UsageError
 from qdo.outbox import Outbox
 from qdo.settings.vaults import marks_of
-from qdo.worker.duties.outbox_relay import LOOK_SECONDS, POLL_SECONDS, RETRY_SECONDS, Relay
+from qdo.worker.duties.leading import LOOK_SECONDS
+from qdo.worker.duties.outbox_relay import POLL_SECONDS, RETRY_SECONDS, Relay
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker

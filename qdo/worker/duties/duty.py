@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import abc
-import json
 import logging
-import random
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import gevent
 from gevent.event import Event
 
 from qdo.brokers.base import OPEN_POLL, Broker
-from qdo.coordination.leader_queues import Chore
 from qdo.coordination.member import Member
-from qdo.errors import NodeRefusedError, QdoError, UnreachableError
-from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
-from qdo.fleet.chores import (
-    ChoreRecord,
-    CopiedActionsChore,
-    EmptyLocksChore,
-    LostActionsChore,
-    SurplusChore,
-    write_records,
-)
-from qdo.fleet.components import LevelChore
-from qdo.fleet.settings_machine import surplus_versions
-from qdo.history.recorder import MAX_KEPT, RecordedAction, Recorder
+from qdo.errors import QdoError
+from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.settings.hosts import host_shown
 from qdo.settings.settings import Settings
@@ -226,37 +210,6 @@ class HistoryDuty(Duty):
             self._writer.close()
 
 
-def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
-    """Let an entry of the action log be stored; return whether there was room for it."""
-    if len(recorder.actions) >= MAX_KEPT:
-        return False
-    before, after = (
-        None if values is None else json.dumps(dict(values))
-        for values in (entry.before, entry.after)
-    )
-    recorder.actions.append(
-        RecordedAction(
-            entry.id,
-            entry.at,
-            entry.by,
-            entry.account,
-            entry.command,
-            entry.target,
-            before,
-            after,
-            entry.reason,
-        )
-    )
-    return True
-
-
-def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
-    """Return the chores of a worker that has a history."""
-    if recorder is None:
-        return []
-    return [("copied-actions", CopiedActionsChore(partial(keep_action, recorder)))]
-
-
 LOOK_SECONDS = 1.0
 """How often the listener looks for new idle queues. The doorbell's count shows a notification
 in between."""
@@ -315,74 +268,3 @@ class DoorbellListener(Duty):
         slot = self._slots.get(queue)
         if slot is not None and slot.subscription is not None:
             slot.subscription.poll_now()
-
-
-PERIOD_SECONDS = 60.0
-
-
-class Chores(Duty):
-    """Does the chores one after the other while this worker leads, once in each period.
-
-    A chore that fails is repeated in the next period. Two workers that do the same chore, because
-    one does not know yet that it was deposed, do no harm: the fence rejects its transactions.
-
-    :param further: chores that are done first, by name.
-    """
-
-    name = "chores"
-
-    def __init__(
-        self,
-        current: CurrentMember,
-        further: Iterable[tuple[str, Chore]] = (),
-        period_seconds: float = PERIOD_SECONDS,
-    ) -> None:
-        self._current = current
-        self._period_seconds = period_seconds
-        self._chores: Sequence[tuple[str, Chore]] = (
-            *further,
-            ("lost-actions", LostActionsChore()),
-            ("action-outputs", SurplusChore(lambda each: each.fleet.actionoutput, old_outputs)),
-            ("action-log", SurplusChore(lambda layout: layout.fleet.actionlog, surplus)),
-            ("format-level", LevelChore()),
-            ("live-settings", SurplusChore(lambda each: each.fleet.settings, surplus_versions)),
-            ("empty-locks", EmptyLocksChore()),
-        )
-
-    def run(self) -> None:
-        while True:
-            # Add jitter: workers must not all run during an election.
-            gevent.sleep(self._period_seconds * random.uniform(0.9, 1.1))  # nosec B311
-            self.step()
-
-    def step(self) -> None:
-        """Do each chore once, if this worker leads, and record its result."""
-        member = self._current.member
-        if member is None:
-            return
-        records = []
-        for name, chore in self._chores:
-            if member is not self._current.member or not member.leader.is_leader():
-                return
-            records.append(self._do(member, name, chore))
-        write = partial(write_records, leader=member.name, records=records)
-        try:
-            member.leader.do_chore(write)
-        except (UnreachableError, NodeRefusedError) as error:
-            _log.warning(
-                "cannot write when chores were done: %s; `qdo doctor` shows older ones", error
-            )
-
-    def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
-        began, count, fault = clock(), 0, None
-        try:
-            count = member.leader.do_chore(chore)
-        except (UnreachableError, NodeRefusedError) as error:
-            fault = cut(str(error))
-            _log.warning(
-                "chore %s failed: %s; retrying in %.0f s", name, error, self._period_seconds
-            )
-        if count:
-            _log.info("chore %s: deleted %s", name, pluralize(count, "node"))
-        seconds = round(clock() - began, 3)
-        return ChoreRecord(name, round(time.time(), 3), seconds, count, fault=fault)

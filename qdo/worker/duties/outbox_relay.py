@@ -5,27 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import gevent
-
 from qdo.app import OutboxTable
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker
 from qdo.coordination.member import Member
 from qdo.errors import UnsupportedError
 from qdo.text import describe, pluralize
-from qdo.worker.duties.duty import CurrentMember, Duty
+from qdo.worker.duties.duty import CurrentMember
+from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.1
-"""How often the other workers check whether they lead: a look at their own memory."""
 POLL_SECONDS = 0.5
 """How often the leader looks for new rows."""
 RETRY_SECONDS = 5.0
 """Pause after an error of the database or the broker."""
 
 
-class Relay(Duty):
-    """Empties the outboxes of an app while its member leads.
+class Relay(LeaderDuty):
+    """Empties the outboxes of an app.
 
     :ivar quiet: the last look found every outbox empty, or another worker leads.
     :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
@@ -43,20 +40,16 @@ class Relay(Duty):
                 f"{LASTING_DEDUP_SECONDS / 86_400:g} days",
                 remedy="send with App.send after the commit",
             )
+        super().__init__(current)
         self._outboxes = outboxes
         self._broker = broker
-        self._current = current if current is not None else CurrentMember()
         self.quiet = False
 
-    def run(self) -> None:
-        while True:
-            gevent.sleep(self.step(self._current.member))
+    def follow(self, member: Member | None) -> None:
+        self.quiet = member is not None
 
-    def step(self, member: Member | None) -> float:
-        """Relay all rows there are; return the seconds until the next step."""
-        if member is None or not member.leader.is_leader():
-            self.quiet = member is not None
-            return LOOK_SECONDS
+    def lead(self, member: Member) -> float:
+        """Relay all rows there are."""
         results = [self._relay(outbox) for outbox in self._outboxes]
         moved = sum(count for count in results if count is not None)
         self.quiet = not moved and None not in results

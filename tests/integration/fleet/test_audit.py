@@ -29,7 +29,8 @@ from qdo.fleet.audit_entries import MAX_ENTRIES, entry_name, surplus
 from qdo.fleet.chores import AT_ONCE, SurplusChore
 from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
-from qdo.worker.duties.duty import Chores, CurrentMember
+from qdo.worker.duties.duty import CurrentMember
+from qdo.worker.duties.leading import Chores
 from tests.support.cli import QDO, command
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet
@@ -334,10 +335,10 @@ def test_only_the_leader_does_chores(outsider: Client, coordinator_url: str) -> 
         path = FLEET.fleet.log_entry(name)
         outsider.create(path, b"")
         duties = [Chores(CurrentMember(each), period_seconds=1.0) for each in (other, leader)]
-        duties[0].step()
+        duties[0].step(other)
         assert outsider.exists(path)
         assert other.leader.do_chore(action_log_chore()) == 0
-        duties[1].step()
+        duties[1].step(leader)
         assert not outsider.exists(path)
     finally:
         fleet.close()

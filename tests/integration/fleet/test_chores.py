@@ -27,7 +27,8 @@ from qdo.fleet.chores import (
     read_records,
     write_records,
 )
-from qdo.worker.duties.duty import Chores, CurrentMember
+from qdo.worker.duties.duty import CurrentMember
+from qdo.worker.duties.leading import Chores
 from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.processes import wait_until
 
@@ -206,7 +207,7 @@ def test_the_leader_writes_down_its_chores(
         member, _ = fleet.join()
         wait_until(member.leader.is_leader, "the member leads")
         client.create(LAYOUT.fleet.log_entry("1000000000000-0123abcd"), b"")
-        Chores(CurrentMember(member)).step()
+        Chores(CurrentMember(member)).step(member)
         status, said = listed(coordinator_url, capsys)
         assert status == "ok"
         assert re.fullmatch(rf"{member.name} did \d+ chores \d+s ago, and deleted 1 node", said)
@@ -214,7 +215,7 @@ def test_the_leader_writes_down_its_chores(
         nobody = [ACL(Permissions.ALL, Id("digest", "a:b"))]
         client.set_acls(LAYOUT.fleet.actionoutput, nobody)
         began = time.time()
-        Chores(CurrentMember(member)).step()
+        Chores(CurrentMember(member)).step(member)
         records, _ = read_records(client, LAYOUT)
         assert [each.chore for each in records] == [*CHORES, "empty-locks"]
         found = {each.chore: each for each in records}

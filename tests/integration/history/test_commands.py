@@ -19,7 +19,7 @@ from qdo.history.reports import usual_seconds
 from qdo.history.tables import MINUTES, create, write_minutes
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
-from qdo.worker.duties.duty import keep_action
+from qdo.worker.duties.leading import keep_action
 from tests.support.cli import Ended
 
 

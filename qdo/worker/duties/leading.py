@@ -1,0 +1,165 @@
+"""The duties of the leader: the loop that they share, and its chores."""
+
+from __future__ import annotations
+
+import abc
+import json
+import logging
+import random
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import gevent
+
+from qdo.coordination.leader_queues import Chore
+from qdo.coordination.member import Member
+from qdo.errors import NodeRefusedError, UnreachableError
+from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
+from qdo.fleet.chores import (
+    ChoreRecord,
+    CopiedActionsChore,
+    EmptyLocksChore,
+    LostActionsChore,
+    SurplusChore,
+    write_records,
+)
+from qdo.fleet.components import LevelChore
+from qdo.fleet.settings_machine import surplus_versions
+from qdo.history.recorder import MAX_KEPT, RecordedAction, Recorder
+from qdo.system.clock import clock
+from qdo.text import pluralize
+from qdo.worker.duties.duty import CurrentMember, Duty
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often the other workers check whether they lead: a look at their own memory."""
+
+
+class LeaderDuty(Duty):
+    """A duty that acts while its worker leads.
+
+    A worker that is not sure does not lead. Two workers may act at once, because one does not know
+    yet that it was deposed: each duty says why that does no harm.
+    """
+
+    look_seconds: float = LOOK_SECONDS
+
+    def __init__(self, current: CurrentMember | None = None) -> None:
+        self._current = current if current is not None else CurrentMember()
+
+    def run(self) -> None:
+        while True:
+            gevent.sleep(self.step(self._current.member))
+
+    def step(self, member: Member | None) -> float:
+        """Act if this worker leads; return the seconds until the next step."""
+        if member is None or not member.leader.is_leader():
+            self.follow(member)
+            return self.look_seconds
+        return self.lead(member)
+
+    def follow(self, member: Member | None) -> None:
+        """Note that this worker does not lead, or is not registered."""
+
+    @abc.abstractmethod
+    def lead(self, member: Member) -> float:
+        """Act once; return the seconds until the next step."""
+
+
+def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
+    """Let an entry of the action log be stored; return whether there was room for it."""
+    if len(recorder.actions) >= MAX_KEPT:
+        return False
+    before, after = (
+        None if values is None else json.dumps(dict(values))
+        for values in (entry.before, entry.after)
+    )
+    recorder.actions.append(
+        RecordedAction(
+            entry.id,
+            entry.at,
+            entry.by,
+            entry.account,
+            entry.command,
+            entry.target,
+            before,
+            after,
+            entry.reason,
+        )
+    )
+    return True
+
+
+def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
+    """Return the chores of a worker that has a history."""
+    if recorder is None:
+        return []
+    return [("copied-actions", CopiedActionsChore(partial(keep_action, recorder)))]
+
+
+PERIOD_SECONDS = 60.0
+
+
+class Chores(LeaderDuty):
+    """Does the chores one after the other while this worker leads, once in each period.
+
+    A chore that fails is repeated in the next period. Two workers that do the same chore, because
+    one does not know yet that it was deposed, do no harm: the fence rejects its transactions.
+
+    :param further: chores that are done first, by name.
+    """
+
+    name = "chores"
+
+    def __init__(
+        self,
+        current: CurrentMember | None,
+        further: Iterable[tuple[str, Chore]] = (),
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        super().__init__(current)
+        # Add jitter: workers must not all run during an election.
+        self.look_seconds = period_seconds * random.uniform(0.9, 1.1)  # nosec B311
+        self._chores: Sequence[tuple[str, Chore]] = (
+            *further,
+            ("lost-actions", LostActionsChore()),
+            ("action-outputs", SurplusChore(lambda each: each.fleet.actionoutput, old_outputs)),
+            ("action-log", SurplusChore(lambda layout: layout.fleet.actionlog, surplus)),
+            ("format-level", LevelChore()),
+            ("live-settings", SurplusChore(lambda each: each.fleet.settings, surplus_versions)),
+            ("empty-locks", EmptyLocksChore()),
+        )
+
+    def run(self) -> None:
+        gevent.sleep(self.look_seconds)
+        super().run()
+
+    def lead(self, member: Member) -> float:
+        """Do each chore once, and record its result."""
+        records = []
+        for name, chore in self._chores:
+            if member is not self._current.member or not member.leader.is_leader():
+                return self.look_seconds
+            records.append(self._do(member, name, chore))
+        write = partial(write_records, leader=member.name, records=records)
+        try:
+            member.leader.do_chore(write)
+        except (UnreachableError, NodeRefusedError) as error:
+            _log.warning(
+                "cannot write when chores were done: %s; `qdo doctor` shows older ones", error
+            )
+        return self.look_seconds
+
+    def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
+        began, count, fault = clock(), 0, None
+        try:
+            count = member.leader.do_chore(chore)
+        except (UnreachableError, NodeRefusedError) as error:
+            fault = cut(str(error))
+            _log.warning("chore %s failed: %s; retrying in %.0f s", name, error, self.look_seconds)
+        if count:
+            _log.info("chore %s: deleted %s", name, pluralize(count, "node"))
+        seconds = round(clock() - began, 3)
+        return ChoreRecord(name, round(time.time(), 3), seconds, count, fault=fault)
