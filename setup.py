@@ -29,6 +29,7 @@ REQUIRES = [
     "ujson>=6.1,<7",
     "click>=8.5,<9",
     "rich>=15,<16",
+    "cronsim>=2.8,<2.9",
     "tomlkit>=0.13,<0.16",  # `qdo settings set` keeps the comments of people
     "tomli>=2.2,<3; python_version < '3.11'",
 ]

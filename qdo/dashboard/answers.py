@@ -21,6 +21,7 @@ from qdo.fleet.limits import list_limits
 from qdo.fleet.live_settings import read_answers, read_settings
 from qdo.fleet.names import exactly
 from qdo.fleet.settings_machine import SettingsNode
+from qdo.fleet.timer_node import list_timers
 from qdo.history.recorder import RecordedRun
 from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_reports, owners
 from qdo.ops import dead_letters as ops
@@ -35,6 +36,7 @@ from qdo.ops.peek import (
     peek_item,
     peek_named,
 )
+from qdo.ops.timers import timer_items
 from qdo.queues import command_text, is_glob
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
@@ -86,6 +88,14 @@ def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
     if found.node.fault is not None:
         raise HoldsUnreadableError(reason=found.node.fault)
     return [hold_item(each) for each in found.node.holds], found
+
+
+def timers(board: Board) -> list[Item]:
+    def read(connections: Connections) -> list[Item]:
+        client = connections.client
+        return timer_items(list_timers(client, connections.layout), time.time()) if client else []
+
+    return board.direct.get("timers", read)
 
 
 def limits(board: Board) -> list[Item]:

@@ -101,6 +101,11 @@ def limits() -> Response:
     return _answer("qdo.limits/1", answers.limits(board()))
 
 
+@api.get("/timers")
+def timers() -> Response:
+    return _answer("qdo.timers/1", answers.timers(board()))
+
+
 @api.get("/events")
 def events() -> Response:
     kinds = request.args.getlist("kind")

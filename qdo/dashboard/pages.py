@@ -94,6 +94,7 @@ def workers(reading: Reading) -> str:
     others = [each for each in reading.processes if each.kind != "worker"]
     busy = {(each.host, each.pid): each.busy for each in reading.processes}
     items = [worker_item(each) for each in reading.workers]
+    timers, timers_fault = answers.attempt(lambda: answers.timers(board()))
     for item in items:
         item["busy"] = busy.get((item.get("host"), item.get("pid")))
     return page(
@@ -102,6 +103,8 @@ def workers(reading: Reading) -> str:
         workers=items,
         silent=silent(reading.workers),
         others=[component_item(each) for each in others],
+        timers=timers,
+        timers_fault=timers_fault,
         skew=skew(list(reading.processes)),
         versions=Counter(str(each.version) for each in reading.processes if each.version),
     )

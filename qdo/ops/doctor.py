@@ -24,6 +24,7 @@ from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
+from qdo.ops.timers import check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import deaths, lost_workers
 from qdo.queues import QueueFilter, why_untaken
@@ -518,6 +519,7 @@ CHECKS = (
     Check("deadlines", deadlines, ("broker",)),
     Check("dead-letters", dead_letters, ("broker",)),
     Check("limits", limits, ("coordinator",)),
+    Check("timers", check_timers, ("coordinator",)),
     Check("queues-without-jobs", queues_without_jobs, BOTH),
     Check("jobs-without-queues", jobs_without_queues, ("broker",)),
     Check("broker-settings", configuration, ("broker",)),

@@ -13,6 +13,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.components import ProcessDescription, read_components
 from qdo.jobs.job import Job
 from qdo.jobs.retry import Policy
+from qdo.jobs.timers import Timer
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
@@ -58,6 +59,7 @@ class Case:
     :ivar faults: why "coordinator" or "broker" is None.
     :ivar jobs: the jobs of the app, None if only its name is known.
     :ivar declared: the limits that its workers make unless an operator has.
+    :ivar timers: the timers of the app, None if only its name is known.
     """
 
     client: Client | None
@@ -68,6 +70,7 @@ class Case:
     broker_url: str
     jobs: Sequence[Job] | None = None
     declared: Collection[str] = ()
+    timers: Mapping[str, Timer] | None = None
     policy_of: Callable[[str], Policy] = lambda queue: Policy()
     _read: dict[str, Any] = field(default_factory=dict)
     _reading: Any = field(default_factory=threading.Lock)

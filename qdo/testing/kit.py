@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from qdo.app import App
@@ -33,6 +34,7 @@ from qdo.testing.kit_operators import KitOperators
 from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
+from qdo.testing.timers import KitTimers
 from qdo.text import join_some, pluralize
 
 
@@ -204,6 +206,7 @@ class TestKit(Results):
             undo.enter_context(app.override_broker(self.broker, chosen))
             live = SettingsInForce(chosen)
             undo.enter_context(app.override_coordinator(MemoryDocuments(), locks, live))
+            self._timers = KitTimers(app, self.clock, self.backlog)
             self._undo = undo.pop_all()
 
     def close(self) -> None:
@@ -277,7 +280,7 @@ class TestKit(Results):
         self.advance(0.0)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and run everything that becomes due, each at its time."""
+        """Let time pass, and run everything that becomes due, timers too, each at its time."""
         self._reject_in_job("run other jobs; use kit.spend(seconds) in it for the time it takes")
         check_no_loop(any(is_async(job.function) for job in self.app.jobs))
         target = self.clock.passed() + seconds
@@ -285,7 +288,7 @@ class TestKit(Results):
             self.clock.move(seconds)  # raises the error
         self._world.left = self._world.most
         self._run()
-        while (due := self._due()) is not None and due <= target + TOLERANCE_SECONDS:
+        while (due := self._next_due()) <= target + TOLERANCE_SECONDS:
             self._go_to(due)
         self.clock.move_to(target)
 
@@ -298,6 +301,7 @@ class TestKit(Results):
         began = self.clock.passed()
         self.run_until_idle()
         while (due := self._due()) is not None:
+            due = self._next_due()  # timers never settle, but send while a message waits
             if due - began > most_seconds:
                 raise NotSettledError(
                     goal=f"settle within {most_seconds:g} s",
@@ -335,7 +339,15 @@ class TestKit(Results):
         delayed = (self._world.store.next_due(), self._relay.next_due())
         moments = [self.clock.passed_at(each) for each in delayed if each is not None]
         due = min([self._process.due(), *moments])
-        return None if due == float("inf") else due
+        return None if due == inf else due
+
+    def _next_due(self) -> float:
+        """Return the time on the clock when something or a timer is due next, inf for never."""
+        due, timer = self._due(), self._timers.next_due()
+        moments = [inf if due is None else due]
+        if timer is not None and self._process is not None:
+            moments.append(self.clock.passed_at(timer))
+        return min(moments)
 
     def _run(self) -> None:
         """Run the worker and its successors, until one is idle or stops."""
@@ -358,7 +370,7 @@ class TestKit(Results):
                 self._process = None
                 process.close()
                 return
-            elif not (self._sender.deliver() or self._relay.relay()):
+            elif not (self._sender.deliver() or self._relay.relay() or self._timers.send()):
                 return
 
     def _owner(self) -> Process:

@@ -73,6 +73,7 @@ from qdo.worker.duties.membership import ClaimEvents, MembershipLoop, leave
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import Retention
 from qdo.worker.duties.status_report import StatusReport
+from qdo.worker.duties.timers import TimerSender
 from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.context import Engine, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
@@ -377,6 +378,8 @@ class Worker:
             from qdo.worker.duties.outbox_relay import Relay
 
             yield Relay(self.app.outboxes, broker, self._current)
+        if self.app.timers:
+            yield TimerSender(self.app, broker, self._current)
         if running.listener is not None:
             yield running.listener
         if settings.burst:

@@ -45,6 +45,7 @@ Checks:
   deadlines             timeout_seconds of jobs, against the broker's longest
   dead-letters, queues  their numbers; queues by state
   limits                those that jobs name exist, and permit something
+  timers                none is overdue by more than 30 seconds
   queues-without-jobs, jobs-without-queues
                         names of queues, against globs and filters
   retention             failed: unread messages were deleted; warning: they are at
@@ -89,6 +90,7 @@ def doctor(form: str, settings: Settings) -> int:
             broker_url=hide_credentials(settings.broker),
             jobs=None if app is None else app.jobs,
             declared=() if app is None else app.limits,
+            timers=None if app is None else app.timers,
             policy_of=lambda queue: settings.policy_of(
                 queue, None if app is None else app.job_for(queue)
             ),

@@ -1,14 +1,15 @@
-"""`qdo locks` and `qdo audit`: the locks of an app, and the changes that operators made."""
+"""`qdo timers`, `qdo locks` and `qdo audit`: what an app shares, and what operators changed."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from qdo.cli.connections import from_coordinator
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import from_coordinator, note_in_action_log
 from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
 from qdo.cli.output import (
     emit,
@@ -19,11 +20,20 @@ from qdo.cli.output import (
     print_message,
     values_text,
 )
+from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
+from qdo.fleet.timer_node import list_timers
+from qdo.jobs.timers import Occurrence
 from qdo.ops.items import audit_item
 from qdo.ops.locks import locks as read_locks
+from qdo.ops.timers import timer_items
+from qdo.sending.timers import send_occurrences
 from qdo.settings.settings import Settings
+from qdo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from qdo.app import App
 
 
 @click.command()
@@ -93,3 +103,55 @@ def _audit_item(entry: AuditEntry, form: str) -> dict[str, Any]:
     if form == "table":
         item |= {"from": values_text(entry.before), "to": values_text(entry.after)}
     return item
+
+
+@click.group()
+def timers() -> None:
+    """List timers, which send messages by the clock, and run one now.
+
+    \b
+    qdo timers list --app reports:app
+    qdo timers run --app reports:app nightly --reason "asked by finance"
+    """
+
+
+@timers.command("list")
+@with_settings(*COORDINATOR, pass_app=True)
+@output_option
+def list_timers_(form: str, settings: Settings, code: App | None) -> None:
+    """List the timers of an app; times are UTC.
+
+    STATE is ok, overdue, or says why a timer waits. LAST is the last occurrence that was sent, or
+    that counts as missed.
+    """
+    nodes = from_coordinator(settings, list_timers, {})
+    items = timer_items(nodes, time.time(), None if code is None else code.timers)
+    if not items:
+        print_message("hint: the app has no timers; declare one with app.timer")
+    emit("qdo.timers/1", items, form, ("timer", "when", "next", "last", "queue", "state"))
+
+
+@timers.command("run")
+@click.argument("name")
+@changing
+@with_settings(*COORDINATOR, "broker", pass_app=True)
+@output_option
+def run_timer(name: str, consent: Consent, form: str, settings: Settings, code: App | None) -> None:
+    """Send the message of a timer now; its schedule does not change."""
+    if code is None:
+        raise UsageError(reason="--app must be MODULE:APP: timers are declared in code")
+    if name not in code.timers:
+        raise NotFoundError(what="timer", name=f"{name}{did_you_mean(name, code.timers)}")
+    timer = code.timers[name]
+    show = partial(_show_run, {"timer": name, "queue": timer.queue, "id": None, "executed": False})
+    if consent.given(f"run timer {name!r}", show, form, asks=False):
+        due = [(timer, Occurrence(int(time.time())))]
+        with code:
+            (id,) = send_occurrences(code, due, runs=True)
+        after = {"queue": timer.queue, "id": id}
+        note_in_action_log(settings, "timers run", name, {}, after, consent.reason)
+        _show_run({"timer": name, **after, "executed": True}, form)
+
+
+def _show_run(item: dict[str, Any], form: str, out: TextIO | None = None) -> None:
+    emit("qdo.timers-run/1", [item], form, ("timer", "queue", "id"), out)

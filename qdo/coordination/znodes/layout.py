@@ -43,6 +43,10 @@ class FleetLayout:
         return f"{self.root}/limits/{name}"
 
     @property
+    def timers(self) -> str:
+        return f"{self.root}/timers"
+
+    @property
     def holds(self) -> str:
         return f"{self.root}/holds"
 

@@ -1,0 +1,62 @@
+"""Timers as commands, the dashboard and `qdo doctor` show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from qdo.fleet.timer_node import TimerNode, list_timers
+from qdo.jobs.timers import Timer
+from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
+from qdo.text import iso_time, join_some, pluralize, short_duration
+
+OVERDUE_SECONDS = 30.0
+"""A new leader after a lost host is faster."""
+
+
+def timer_items(
+    nodes: Mapping[str, TimerNode], now: float, declared: Mapping[str, Timer] | None = None
+) -> list[dict[str, Any]]:
+    """Return the items of qdo.timers/1.
+
+    :param declared: the timers of the app, None if its code is not known.
+    """
+    items = []
+    for name in sorted({*nodes, *(declared or ())}):
+        node, timer = nodes.get(name, TimerNode(0)), (declared or {}).get(name)
+        is_other = timer and (node.when, node.queue) != (timer.when, timer.queue)
+        late = now - node.next if node.when and node.next else 0.0
+        state, is_well = "ok", False
+        if node.fault is not None:
+            state = node.fault
+        elif is_other:
+            state = "the leader runs another version, or none runs"
+        elif late > OVERDUE_SECONDS:
+            state = f"overdue by {short_duration(late)}"
+        else:
+            is_well = True
+            state = "ok" if node.when else "removed from the code"
+        items.append(
+            {
+                "timer": name,
+                "when": timer.when if timer else node.when or None,
+                "next": iso_time(node.next) if node.when and node.next else None,
+                "last": iso_time(node.last) if node.last else None,
+                "queue": timer.queue if timer else node.queue,
+                "by": node.by or None,
+                "state": state,
+                "is_well": is_well,
+            }
+        )
+    return items
+
+
+def check_timers(case: Case) -> Diagnosis:
+    """Look for timers that are overdue, or whose nodes are damaged."""
+    found = timer_items(list_timers(case.connected(), case.layout), time.time(), case.timers)
+    bad = [f"{each['timer']} ({each['state']})" for each in found if not each["is_well"]]
+    if bad:
+        text = f"{pluralize(len(bad), 'timer')} cannot send: {join_some(bad)}"
+        return warning(text, "start a worker, or look for the reason in the log of the leader")
+    return ok(f"{pluralize(len(found), 'timer')}; none is overdue")

@@ -1,0 +1,44 @@
+"""Messages of timers, as the leader, the testing kit and `qdo timers run` send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qdo.brokers.base import Capabilities, SendOptions
+from qdo.encoding import with_header
+from qdo.jobs.timers import Occurrence, Timer
+from qdo.sending.messages import NewMessage, build_outgoing, encrypted, with_defaults
+from qdo.sending.sender import Sender
+from qdo.text import iso_time
+
+WINDOW_SECONDS = 604_800.0
+"""How long the broker recognizes an occurrence: the longest pause of a leader between sending and
+recording it."""
+
+DueTimer = tuple[Timer, Occurrence]
+
+
+def recognizes(can: Capabilities) -> bool:
+    """Return whether a broker stores an occurrence once, however often a leader sends it."""
+    return can.dedup and (can.dedup_seconds or WINDOW_SECONDS) >= WINDOW_SECONDS
+
+
+def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False) -> list[str]:
+    """Send the messages of occurrences, all or none; return their ids.
+
+    :param runs: an operator asked for them: these are not those of the schedule.
+    """
+    broker, messages = app.broker, []
+    for timer, occurrence in due:
+        at = iso_time(occurrence.at)
+        name = f"{timer.name}@{at}"
+        body = {"timer": timer.name, "at": at, "missed": occurrence.missed}
+        message = build_outgoing(NewMessage(timer.queue, body))
+        headers = with_header(message.headers, qdo_timer=f"{name}/run" if runs else name)
+        terms = None
+        if broker.capabilities.dedup and not runs:
+            terms = SendOptions(dedup_key=f"timer/{name}", dedup_seconds=WINDOW_SECONDS)
+        messages.append(replace(message, headers=headers, terms=terms))
+    messages = with_defaults(messages, app.default_headers)
+    return broker.send_many(encrypted(messages, app.settings, app.name))
