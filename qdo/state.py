@@ -149,7 +149,7 @@ class KeyedState:
 
 def line_of(message: Message) -> str:
     """Return the name of the message's order: positions grow only within a priority."""
-    return str(message.headers.get("qdo-priority", 5))
+    return str(message.priority)
 
 
 def _row(queue: str, key: str | None) -> dict[str, str]:

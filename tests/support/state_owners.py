@@ -38,7 +38,7 @@ MUTANTS = {
     "a repetition is new": Edit(
         STATE, "message.position > known.get(line_of(message), -1)", "True"
     ),
-    "a position of all priorities": Edit(STATE, 'message.headers.get("qdo-priority", 5)', "5"),
+    "a position of all priorities": Edit(STATE, "message.priority", "5"),
     "a repetition is saved": Edit(
         STATE, "if state.new:\n            positions", "if True:\n            positions"
     ),
