@@ -163,6 +163,22 @@ def test_a_failing_message_does_not_wait_for_its_backoff(
     assert [(each.queue, each.attempts) for each in letters] == [(queues["dead-letter"], 1)]
 
 
+@pytest.mark.parametrize("options", ["", "order='none'"], ids=["queue", "none"])
+def test_a_message_that_hangs_is_skipped(sqs_stage: SqsWorkers, options: str) -> None:
+    """Its queue continues under the same claim, and the others run once."""
+    sqs_stage.job(options)
+    sqs_stage.make("q.fifo")
+    sqs_stage.send("q.fifo", {"n": 0, "seconds": 3600}, {"n": 1})
+    sqs_stage.start()
+    sqs_stage.until(lambda: sqs_stage.numbers("begin", queue="q.fifo")[:1] == [0], "the start")
+    ended = sqs_stage.qdo("ps", "q.fifo", "-o", "json")
+    found = {each["id"] for each in json.loads(ended.out)["items"]}
+    ended = sqs_stage.qdo("skip", "--yes", "q.fifo", *found)
+    assert ended.code == 0, ended.err
+    sqs_stage.wait_empty()
+    assert sorted(sqs_stage.numbers("begin", queue="q.fifo")) == [0, 1]
+
+
 MANY = """
 @app.job("b.fifo", batch=10, batch_wait_seconds=0.1)
 def many(batch, context):
