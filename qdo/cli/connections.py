@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdo.cli.options import code_hint, require_app
+from qdo.cli.options import code_hint, is_code_known, require_app
 from qdo.cli.output import print_message
 from qdo.errors import NotFoundError, QdoError
 from qdo.settings.settings import Settings
@@ -45,7 +45,7 @@ def open_connections(
     with connections_of(
         settings, hint, broker=broker, coordinator=coordinator, create=create
     ) as opened:
-        if opened.client is None or not settings.app or settings.target:
+        if opened.client is None or not settings.app or is_code_known(settings):
             yield opened
             return
         is_known = exists_later(opened.client, opened.layout.root)
@@ -65,12 +65,10 @@ def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> 
         return
     # The command itself may have made its node.
     known = [name for name in names_below(client, settings.namespace) if name != settings.app]
-    near = did_you_mean(settings.app, known)
-    others = "" if near or not known else f"; others: {join_some(known)}"
-    _print_once(
-        f"hint: no process has used app {settings.app!r} in namespace {settings.namespace}"
-        f"{near}{others}"
-    )
+    if known:
+        more = did_you_mean(settings.app, known) or f"; others: {join_some(known)}"
+        where = f"namespace {settings.namespace}{more}"
+        _print_once(f"hint: no process has used app {settings.app!r} in {where}")
 
 
 @cache

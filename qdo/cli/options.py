@@ -81,13 +81,17 @@ def _is_option(settings: Settings, name: str) -> bool:
     return settings.origin(name).startswith("--")
 
 
+def is_code_known(settings: Settings) -> bool:
+    """Return whether the app was imported: its name is that in its code."""
+    return settings.origin("app") == code_origin(settings.app)
+
+
 def code_hint(settings: Settings, name: str) -> str:
     """Return the end of a hint about an empty location: the code may name another.
 
     "" if the location does not depend on code that was not read.
     """
-    is_code_known = settings.origin("app") == code_origin(settings.app)
-    if is_code_known or settings.origin(name) != DEFAULT:
+    if is_code_known(settings) or settings.origin(name) != DEFAULT:
         return ""
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
 

@@ -245,6 +245,9 @@ def test_an_app_that_exists_nowhere_gets_a_hint(folder: Path) -> None:
         for app, hinted in (("inx", True), ("inc", False)):
             err = command(*QDO, *words, "--app", app, cwd=folder, env=environ).err
             assert ("did you mean 'inc'" in err) is hinted, err
+    (folder / "ind.py").write_text(APP.replace('"inc"', '"ind"'))
+    own = command(*QDO, "queues", "--app", "ind:app", cwd=folder)
+    assert "no process" not in own.err, "its code has its name"
     command(*QDO, "send", "--app", "ink", "q", "1", cwd=folder, env=environ)
     assert "hint: no" not in command(*QDO, "queues", "--app", "ink", cwd=folder, env=environ).err
 
