@@ -142,7 +142,9 @@ class WorkerNodeWriter:
             if not self._in_flight:  # otherwise the answer to the write has the version
                 self._closed = False
                 self._version = answer.version
-                if set(node.queues) != self.listed.keys():
+                rest = replace(node, queues=(), reread=())
+                own = WorkerNode.parse(self._own(rest).encode())
+                if set(node.queues) != self.listed.keys() or rest != own:
                     self.rewrite = True  # another program wrote it
 
     # --- the barrier ------------------------------------------------------------------

@@ -259,6 +259,30 @@ def test_a_worker_that_claims_nothing_loses_its_share(
     assert record.levelname == "WARNING"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"queues": [], "draining": true}',
+        b'{"queues": [], "filter": {"queues": ["none"], "exclude": []}}',
+        b'{"queues": [], "holds": 9}',
+        b'{"queues": [], "process": "x"}',
+    ],
+)
+def test_an_idle_worker_repairs_its_node(
+    coordinator_url: str, open_fleet: Callable[..., MemberFleet], outsider: Client, value: bytes
+) -> None:
+    """A node with the right queues and another wish would keep it idle, or end a pause early."""
+    fleet = open_fleet(coordinator_url)
+    paths = [LAYOUT.worker(fleet.join()[0].name) for _ in range(2)]
+    fleet.wait(lambda: fleet.balanced(0), "all is settled")
+    before = [outsider.get(path)[0] for path in paths]
+    for path in paths:
+        overwrite(outsider, path, value)
+    fleet.wait(lambda: [outsider.get(path)[0] for path in paths] == before, "both are repaired")
+    fleet.create_queues(HEALTHY)
+    fleet.wait(lambda: fleet.balanced(len(HEALTHY)), "the queues are shared")
+
+
 def test_a_foreign_name_is_no_obstacle(fleet: MemberFleet, outsider: Client) -> None:
     """Nodes of other tools below `workers` and `queues` are passed over."""
     with pytest.raises(NodeExistsError):
