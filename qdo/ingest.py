@@ -61,8 +61,9 @@ class WebhookEndpoints:
     ) -> Iterable[bytes]:
         status = HTTPStatus(self._status(environ))
         path = environ.get("PATH_INFO", "")
-        with self._lock:
-            self._counts[path if path in self._app.webhooks else "other paths", status] += 1
+        if status != HTTPStatus.OK:  # the health checks of a balancer
+            with self._lock:
+                self._counts[path if path in self._app.webhooks else "other paths", status] += 1
         headers = [("Content-Type", "text/plain")]
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
