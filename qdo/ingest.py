@@ -105,7 +105,9 @@ class WebhookEndpoints:
         kept = {
             name: headers[name] for name in scheme.passed_on if _is_plain(headers.get(name, ""))
         }
-        if _is_plain(kind) and (is_value or not is_json(kind)):  # JSON that is none stays bytes
+        if _is_plain(kind) and (
+            is_value or not is_json(kind)
+        ):  # what only claims to be JSON is bytes
             kept[CONTENT_TYPE] = kind
         content = (webhook.queue, JsonText(body) if is_value else body, None, kept)
         try:

@@ -150,6 +150,7 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
     most = max(each.max_bytes for each in code.webhooks.values())
     with code:
         _serve("ingest", endpoints, address, report, most_body_bytes=most)
+    endpoints.log_counts()
 
 
 def _tls(cert: str, key: str) -> dict[str, str]:
@@ -170,7 +171,7 @@ def _serve(
     report: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> None:
-    """Serve an app until SIGINT or SIGTERM; call `report` at first, every minute and at the end."""
+    """Serve an app until SIGINT or SIGTERM; call `report` at first and every minute."""
     from qdo.system.web_server import WebServer
 
     stopped: SimpleQueue[int] = SimpleQueue()
@@ -189,7 +190,6 @@ def _serve(
         with suppress(Empty):
             ended = bool(stopped.get(timeout=REPORT_SECONDS))
     server.close()
-    report()
 
 
 def _shown(host: str, port: int) -> str:

@@ -218,6 +218,7 @@ def test_a_receiver_needs_the_broker_alone(tmp_path: Path) -> None:
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0
         assert proc.output.count("/github 202: 1") == 1
+        assert proc.output.count("not listed") == 1, "its end waits for no coordinator"
 
 
 @pytest.mark.parametrize(
