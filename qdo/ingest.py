@@ -102,13 +102,10 @@ class WebhookEndpoints:
         scheme = SCHEMES[webhook.verify]
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
-        kept = {
-            name: headers[name] for name in scheme.passed_on if _is_plain(headers.get(name, ""))
-        }
-        if _is_plain(kind) and (
-            is_value or not is_json(kind)
-        ):  # what only claims to be JSON is bytes
-            kept[CONTENT_TYPE] = kind
+        names = scheme.passed_on
+        if is_value or not is_json(kind):  # a body that only claims to be JSON becomes bytes
+            names = (*names, CONTENT_TYPE)
+        kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
         content = (webhook.queue, JsonText(body) if is_value else body, None, kept)
         try:
             self._send(webhook, scheme.identity(headers, body), content)
