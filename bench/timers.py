@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 TIMERS = 1000
 START_SECONDS = 25.0
 """Time for the processes to start before the minute begins."""
-AFTER_SECONDS = 20.0
+AFTER_SECONDS = 40.0
 APP = f"""
 import qdo
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from qdo.brokers.base import Capabilities, SendOptions
 from qdo.encoding import with_header
+from qdo.errors import UnsupportedError
 from qdo.jobs.timers import Occurrence, Timer
 from qdo.sending.messages import NewMessage, build_outgoing, encrypted, with_defaults
 from qdo.sending.sender import Sender
@@ -30,6 +31,7 @@ def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False
     :param runs: an operator asked for them: these are not those of the schedule.
     """
     broker, messages = app.broker, []
+    can = broker.capabilities
     for timer, occurrence in due:
         at = iso_time(occurrence.at)
         name = f"{timer.name}@{at}"
@@ -37,8 +39,13 @@ def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False
         message = build_outgoing(NewMessage(timer.queue, body))
         headers = with_header(message.headers, qdo_timer=f"{name}/run" if runs else name)
         terms = None
-        if broker.capabilities.dedup and not runs:
-            terms = SendOptions(dedup_key=f"timer/{name}", dedup_seconds=WINDOW_SECONDS)
+        if can.dedup and not runs:
+            window = can.dedup_seconds or WINDOW_SECONDS
+            terms = SendOptions(dedup_key=f"timer/{name}", dedup_seconds=window)
         messages.append(replace(message, headers=headers, terms=terms))
     messages = with_defaults(messages, app.default_headers)
-    return broker.send_many(encrypted(messages, app.settings, app.name))
+    messages = encrypted(messages, app.settings, app.name)
+    try:
+        return broker.send_many(messages)
+    except UnsupportedError:  # a standard queue of SQS
+        return broker.send_many([replace(message, terms=None) for message in messages])

@@ -131,6 +131,11 @@ CALLS = {
         ("history", "actions", "--history", "sqlite:history.db", HOSTILE),
         ("queues", "--history", f"sqlite:{HOSTILE_NAME}"),
     ],
+    "timers": [
+        ("timers", "list"),
+        ("timers", "run", HOSTILE),
+        ("timers", "run", HOSTILE, "--app", HOSTILE),
+    ],
     "limits": [
         ("limits", "list"),
         ("limits", "set", HOSTILE_NAME, "--max", HOSTILE),
@@ -211,6 +216,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     limit = {"max": 1, "reason": TEXT, "permits": [[TEXT, 1, 1]]}
     client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
     client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
+    timer = {"last": "2026-01-01T00:00:00Z", "when": TEXT, "queue": TEXT, "by": TEXT}
+    client.create(f"{LAYOUT.fleet.timers}/{HOSTILE_NAME}", encode(timer), makepath=True)
+    client.create(f"{LAYOUT.fleet.timers}/text", encode({"last": HOSTILE, "next": HOSTILE}))
+    client.create(f"{LAYOUT.fleet.timers}/bytes", HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     for number in (1, 2):
         version = SettingsVersion("a" * 8, number, TEXT * number, TEXT, 1.0, TEXT)

@@ -39,7 +39,7 @@ def test_every_route_was_tried(guarded: Visitor) -> None:
     rules = [(each.rule, each.methods or ()) for each in guarded.flask.url_map.iter_rules()]
     reading = {rule for rule, methods in rules if "GET" in methods}
     known = {each.partition("?")[0] for each in ADDRESSES}
-    known |= {f"/api/{each}" for each in ("workers", "components", "holds", "limits")}
+    known |= {f"/api/{each}" for each in ("workers", "components", "holds", "limits", "timers")}
     known |= {"/api/audit", "/api/events", "/api/settings", "/login", "/static/<path:filename>"}
     assert reading == known
     writing = {rule for rule, methods in rules if "POST" in methods}

@@ -36,6 +36,7 @@ SAME = {
     "/api/components": ("workers", "--all"),
     "/api/holds": ("pause", "--list"),
     "/api/limits": ("limits", "list"),
+    "/api/timers": ("timers", "list"),
     "/api/audit": ("audit",),
     "/api/settings": ("settings", "show"),
 }
@@ -89,6 +90,18 @@ def test_queues_are_filtered_sorted_and_cut(shop: FilledShop) -> None:
     only = visitor.page("/queues?state=blocked")
     assert "name=blocked" in only
     assert "name=fine" not in only
+
+
+def test_the_workers_page_lists_timers(local_shop: FilledShop) -> None:
+    visitor = local_shop.visitor()
+    assert "<h2>Timers</h2>" not in visitor.page("/workers")
+    node = {"last": "2026-01-01T01:30:00Z", "next": "2026-01-02T01:30:00Z", "when": "every 1 s"}
+    path = f"{LAYOUT.fleet.timers}/nightly"
+    local_shop.client.create(path, json.dumps(node).encode(), makepath=True)
+    text = local_shop.visitor().page("/workers")
+    assert "<h2>Timers</h2>" in text
+    assert "overdue by" in text
+    assert 'datetime="2026-01-02T01:30:00Z"' in text
 
 
 def test_a_queue_shows_error_traceback_and_history(shop: FilledShop) -> None:

@@ -36,7 +36,7 @@ READ_ONLY = frozenset(
         *("status", "queues", "workers", "ps", "peek", "events", "check"),
         *("locks", "audit", "config", "doctor", "dashboard", "demo"),
         *("dead-letters list", "dead-letters show", "dead-letters export"),
-        *("documents list", "documents get", "limits list"),
+        *("documents list", "documents get", "limits list", "timers list"),
         *("settings show", "settings get", "settings history", "settings diff"),
         *("history queues", "history failures", "history durations", "history actions"),
         "history owners",
@@ -218,6 +218,11 @@ def cancelled(desk: LiveDesk) -> tuple[str, ...]:
     return "cancels", str(delayed["id"])
 
 
+def declare_timer(desk: LiveDesk) -> None:
+    lines = ("import qdo", "app = qdo.App('desk')", "app.timer('nightly', '0 2 * * *', queue='n')")
+    (desk.folder / "timed.py").write_text("\n".join(lines))
+
+
 CASES = {
     "seek": ChangeCase(given("seeks", "earliest"), asks=True),
     "delete": ChangeCase(given("drops"), asks=True),
@@ -261,6 +266,7 @@ CASES = {
     "limits delete": ChangeCase(
         given("mail"), lambda desk: desk.done("limits", "set", "mail", "--max", "1")
     ),
+    "timers run": ChangeCase(given("nightly", "--app", "timed:app"), declare_timer),
     "settings set": ChangeCase(given("attempts", "7")),
     "settings unset": ChangeCase(
         given("fetch"), lambda desk: desk.done("settings", "set", "fetch", "4")

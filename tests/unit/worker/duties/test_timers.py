@@ -65,7 +65,7 @@ MUTANTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "no deduplication key": (
         "T1: stored twice",
-        (Edit(SENDING, "if broker.capabilities.dedup and not runs", "if False"),),
+        (Edit(SENDING, "if can.dedup and not runs", "if False"),),
     ),
     "the window is over before a repetition": (
         "T1: stored twice",
