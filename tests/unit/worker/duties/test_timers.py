@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 import ujson
 
@@ -404,6 +405,21 @@ def test_occurrences_missed_for_long() -> None:
         world.clock.move_to(600 * 20_000 + 1.0)
         wait(world, 0.0)
         assert sent(world, "all")[-1] == sent(world, "skip")[-1] == (12_000_000, 1000)
+
+
+def test_counting_missed_occurrences_does_not_block_the_loop() -> None:
+    app = qdo.App("clock")
+    for number in range(20):
+        app.timer(f"t{number}", "* * * * *", queue="t")
+    with world_of(app) as world:
+        wait(world, 1.0)
+        world.clock.move(86_400.0)
+        ticks: list[int] = []
+        ticker = gevent.spawn(lambda: [(ticks.append(n), gevent.sleep(0)) for n in range(100)])
+        world.step(0)
+        assert len(ticks) >= 20, "other greenlets ran between the timers"
+        ticker.kill()
+        assert len(sent(world, "t")) == 20
 
 
 def test_a_timer_waits_for_the_messages_of_its_queue() -> None:
