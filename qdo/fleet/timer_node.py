@@ -20,6 +20,8 @@ from qdo.coordination.znodes.values import encode_with_others, load, shown, text
 from qdo.text import iso_time
 
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
+_MOST_LAST = 2**35
+"""The year 3058: calendars end in 9999, and the next occurrence may be decades later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ class TimerNode:
 
 
 def _time_of(text: Any) -> int:
-    """Return the Unix time of `iso_time`, 0 for anything else."""
+    """Return the Unix time of `iso_time`, 0 for anything else, and for a far future."""
     try:
-        return max(0, int(datetime.datetime.strptime(f"{text}+0000", f"{_FORM}%z").timestamp()))
+        found = int(datetime.datetime.strptime(f"{text}+0000", f"{_FORM}%z").timestamp())
     except ValueError:
         return 0
+    return found if 0 < found < _MOST_LAST else 0
 
 
 def list_timers(client: Client, layout: Layout) -> dict[str, TimerNode]:

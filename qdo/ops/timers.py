@@ -27,16 +27,11 @@ def timer_items(
         node, timer = nodes.get(name, TimerNode(0)), (declared or {}).get(name)
         is_other = timer and (node.when, node.queue) != (timer.when, timer.queue)
         late = now - node.next if node.when and node.next else 0.0
-        state, is_well = "ok", False
-        if node.fault is not None:
-            state = node.fault
-        elif is_other:
-            state = "the leader runs another version, or none runs"
-        elif late > OVERDUE_SECONDS:
-            state = f"overdue by {short_duration(late)}"
-        else:
-            is_well = True
-            state = "ok" if node.when else "removed from the code"
+        fault = node.fault
+        if fault is None and is_other:
+            fault = "the leader runs another version, or none runs"
+        elif fault is None and late > OVERDUE_SECONDS:
+            fault = f"overdue by {short_duration(late)}"
         items.append(
             {
                 "timer": name,
@@ -45,8 +40,8 @@ def timer_items(
                 "last": iso_time(node.last) if node.last else None,
                 "queue": timer.queue if timer else node.queue,
                 "by": node.by or None,
-                "state": state,
-                "is_well": is_well,
+                "state": fault or ("ok" if node.when else "removed from the code"),
+                "is_well": fault is None,
             }
         )
     return items

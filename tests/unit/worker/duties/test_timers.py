@@ -470,10 +470,11 @@ def test_nodes_of_removed_timers_stay_for_thirty_days() -> None:
         assert f"{LAYOUT.fleet.timers}/once" in world.nodes
 
 
-def test_a_damaged_node_stops_its_own_timer_until_it_is_deleted() -> None:
+@pytest.mark.parametrize("last", ["yesterday", "9999-12-31T23:59:59Z", "1969-12-31T23:59:59Z", 7])
+def test_a_damaged_node_stops_its_own_timer_until_it_is_deleted(last: Any) -> None:
     with world_of(declared()) as world:
         path = f"{LAYOUT.fleet.timers}/each"
-        world.nodes[path] = b'{"last": "yesterday"}', 3, START
+        world.nodes[path] = ujson.dumps({"last": last}).encode(), 3, START
         wait(world, 15.0)
         assert (sent(world, "each"), sent(world, "once")) == ([], [(7, 0), (14, 0)])
         assert world.nodes[path][1] == 3
