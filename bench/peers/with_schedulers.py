@@ -44,17 +44,16 @@ def apscheduler(place: str) -> None:
 
     scheduler = BlockingScheduler()
     scheduler.add_jobstore("sqlalchemy", url=f"sqlite:///{FOLDER / 'jobs.db'}?timeout=30")
-    if place == "0":
-        for number in range(TIMERS):
-            scheduler.add_job(
-                note,
-                "cron",
-                (number,),
-                minute="*",
-                id=f"t{number}",
-                replace_existing=True,
-                misfire_grace_time=60,
-            )
+    for number in range(TIMERS):
+        scheduler.add_job(
+            note,
+            "cron",
+            (number,),
+            minute="*",
+            id=f"t{number}",
+            replace_existing=True,
+            misfire_grace_time=60,
+        )
     scheduler.start()
 
 
