@@ -15,6 +15,7 @@ ALL = (
     "handover",
     "checkpoints",
     "jobs",
+    "priorities",
     "queue_lifecycle",
     "documents",
     "locks",

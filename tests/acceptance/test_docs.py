@@ -104,7 +104,8 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
     ("page", "least"),
     [
         ("dead-letters", 9),
-        ("sending", 3),
+        ("sending", 6),
+        ("ordering", 2),
         ("failures", 12),
         ("idempotency", 6),
         ("state", 6),

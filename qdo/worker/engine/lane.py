@@ -313,8 +313,11 @@ class WatermarkTracker:
         while self._known and self._known[-1][1] < position:
             self._known.pop()
         if self._known and self._known[-1][0] <= position:
-            self._extend(self._tail, position)
-            self._tail.newest = position
+            tail = self._tail
+            if not tail.first:
+                tail.first = position
+                self._ranges += tail is not self._head
+            tail.newest = position
             return False
         node = _Pending(self._tail)
         self._tail.after = self._tail = self._pending[position] = node
@@ -328,19 +331,15 @@ class WatermarkTracker:
             raise KeyError(position)
         if node.first:
             self._ranges -= 1
-        self._extend(before, position)
+        if not before.first:
+            before.first = position
+            self._ranges += before is not self._head
         before.newest = node.newest or position
         before.after = after
         if after is None:
             self._tail = before
         else:
             after.before = before
-
-    def _extend(self, node: _Pending, first: int) -> None:
-        """Let a run begin behind a pending message, unless one does."""
-        if not node.first:
-            node.first = first
-            self._ranges += node is not self._head
 
     def runs(self, most: int) -> tuple[Run, ...]:
         """Return the lowest runs above the watermark, at most `most`.
