@@ -322,9 +322,8 @@ def send(
         check_queue_name(queue)
         data = os.fsencode(body) if body is not None else _contents(path or "-", queue, settings)
         sent = data if raw else _json(data)
-        message = _message(queue, sent, key, _headers(headers), options, priority)
         strays.note(queue)
-        _send_one(settings, app, message)
+        _send_one(settings, app, _message(queue, sent, key, _headers(headers), options, priority))
         strays.report()
         return
     if body is not None or key or headers or dedup_key or (queue is None) == (queue_field is None):
