@@ -1,4 +1,8 @@
-"""The duty "outbox": sends the messages of SQL outboxes. Only the leader of the fleet does it."""
+"""The duty "outbox": sends the messages of SQL outboxes. Only the leader of the fleet does it.
+
+Drivers of databases block their thread, such as SQLite's while another process has the lock. So a
+relay runs in gevent's pool of native threads, and the event loop serves the queues meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,8 @@ class Relay(LeaderDuty):
 
     def lead(self, member: Member) -> float:
         """Relay all rows there are."""
-        results = [self._relay(outbox) for outbox in self._outboxes]
+        pool = gevent.get_hub().threadpool
+        results = [pool.apply(self._relay, (outbox,)) for outbox in self._outboxes]
         moved = sum(count for count in results if count is not None)
         self.quiet = not moved and None not in results
         if moved:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from qdo import App
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.processes import Proc, alive, children, wait_until, whole_lines
 
@@ -41,7 +44,17 @@ def dying(name):
     return once
 
 
-if step in ("read", "after"):
+def telling(real):
+    def tell():
+        pathlib.Path("reading").touch()
+        return real()
+
+    return tell
+
+
+if step == "told":
+    outbox._oldest = telling(outbox._oldest)
+elif step in ("read", "after"):
     outbox._oldest = dying("_oldest")  # killed before or after it read, thus before sending
 elif step == "delete":
     outbox._delete = dying("_delete")  # killed after sending, before deleting
@@ -104,6 +117,27 @@ def test_a_relay_killed_between_its_steps(folder: Path, step: str) -> None:
     assert ended.code == 0, ended.err
     assert (folder / "killed").exists() is (step != "none")
     assert runs(folder) == expected(COUNT)
+
+
+def test_a_locked_database_delays_no_queue(folder: Path) -> None:
+    """The driver blocks its thread for up to 30 s, while another process has the lock."""
+    environment = {**clean_environment(), **ENVIRONMENT, "TESTS_KILL_AT": "told"}
+    with (
+        closing(sqlite3.connect(folder / "app.db", isolation_level=None)) as other,
+        Proc.python(*WORKER, "shop:app", cwd=folder, env=environment) as parent,
+    ):
+        other.execute("BEGIN EXCLUSIVE")
+        wait_until((folder / "reading").exists, "the relay", 60)
+        app = App("shop", broker=f"sqlite:{folder / 'qdo-data' / 'messages.db'}")
+        with app:
+            app.send("direct", 0)
+        wait_until(lambda: "direct" in runs(folder), "its run", 60)
+        assert runs(folder) == {"direct": [0]}
+        assert "the event loop has been blocked" not in parent.output
+        other.execute("ROLLBACK")
+        wait_until(lambda: runs(folder) == expected(COUNT) | {"direct": [0]}, "the outbox", 60)
+        parent.send(signal.SIGTERM)
+        assert parent.wait(60) == 0, parent.output
 
 
 def test_another_worker_takes_over(folder: Path) -> None:
