@@ -130,7 +130,7 @@ class App(OperatorCalls, TimerDeclarations):
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: number of messages after which a job's process is replaced.
         :param policy: the consequences of failed attempts. The setting `policies` overrides it;
-            without a policy, `attempts` and the backoff settings apply.
+            values that it does not give are those of `attempts` and the backoff settings.
         :param order: which messages of a queue wait for each other: all of them ("queue"), those
             of the same key ("key"), or none ("none"); or the most urgent first ("priority").
         :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
@@ -208,23 +208,23 @@ class App(OperatorCalls, TimerDeclarations):
         name: str,
         *,
         shared: bool = False,
-        why: str = "",
+        reason: str = "",
         timeout_seconds: float | None = None,
     ) -> AbstractContextManager[HeldLock]:
         """Hold a lock of the app during a ``with`` block, in one process at a time.
 
-        >>> with app.lock("report", why="monthly report") as lock:
+        >>> with app.lock("report", reason="monthly report") as lock:
         ...     lock.valid
         True
 
         :param shared: hold it together with other shared holders, but not with an exclusive one.
-        :param why: shown by `qdo locks`, up to 200 characters.
+        :param reason: shown by `qdo locks`, up to 200 characters.
         :param timeout_seconds: how long to wait for it; None: forever.
         :raises LockTimeoutError: it is not free in time.
         """
         from qdo.fleet.locks import held_lock
 
-        return held_lock(self._locks.get, name, shared, why, timeout_seconds)
+        return held_lock(self._locks.get, name, shared, reason, timeout_seconds)
 
     def limit(
         self,
@@ -263,26 +263,26 @@ class App(OperatorCalls, TimerDeclarations):
             raise UsageError(reason=f"{reason}; declare it once", name=name)
 
     def exclusive(
-        self, *queues: str, why: str = "", timeout_seconds: float = 60.0
+        self, *queues: str, reason: str = "", timeout_seconds: float = 60.0
     ) -> AbstractContextManager[Section]:
         """Pause queues in the whole fleet during a ``with`` block.
 
         It begins once no message of these queues is in flight anywhere, and ends with the block or
         with this process.
 
-        >>> with app.exclusive("mail-*", why="migration") as section:
+        >>> with app.exclusive("mail-*", reason="migration") as section:
         ...     section.valid
         True
 
         :param queues: globs of their names.
-        :param why: shown by `qdo pause --list` and `qdo queues`.
+        :param reason: shown by `qdo pause --list` and `qdo queues`.
         :param timeout_seconds: how long to wait for the messages in flight, and for sections that
             hold the same queues.
         :raises HoldNotObeyedError: they were not paused in time; they continue.
         """
         from qdo.fleet.locks import held_section
 
-        return held_section(self._locks.get, queues, why, timeout_seconds)
+        return held_section(self._locks.get, queues, reason, timeout_seconds)
 
     @contextlib.contextmanager
     def override_coordinator(

@@ -166,7 +166,7 @@ class OperatorCalls(Sender):
     def pause(
         self,
         *queues: str,
-        why: str = "",
+        reason: str = "",
         seconds: float | None = None,
         allow_none: bool = False,
         timeout_seconds: float = 60.0,
@@ -176,7 +176,7 @@ class OperatorCalls(Sender):
         Returns once no message of these queues is in flight. Do not call it in one of their jobs.
 
         :param queues: globs of their names; later queues are paused as well.
-        :param why: shown by `qdo pause --list` and `qdo queues`.
+        :param reason: shown by `qdo pause --list` and `qdo queues`.
         :param seconds: how long the pause lasts; None: until `resume`.
         :param allow_none: also pause by globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
@@ -185,7 +185,7 @@ class OperatorCalls(Sender):
         """
         from qdo.fleet.holds import new_hold
 
-        hold = new_hold(queues, why, seconds)
+        hold = new_hold(queues, reason, seconds)
         self._act(lambda each: each.pause(hold, allow_none, timeout_seconds))
 
     def resume(self, *queues: str, reason: str = "") -> None:

@@ -68,7 +68,7 @@ class HoldsRead:
 
 
 def new_hold(
-    queues: Iterable[str], why: str = "", seconds: float | None = None, id: str = ""
+    queues: Iterable[str], reason: str = "", seconds: float | None = None, id: str = ""
 ) -> Hold:
     """Return a hold that is not in force yet.
 
@@ -81,16 +81,16 @@ def new_hold(
     for glob in globs:
         if not is_path_part(glob) or len(glob) > MAX_NAME_LENGTH:
             raise QueueNameError(name=glob, reason=name_error(glob) or "it is too long")
-    if len(why) > MAX_REASON_CHARACTERS:
+    if len(reason) > MAX_REASON_CHARACTERS:
         limit = MAX_REASON_CHARACTERS
         raise UsageError(
-            reason=f"a reason must have at most {limit} characters, got {len(why)}; shorten it"
+            reason=f"a reason must have at most {limit} characters, got {len(reason)}; shorten it"
         )
     now = time.time()
     if seconds is not None and not 0 < seconds < 1e9:
         raise UsageError(reason=f"a hold must last more than 0 seconds, got {seconds:g}")
     until = None if seconds is None else round(now + seconds, 3)
-    return Hold(id or uuid.uuid4().hex, globs, why, writer(), round(now, 3), until)
+    return Hold(id or uuid.uuid4().hex, globs, reason, writer(), round(now, 3), until)
 
 
 def check_matches(globs: Iterable[str], names: Collection[str]) -> None:

@@ -34,7 +34,7 @@ from qdo.system.home_loop import at_home
 
 RELEASE_SECONDS = 5.0
 """How long a release waits for its answer. Without one it is repeated in the background."""
-MAX_WHY = 200
+MAX_REASON = 200
 """Characters of a reason."""
 
 
@@ -98,7 +98,7 @@ class LockService(Protocol):
         """
 
     def hold(
-        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+        self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section once it is in force, and the function that ends it.
 
@@ -106,7 +106,7 @@ class LockService(Protocol):
         """
 
     def acquire(
-        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+        self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
         """Return a lock once it is held, and the function that releases it.
 
@@ -119,15 +119,18 @@ def held_lock(
     service: Callable[[], LockService],
     name: str,
     shared: bool,
-    why: str,
+    reason: str,
     timeout_seconds: float | None,
 ) -> Iterator[HeldLock]:
     checked_name("lock", name)
     limit = None if timeout_seconds is None else checked_timeout(timeout_seconds)
-    if len(why) > MAX_WHY:
-        raise UsageError(reason=f"why must have at most {MAX_WHY} characters, got {len(why)}")
+    if len(reason) > MAX_REASON:
+        raise UsageError(
+            reason=f"a reason must have at most {MAX_REASON} characters, got {len(reason)}; shorten"
+            " it"
+        )
     held, release = at_home(
-        service().acquire, name, shared, why, limit, undo=lambda taken: taken[1]()
+        service().acquire, name, shared, reason, limit, undo=lambda taken: taken[1]()
     )
     try:
         yield held
@@ -137,10 +140,10 @@ def held_lock(
 
 @contextmanager
 def held_section(
-    service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
+    service: Callable[[], LockService], globs: tuple[str, ...], reason: str, timeout_seconds: float
 ) -> Iterator[Section]:
     limit = checked_timeout(timeout_seconds)
-    section, end = at_home(service().hold, globs, why, limit, undo=lambda begun: begun[1]())
+    section, end = at_home(service().hold, globs, reason, limit, undo=lambda begun: begun[1]())
     try:
         yield section
     finally:
@@ -184,7 +187,7 @@ class CoordinatorLocks:
         self.connection.wait_registered(timeout_seconds)
 
     def acquire(
-        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+        self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
         """Do as `LockService.acquire`; raise LockLostError if the session ended while it waited."""
         folder = self.layout.fleet.lock(name)
@@ -193,7 +196,7 @@ class CoordinatorLocks:
             if folder not in self._folders:
                 make_folder(self.connection.client, folder)
                 self._folders.add(folder)
-            waiter = _Waiter(self.connection, folder, shared, self._about(why))
+            waiter = _Waiter(self.connection, folder, shared, self._about(reason))
             held = self._wait(waiter, name, timeout_seconds, deadline)
             if held is not None:
                 return held, waiter.release
@@ -233,7 +236,7 @@ class CoordinatorLocks:
     def hold(
         self,
         globs: tuple[str, ...],
-        why: str,
+        reason: str,
         timeout_seconds: float,
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
@@ -245,7 +248,7 @@ class CoordinatorLocks:
         """
         connection, client = self.connection, self.connection.client
         by = connection.wait_registered(timeout_seconds)
-        hold = replace(new_hold(globs, why), by=by, who=self._writer)
+        hold = replace(new_hold(globs, reason), by=by, who=self._writer)
         watch = SectionWatch(self.layout.fleet.holds, hold.id)
 
         def end() -> None:
@@ -272,9 +275,9 @@ class CoordinatorLocks:
         name = " ".join(hold.queues)
         return Section(name, zxid, lambda: connection.valid, lambda: watch.ended), end
 
-    def _about(self, why: str) -> dict[str, Any]:
+    def _about(self, reason: str) -> dict[str, Any]:
         about = {"who": f"{self._writer} pid {os.getpid()}", "at": round(time.time(), 3)}
-        return {**about, "why": why} if why else about
+        return {**about, "why": reason} if reason else about
 
 
 class _Waiter:

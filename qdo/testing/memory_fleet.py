@@ -181,7 +181,7 @@ class MemoryLocks:
         """Do nothing: no command lists the processes of a test."""
 
     def acquire(
-        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+        self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
         """Return a lock; raise LockTimeoutError if it is held."""
         with self._lock:
@@ -199,10 +199,10 @@ class MemoryLocks:
         return HeldLock(name, self._fence, lambda: bool(held)), release
 
     def hold(
-        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+        self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section that is in force at once."""
-        queues = new_hold(globs, why).queues
+        queues = new_hold(globs, reason).queues
         held = [True]
         self._fence += 1
         return Section(" ".join(queues), self._fence, lambda: bool(held)), held.clear
@@ -215,12 +215,12 @@ class KitHolds:
         self.holds: list[Hold] = []
         self._on_change = on_change
 
-    def pause(self, *queues: str) -> None:
+    def pause(self, *queues: str, reason: str = "") -> None:
         """Start no message of queues that match one of these globs, until `resume`.
 
         :raises UsageError: a glob is not valid.
         """
-        self.replace([*self.holds, new_hold(queues)])
+        self.replace([*self.holds, new_hold(queues, reason)])
 
     def resume(self, *queues: str) -> None:
         """End the pause with exactly these globs, or all pauses without any.

@@ -40,7 +40,7 @@ from qdo import App
 
 app = App("shop", coordinator=sys.argv[1], session_timeout_seconds=1)
 said = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-with app.exclusive("tenant-*", why="migration", timeout_seconds=30) as section:
+with app.exclusive("tenant-*", reason="migration", timeout_seconds=30) as section:
     print("in", flush=True)
     time.sleep(float(sys.argv[3]))
 """
@@ -92,7 +92,7 @@ def test_nothing_runs_within_a_section(shop: SectionShop) -> None:
         shop.app.send_many([("tenant-1", 0.02), ("other", 0.02)] * 200)
         for number in range(3):
             wait_until(lambda: shop.count("begin", "tenant-1") > 0, "a job of the queue")
-            with shop.app.exclusive("tenant-*", why="migration") as section:
+            with shop.app.exclusive("tenant-*", reason="migration") as section:
                 began = time.monotonic()
                 others = shop.count("end", "other")
                 wait_until(

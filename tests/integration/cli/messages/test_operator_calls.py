@@ -71,7 +71,7 @@ def test_queues_pause_and_resume(app: qdo.App, desk: OperatorDesk) -> None:
     """Also in a thread of a worker process, whose jobs run on another event loop."""
     with pytest.raises(NotFoundError):
         app.pause("q*", timeout_seconds=30)
-    app.pause("q*", why="repair", allow_none=True, timeout_seconds=30)
+    app.pause("q*", reason="repair", allow_none=True, timeout_seconds=30)
     desk.send(1)
     desk.work()
     wait_until(lambda: desk.items("queues", "q")[0]["held"] is not None, "the pause", 60.0)
