@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdo.jobs.options import Order
 
 if TYPE_CHECKING:
-    from qdo.jobs.retry import Policy
+    from qdo.jobs.retry import PolicyInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class QueueCatalog(abc.ABC):
         """Return whether a queue has, or had, a message at a position of the broker's own form."""
         return True
 
-    def config_warnings(self, policies: Mapping[str, Policy]) -> Sequence[str]:
+    def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> Sequence[str]:
         """Return necessary changes to queues at the broker: sentences with the remedy.
 
         Called only where the broker has `Capabilities.checks_config`.

@@ -19,7 +19,7 @@ from qdo.jobs.options import (
     check_order,
     check_placement,
 )
-from qdo.jobs.retry import Policy, QueuePolicy, may_overlap
+from qdo.jobs.retry import Policy, PolicyInForce, QueuePolicy, may_overlap
 from qdo.message import Message
 
 JobFunction = Callable[[Message, Any], Any]
@@ -122,15 +122,28 @@ def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
         raise UsageError(reason=f"policy must be a qdo.Policy, got {policy!r}")
 
 
-def check_policies(jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: Policy) -> None:
+def check_policies(
+    jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: PolicyInForce
+) -> None:
     """Raise PolicyError at startup for mistakes that would otherwise show at the first failure."""
-    for table in tables:
-        for job in jobs:
+    for job in jobs:
+        below = _policy_of(job, default)
+        for table in tables:
             if may_overlap(table.queues, job.queues):
-                merged = table.override(job.policy or default)
+                merged = table.override(below)
                 if job.order == "none" and merged.blocks:
                     raise PolicyError(
                         where=table.name,
                         reason=f"it may block queues of job {job.name}, but with order='none' no "
                         "message waits for another; remove then='block', or change the order",
                     )
+
+
+def _policy_of(job: Job, default: PolicyInForce) -> PolicyInForce:
+    try:
+        return default if job.policy is None else job.policy.over(default)
+    except PolicyError as error:
+        raise PolicyError(
+            where=f"the policy of job {job.name}: {error.details['where']}",
+            reason=error.details["reason"],
+        ) from error

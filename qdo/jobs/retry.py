@@ -31,9 +31,9 @@ Tables of the setting `policies` give queues policies by name. In a TOML file::
     exception = "requests.exceptions:Timeout"
     attempts = 100
 
-Omitted options are those of the policy of the queue's job; without one, those of the settings
-`attempts`, `backoff_seconds` and `backoff_max_seconds`. If several tables match a queue, only the
-one with the most literal characters applies.
+Omitted options are those of the policy of the queue's job, and those that it omits are those of
+the settings `attempts`, `backoff_seconds` and `backoff_max_seconds`. If several tables match a
+queue, only the one with the most literal characters applies.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from qdo.backoff import Backoff
 from qdo.broker_errors import PostgresqlConnectionsError, PostgresqlFullError
@@ -123,6 +123,8 @@ class Policy:
     >>> qdo.Policy(attempts=3, rules=(qdo.Rule(KeyError, then="skip"),)).then
     'dead-letter'
 
+    `attempts`, `backoff_seconds` and `backoff_max_seconds` are by default those of the settings.
+
     :ivar attempts: number of attempts of a message, including the first one.
     :ivar backoff_seconds: maximum delay after the first attempt; it doubles with each attempt.
     :ivar backoff_max_seconds: no delay is longer.
@@ -133,16 +135,17 @@ class Policy:
     :raises PolicyError: a value is invalid, or a rule can never match.
     """
 
-    attempts: int = 20
-    backoff_seconds: float = 0.5
-    backoff_max_seconds: float = 600.0
+    attempts: int | None = None
+    backoff_seconds: float | None = None
+    backoff_max_seconds: float | None = None
     rules: tuple[Rule, ...] = ()
     then: Then = "dead-letter"
     jitter: Jitter = "equal"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", _checked_rules(self.rules))
-        check_options("a policy", {name: getattr(self, name) for name in OPTIONS}, whole=True)
+        check_options("a policy", {name: getattr(self, name) for name in OPTIONS})
+        _check_end("a policy", self.then)
         if self.jitter not in get_args(Jitter):
             raise PolicyError(
                 where="a policy", reason=f"jitter must be 'full' or 'equal', got {self.jitter!r}"
@@ -153,17 +156,36 @@ class Policy:
             _check_order(rule.name, terms.backoff_seconds, terms.backoff_max_seconds)
 
     @property
+    def blocks(self) -> bool:
+        """Whether it may block a queue."""
+        return self.then == "block" or any(rule.then == "block" for rule in self.rules)
+
+    def over(self, below: PolicyInForce) -> PolicyInForce:
+        """Return this policy, with the values of `below` where it has none.
+
+        :raises PolicyError: a maximum is below the first delay.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(
+            below, **{name: value for name, value in values.items() if value is not None}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInForce(Policy):
+    """A policy that has all values."""
+
+    attempts: int
+    backoff_seconds: float
+    backoff_max_seconds: float
+
+    @property
     def backoff(self) -> Backoff:
         """The delays between attempts, as a `Backoff`."""
         random_share = 1.0 if self.jitter == "full" else 0.5
         return Backoff(self.backoff_seconds, self.backoff_max_seconds, random_share)
 
-    @property
-    def blocks(self) -> bool:
-        """Whether it may block a queue."""
-        return self.then == "block" or any(rule.then == "block" for rule in self.rules)
-
-    def terms(self, error: BaseException) -> Policy:
+    def terms(self, error: BaseException) -> PolicyInForce:
         """Return the policy for an error: this one, changed by the first rule that matches."""
         for rule in self.rules:
             if rule.fits(error):
@@ -171,14 +193,17 @@ class Policy:
         return self
 
 
-def _with(policy: Policy, rule: Rule) -> Policy:
+_AnyPolicy = TypeVar("_AnyPolicy", bound=Policy)
+
+
+def _with(policy: _AnyPolicy, rule: Rule) -> _AnyPolicy:
     options = {name: value for name, value in rule.options() if value is not None}
     return replace(policy, rules=(), **options)
 
 
-def check_options(where: str, options: dict[str, Any], *, whole: bool = False) -> None:
-    """Raise PolicyError for invalid options; if `whole`, each must be given and not be None."""
-    given = {name: value for name, value in options.items() if whole or value is not None}
+def check_options(where: str, options: dict[str, Any]) -> None:
+    """Raise PolicyError for invalid options; None stands for an omitted one."""
+    given = {name: value for name, value in options.items() if value is not None}
     if "attempts" in given:
         _check_attempts(where, given["attempts"])
     for name in ("backoff_seconds", "backoff_max_seconds"):
@@ -186,8 +211,7 @@ def check_options(where: str, options: dict[str, Any], *, whole: bool = False) -
             _check_seconds(where, name, given[name])
     if "then" in given:
         _check_end(where, given["then"])
-    if "backoff_seconds" in given and "backoff_max_seconds" in given:
-        _check_order(where, given["backoff_seconds"], given["backoff_max_seconds"])
+    _check_order(where, given.get("backoff_seconds"), given.get("backoff_max_seconds"))
 
 
 def _check_attempts(where: str, value: Any) -> None:
@@ -216,8 +240,8 @@ def _check_end(where: str, value: Any) -> None:
         )
 
 
-def _check_order(where: str, first: float, longest: float) -> None:
-    if longest < first:
+def _check_order(where: str, first: float | None, longest: float | None) -> None:
+    if first is not None and longest is not None and longest < first:
         raise PolicyError(
             where=where,
             reason=f"backoff_max_seconds must be at least backoff_seconds, {first:g}, got "
@@ -301,7 +325,7 @@ class StopWorker:
 Decision: TypeAlias = RetryMessage | DeadLetterMessage | SkipMessage | BlockQueue | StopWorker
 
 
-def decide(attempt: int, error: BaseException, policy: Policy, chance: float) -> Decision:
+def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: float) -> Decision:
     """Return the decision after attempt number `attempt` (from 1) ended with `error`.
 
     :param chance: a random number in [0, 1) for the jitter.
@@ -347,7 +371,7 @@ def only_waits(error: BaseException) -> bool:
         return False
 
 
-def decide_crashed(attempts: int, reason: str, policy: Policy, chance: float) -> Decision:
+def decide_crashed(attempts: int, reason: str, policy: PolicyInForce, chance: float) -> Decision:
     """Return the decision after the process died in the last of `attempts`.
 
     The next owner makes it before it runs the message.
@@ -446,7 +470,7 @@ class QueuePolicy:
         """Its name in error messages."""
         return f"policies for {self.queues!r}"
 
-    def override(self, below: Policy) -> Policy:
+    def override(self, below: PolicyInForce) -> PolicyInForce:
         """Return a policy, changed by the options of this table."""
         options: dict[str, Any] = {
             name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None
@@ -537,10 +561,10 @@ def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str,
 
 
 def policy_for(
-    queue: str, own: Policy | None, tables: Sequence[QueuePolicy], default: Policy
-) -> Policy:
-    """Return the policy of a queue: its table, else the one of its job, else the default."""
-    below = default if own is None else own
+    queue: str, own: Policy | None, tables: Sequence[QueuePolicy], default: PolicyInForce
+) -> PolicyInForce:
+    """Return the policy of a queue: values of its table, else of its job, else the default."""
+    below = default if own is None else own.over(default)
     fitting = [table for table in tables if fnmatch.fnmatchcase(queue, table.queues)]
     if not fitting:
         return below

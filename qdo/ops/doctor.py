@@ -259,6 +259,8 @@ def configuration(case: Case) -> Diagnosis:
     broker = case.opened()
     if not broker.capabilities.checks_config:
         return ok("this broker has no settings for its queues")
+    if case.policy_of is None:
+        return unknown("the jobs are not known", "name the app as MODULE:APP")
     names = broker.catalog.names()[:MOST_QUEUES]
     found = broker.catalog.config_warnings({name: case.policy_of(name) for name in names})
     if found:

@@ -12,7 +12,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.components import ProcessDescription, read_components
 from qdo.jobs.job import Job
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.jobs.timers import Timer
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
@@ -71,7 +71,7 @@ class Case:
     jobs: Sequence[Job] | None = None
     declared: Collection[str] = ()
     timers: Mapping[str, Timer] | None = None
-    policy_of: Callable[[str], Policy] = lambda queue: Policy()
+    policy_of: Callable[[str], PolicyInForce] | None = None
     _read: dict[str, Any] = field(default_factory=dict)
     _reading: Any = field(default_factory=threading.Lock)
 

@@ -21,7 +21,7 @@ from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.history.address import history_error
 from qdo.jobs.job import Job
-from qdo.jobs.retry import Policy, QueuePolicy, policy_for
+from qdo.jobs.retry import PolicyInForce, QueuePolicy, policy_for
 from qdo.settings import values as checks
 from qdo.settings.values import (
     DEFAULT,
@@ -412,11 +412,11 @@ class Settings(AppSettings):
         return LogOptions(self.log_level, self.log_config, self.log_format)
 
     @property
-    def default_policy(self) -> Policy:
+    def default_policy(self) -> PolicyInForce:
         """The policy of queues for which neither job nor settings have one."""
-        return Policy(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
+        return PolicyInForce(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
 
-    def policy_of(self, queue: str, job: Job | None) -> Policy:
+    def policy_of(self, queue: str, job: Job | None) -> PolicyInForce:
         own = None if job is None else job.policy
         return policy_for(queue, own, self.policies, self.default_policy)
 

@@ -374,7 +374,7 @@ PREPARED = (
 """Pages with a table of past or other processes; a command that fills it; one that shows it."""
 LOCK = """
 import time, qdo
-with qdo.App("shop").lock("nightly", why="report", timeout_seconds=60):
+with qdo.App("shop").lock("nightly", reason="report", timeout_seconds=60):
     time.sleep(600)
 """
 

@@ -158,7 +158,7 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
             r"SettingsError: setting attempts: .* \(jobs_for_test_\d+\.py line 2\)",
         ),
         (
-            "import qdo\nqdo.Policy(backoff_seconds=6000)",
+            "import qdo\nqdo.Policy(backoff_seconds=600_000)",
             r"PolicyError: .* \(jobs_for_test_\d+\.py line 2\)",
         ),
         (

@@ -36,7 +36,7 @@ from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.subscription import KinesisSubscription
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.errors import UsageError
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.positions import position_now
 
 
@@ -80,7 +80,7 @@ class KinesisCatalog(QueueCatalog):
         """
         return self._shards.find(queue) is None or self._peek(queue, position).finds()
 
-    def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+    def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         """Warn about a stream without a store for the dead letters of its policies."""
         if self._address.dead_letters is not None:
             return []

@@ -30,7 +30,7 @@ from qdo.brokers.sqs.sender import ACTION, SqsSender
 from qdo.brokers.sqs.url import FIFO, HOLD_SECONDS, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import UnsupportedError
 from qdo.jobs.options import Order
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.system.native import AT_ONCE
 from qdo.system.processes import ensure_open_files
 from qdo.text import join_some
@@ -45,13 +45,15 @@ crashes, messages are received again whose job never ran."""
 LONGEST_RETENTION_SECONDS = 14 * 86_400
 
 
-def advice(facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]) -> list[str]:
+def advice(
+    facts: Mapping[str, QueueAttributes], policies: Mapping[str, PolicyInForce]
+) -> list[str]:
     """Return necessary changes to queues, as sentences with the remedy."""
     return [*_on_redrive(facts, policies), *_on_retention(facts, policies)]
 
 
 def _on_redrive(
-    facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]
+    facts: Mapping[str, QueueAttributes], policies: Mapping[str, PolicyInForce]
 ) -> Iterable[str]:
     """Yield a sentence for each target to which SQS itself would move messages too early."""
     low: dict[Redrive, list[str]] = {}
@@ -70,7 +72,7 @@ def _on_redrive(
 
 
 def _on_retention(
-    facts: Mapping[str, QueueAttributes], policies: Mapping[str, Policy]
+    facts: Mapping[str, QueueAttributes], policies: Mapping[str, PolicyInForce]
 ) -> Iterable[str]:
     short: dict[int, list[str]] = {}
     for queue, each in facts.items():
@@ -84,7 +86,7 @@ def _on_retention(
         )
 
 
-def _attempts(policy: Policy) -> int:
+def _attempts(policy: PolicyInForce) -> int:
     """Return the most attempts that a message gets, for any error."""
     return max([policy.attempts, *(rule.attempts or 0 for rule in policy.rules)])
 
@@ -117,7 +119,7 @@ class SqsCatalog(QueueCatalog):
         """
         return self._queues.settings(queue)
 
-    def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+    def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         return advice(self._queues.settings_of(list(policies)), policies)
 
     def backlog(self, queue: str, after: int) -> Backlog:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import gevent
+
 from qdo.app import OutboxTable
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker
 from qdo.coordination.member import Member

@@ -10,7 +10,7 @@ from typing import Any
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.history.recorder import Recorder
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.settings.live import SettingsInForce
 from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
@@ -27,10 +27,10 @@ from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory import InFlightTable
 
 
-def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy]:
+def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], PolicyInForce]:
     """Return a function that returns the failure policy of a queue, by the settings in force."""
 
-    def policy_of(queue: str) -> Policy:
+    def policy_of(queue: str) -> PolicyInForce:
         return in_force.now.policy_of(queue, app.job_for(queue))
 
     return policy_of
@@ -58,7 +58,7 @@ class Engine:
     observers: Observers
     in_flight: InFlightTable
     permits: LanePermits
-    policy_of: Callable[[str], Policy]
+    policy_of: Callable[[str], PolicyInForce]
     recorded: Callable[[str], str]
     on_stop: Callable[[str], None]
     clock: Callable[[], float]

@@ -20,7 +20,7 @@ from qdo.errors import UnreachableError, UsageError
 from qdo.jobs.job import Job
 from qdo.jobs.middleware import unchecked
 from qdo.jobs.options import Order
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some
@@ -40,7 +40,7 @@ def check_jobs(
     app: App,
     broker: Broker,
     takes: Callable[[str], bool],
-    policy: Callable[[str], Policy],
+    policy: Callable[[str], PolicyInForce],
     refuse: bool = True,
 ) -> None:
     """Raise an error if jobs require more than the broker offers; log the broker's warnings.

@@ -21,12 +21,12 @@ from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.brokers.kinesis.codec import hash_key
 from qdo.brokers.kinesis.positions import pack, sequence_of
 from qdo.errors import UnsupportedError, UsageError
-from qdo.jobs.retry import Policy
 from qdo.positions import position_now
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
 from tests.support.kinesis import BRISK, ShardOwner, opened, outgoing
+from tests.support.policies import in_force
 from tests.support.processes import wait_until
 
 SHARD = "shardId-000000000000"
@@ -637,10 +637,10 @@ def test_trap_11_a_worker_is_told_at_its_start(
     broker: KinesisBroker, keeping: KinesisBroker
 ) -> None:
     """If a policy ends with a dead letter, but there is no store for it."""
-    (told,) = broker.catalog.config_warnings({SHARD: Policy(), OTHER: Policy(then="block")})
+    (told,) = broker.catalog.config_warnings({SHARD: in_force(), OTHER: in_force(then="block")})
     assert "dead_letters=s3://BUCKET/PREFIX" in told
-    assert broker.catalog.config_warnings({SHARD: Policy(then="skip")}) == []
-    assert keeping.catalog.config_warnings({SHARD: Policy()}) == []
+    assert broker.catalog.config_warnings({SHARD: in_force(then="skip")}) == []
+    assert keeping.catalog.config_warnings({SHARD: in_force()}) == []
 
 
 def test_trap_11_a_missing_bucket_is_named_at_the_start(moto_url: str, aws_stream: str) -> None:

@@ -28,10 +28,10 @@ from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import decode_received, make_position
 from qdo.errors import MessageTooLargeError, UnsupportedError
-from qdo.jobs.retry import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
+from tests.support.policies import in_force
 
 REGION = "eu-west-1"
 with_s3 = pytest.mark.parametrize("endpoint", ["moto"], indirect=True)
@@ -242,14 +242,15 @@ def test_advice(broker: SqsBroker, make: Callable[..., str], aws_prefix: str) ->
     make("a", RedrivePolicy=policy)
     make("b")
     redrive, retention = broker.catalog.config_warnings(
-        {"a": Policy(attempts=4), "b": Policy(then="block"), "gone": Policy()}
+        {"a": in_force(attempts=4), "b": in_force(then="block"), "gone": in_force()}
     )
     assert f"moves messages of a to {aws_prefix}broken after 30 receives" in redrive
     assert "raise maxReceiveCount to 40" in redrive
     assert "may block b, and SQS deletes what waits there after 4 days" in retention
     broker.send(Outgoing("own", b"1"))  # created with 14 days
     assert (
-        broker.catalog.config_warnings({"a": Policy(attempts=3), "own": Policy(then="block")}) == []
+        broker.catalog.config_warnings({"a": in_force(attempts=3), "own": in_force(then="block")})
+        == []
     )
 
 

@@ -28,6 +28,8 @@ import os, qdo
 app = qdo.App("live", fetch=50, backoff_seconds=0.01, backoff_max_seconds=0.02)
 
 @app.job("fails-*")
+@app.job("fails-policy", policy=qdo.Policy(then="skip"))
+@app.job("slow", policy=qdo.Policy(backoff_seconds=0.015))
 @app.job("*")
 def job(message, context):
     with open("out", "a") as file:
@@ -113,6 +115,25 @@ def test_attempts_of_a_failing_queue_change(runs: AppRuns, qdo: Qdo) -> None:
     text = "attempts = 1000000\n[[policies]]\nqueues = 'fails-*'\nattempts = 3\n"
     assert qdo("settings", "apply", "-", stdin=text).code == 0
     wait_until(lambda: items(qdo("dead-letters", "list", "-o", "json")), "the dead letter")
+
+
+def test_a_jobs_policy_follows_the_values_that_it_leaves_out(runs: AppRuns, qdo: Qdo) -> None:
+    assert qdo("settings", "set", "attempts", "1000000").code == 0
+    runs.app.send("fails-policy", 0)
+    start(runs)
+    wait_until(lambda: len(runs.runs("fails-policy")) > 20, "more attempts than by default")
+    assert qdo("settings", "set", "attempts", "3").code == 0
+    runs.app.send("fails-policy", 0)
+    wait_until(lambda: [count for _, count in runs.runs("fails-policy")[-3:]] == [1, 2, 3], "3")
+    assert items(qdo("dead-letters", "list", "-o", "json")) == []
+
+
+def test_a_worker_refuses_what_contradicts_a_jobs_policy(runs: AppRuns, qdo: Qdo) -> None:
+    start(runs)
+    refused = qdo("settings", "set", "backoff_max_seconds", "0.01")
+    assert refused.code == 5
+    assert "the policy of job" in refused.err
+    assert in_force(qdo) == {}
 
 
 def test_own_values_win_and_are_shown(runs: AppRuns, qdo: Qdo) -> None:

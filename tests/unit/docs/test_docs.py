@@ -23,7 +23,7 @@ from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
 from qdo.cli.framework import EXIT_CODES
 from qdo.cli.worker import worker as worker_command
-from qdo.settings.settings import declarations
+from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
 from tests.support.commands import every_command
@@ -85,7 +85,7 @@ def test_exit_codes_in_sentences_are_those_of_the_commands() -> None:
 
 
 def test_the_time_of_all_attempts_is_that_of_the_pages() -> None:
-    policy = qdo.Policy()
+    policy = Settings().default_policy
     for page in ("quickstart", "failures", "coming-from/celery"):
         assert f"{policy.attempts} attempts" in read(page)
     pauses = range(1, policy.attempts)

@@ -18,6 +18,7 @@ from qdo.jobs.retry import (
     DeadLetterMessage,
     Decision,
     Policy,
+    PolicyInForce,
     RetryMessage,
     Rule,
     SkipMessage,
@@ -27,8 +28,9 @@ from qdo.jobs.retry import (
 )
 from qdo.outcomes import DeadLetter, Retry, Skip, Stop
 from qdo.text import describe, describe_traceback
+from tests.support.policies import in_force
 
-POLICY = Policy(attempts=10, backoff_seconds=0.5, backoff_max_seconds=60.0, jitter="full")
+POLICY = in_force(attempts=10, backoff_seconds=0.5, backoff_max_seconds=60.0, jitter="full")
 
 
 def test_an_error_is_retried_after_a_back_off() -> None:
@@ -44,9 +46,9 @@ def test_the_back_off_doubles_up_to_its_limit() -> None:
 
 def test_the_default_waits_for_a_service_that_is_down() -> None:
     """Half an hour costs no message its place, with any jitter; a day does."""
-    attempts = range(1, Policy().attempts)
+    attempts = range(1, in_force().attempts)
     shortest, longest = (
-        sum(Policy().backoff.delay(n, chance) for n in attempts) for chance in (0.0, 1.0)
+        sum(in_force().backoff.delay(n, chance) for n in attempts) for chance in (0.0, 1.0)
     )
     assert shortest > 45 * 60
     assert longest < 2 * 3600
@@ -60,7 +62,7 @@ def test_the_last_attempt_leads_to_a_dead_letter() -> None:
 
 def test_a_single_attempt_is_never_retried() -> None:
     """With attempts = 1 the first failure is the last."""
-    assert isinstance(decide(1, ValueError(), Policy(attempts=1), 0.0), DeadLetterMessage)
+    assert isinstance(decide(1, ValueError(), in_force(attempts=1), 0.0), DeadLetterMessage)
 
 
 def test_a_job_chooses_its_delay() -> None:
@@ -126,7 +128,7 @@ def test_a_back_off_stays_within_its_limits(
     attempt: int, chance: float, jitter: str, first: float, extra: float
 ) -> None:
     """No attempt number overflows, no jitter exceeds the limit."""
-    policy = Policy(
+    policy = in_force(
         backoff_seconds=first,
         backoff_max_seconds=first + extra,
         jitter="full" if jitter == "full" else "equal",
@@ -183,7 +185,7 @@ class NarrowError(AppError):
     """A kind of it."""
 
 
-RULES = Policy(
+RULES = in_force(
     attempts=5,
     backoff_seconds=1.0,
     backoff_max_seconds=8.0,
@@ -232,7 +234,7 @@ def test_a_crash_is_counted_like_a_failure() -> None:
 )
 def test_each_end_of_a_policy(then: Any, end: type) -> None:
     """After the last attempt, and at once for an undecodable message."""
-    policy = Policy(attempts=3, then=then)
+    policy = in_force(attempts=3, then=then)
     assert isinstance(decide(2, ValueError(), policy, 0.5), RetryMessage)
     assert isinstance(decide(3, ValueError(), policy, 0.5), end)
     broken = BodyDecodeError(queue="q", id="1", reason="no JSON")
@@ -242,7 +244,7 @@ def test_each_end_of_a_policy(then: Any, end: type) -> None:
 @pytest.mark.parametrize("then", ["dead-letter", "block", "skip"])
 def test_a_jobs_own_word_counts_whatever_the_policy(then: Any) -> None:
     """DeadLetter, Skip and Stop act at once."""
-    policy = Policy(attempts=1, then=then)
+    policy = in_force(attempts=1, then=then)
     assert decide(1, DeadLetter("d"), policy, 0.0) == DeadLetterMessage("d")
     assert decide(1, Skip("s"), policy, 0.0) == SkipMessage("s")
     assert decide(1, Stop("the disk is full"), policy, 0.0) == StopWorker("the disk is full")
@@ -301,10 +303,10 @@ ERRORS: list[BaseException] = [
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
+def policies(draw: st.DrawFn) -> PolicyInForce:
     """Give any policy that is accepted."""
     first = draw(st.floats(0, 1000))
-    return Policy(
+    return in_force(
         attempts=draw(st.integers(1, 50)),
         backoff_seconds=first,
         backoff_max_seconds=first + draw(st.floats(0, 1000)),
@@ -321,7 +323,7 @@ def policies(draw: st.DrawFn) -> Policy:
     st.floats(0, 1, exclude_max=True),
 )
 def test_a_decision_is_made_on_any_error(
-    policy: Policy, attempt: int, number: int, chance: float
+    policy: PolicyInForce, attempt: int, number: int, chance: float
 ) -> None:
     """No error ends a decision with another, no message gets more attempts than it may have, and
     delays stay within their limits."""
@@ -340,7 +342,7 @@ def test_a_decision_is_made_on_any_error(
 
 
 @given(policies(), st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
-def test_crashes_end_as_failures_do(policy: Policy, attempts: int, chance: float) -> None:
+def test_crashes_end_as_failures_do(policy: PolicyInForce, attempts: int, chance: float) -> None:
     """A crash loop ends after as many attempts as a loop of errors."""
     decision = decide_crashed(attempts, "died", policy, chance)
     assert isinstance(decision, RetryMessage) == (attempts < policy.attempts)
@@ -359,7 +361,7 @@ def test_rules_count_in_their_order(kinds: list[type[Exception]]) -> None:
         with pytest.raises(PolicyError, match="earlier rule"):
             Policy(rules=rules)
         return
-    policy = Policy(rules=rules)
+    policy = in_force(rules=rules)
     for number, kind in enumerate(kinds, start=1):
         assert policy.terms(kind()).attempts == number
 
@@ -381,7 +383,7 @@ AnyRule: Any = Rule
         (lambda: AnyPolicy(attempts=2.5), "attempts"),
         (lambda: AnyPolicy(backoff_seconds=-1), "backoff_seconds"),
         (lambda: AnyPolicy(backoff_seconds=float("nan")), "backoff_seconds"),
-        (lambda: AnyPolicy(backoff_seconds=601), "backoff_max_seconds"),
+        (lambda: AnyPolicy(backoff_seconds=601, backoff_max_seconds=600), "backoff_max_seconds"),
         (lambda: AnyPolicy(jitter="some"), "jitter"),
         (lambda: AnyPolicy(rules=(ValueError,)), "qdo.Rule"),
         (lambda: AnyRule(ValueError), "attempts"),
@@ -391,7 +393,9 @@ AnyRule: Any = Rule
         (lambda: AnyRule(Skip, attempts=1), "Skip"),
         (lambda: AnyRule(ValueError, then="ignore"), "then"),
         (
-            lambda: AnyPolicy(rules=(AnyRule(ValueError, backoff_seconds=1000),)),
+            lambda: AnyPolicy(
+                backoff_max_seconds=600, rules=(AnyRule(ValueError, backoff_seconds=1000),)
+            ),
             "backoff_max_seconds",
         ),
     ],

@@ -675,10 +675,15 @@ def test_settings_are_those_in_code_and_of_the_kit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("QDO_ATTEMPTS", "9")
     app = qdo.App("chosen", attempts=2, backoff_seconds=5)
     app.job()(fail)
+    app.job("policy", policy=qdo.Policy(then="skip"))(fail)
     with TestKit(app, backoff_seconds=1.5) as kit:
         kit.send("q", 1)
         assert kit.run_until_settled() == 1.5
         assert kit.dead_letters()[0].attempts == 2
+        kit.send("policy", 1)
+        assert kit.run_until_settled() == 1.5
+        assert kit.attempts("policy")[-1].outcome == "skip"
+        assert len(kit.attempts("policy")) == 2
     with pytest.raises(SettingsError, match="'attempts'"):
         TestKit(app, atempts=3)
     with TestKit(app) as kit:  # the rejected one has left nothing behind

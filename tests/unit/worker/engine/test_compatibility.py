@@ -14,7 +14,7 @@ from qdo.brokers.base import Capabilities
 from qdo.brokers.sqs.codec import SqsPositions
 from qdo.errors import UsageError
 from qdo.jobs.options import Order
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.message import Message
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
@@ -27,6 +27,7 @@ from qdo.worker.executors.router import GreenletExecutor
 from qdo.worker.worker import Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
 from tests.support.fakes.scripted_broker import ScriptedBroker, ScriptedCatalog
+from tests.support.policies import in_force
 
 
 class MixedBroker(ScriptedBroker):
@@ -66,8 +67,8 @@ def app_of(order: Order, **options: Any) -> tuple[App, list[Any]]:
     return app, seen
 
 
-def policy(queue: str) -> Policy:
-    return Policy(attempts=3)
+def policy(queue: str) -> PolicyInForce:
+    return in_force(attempts=3)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_broker_with_one_order_may_warn_too(caplog: pytest.LogCaptureFixture) 
     """Its queues are not asked for their order."""
 
     class Advising(ScriptedCatalog):
-        def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+        def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
             return [f"mind {', '.join(policies)}"]
 
     broker = ScriptedBroker()
