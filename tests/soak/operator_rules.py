@@ -143,6 +143,8 @@ class CrewQueue:
                 end = ends.pop(each.number)
                 if self._crashed(end, each.at):
                     continue
+                if each.fence < end.fence and excused(each, each.at, self._fleet):
+                    continue  # a batch of a former owner goes on when its process is thawed
                 reason = self._why_again(end, each, used)
                 if reason is None:
                     yield f"repeated: {each} after {end}"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.soak.state_owners import MUTANTS
 from tests.support.cli import command
 from tests.support.paths import ROOT
-from tests.support.state_owners import MUTANTS
 
 SEED = 26
 LONG = pytest.mark.long("500 owners in all")
@@ -19,7 +19,7 @@ LONG = pytest.mark.long("500 owners in all")
 def _play(url: str, kills: int, *mutant: str) -> dict[str, Any]:
     """Play owners, a quarter of which are frozen instead of killed; return what was found."""
     ended = command(
-        "-m", "tests.support.state_owners", url, str(SEED), str(kills), *mutant,
+        "-m", "tests.soak.state_owners", url, str(SEED), str(kills), *mutant,
         cwd=ROOT, timeout_seconds=240,
     )  # fmt: skip
     assert ended.code == 0, ended.err

@@ -1,6 +1,6 @@
 """Owners of one queue that are killed and frozen while they keep state by key.
 
-``python -m tests.support.state_owners URL SEED KILLS [MUTANT]`` plays owners one after the other.
+``python -m tests.soak.state_owners URL SEED KILLS [MUTANT]`` plays owners one after the other.
 Each is a process of its own. It processes messages from the recorded progress on, and is killed at
 a random place: before, within or after a transaction. Some owners are frozen instead, and continue
 beside their successors. The app's database has a ledger beside the states: each effect in the order
