@@ -5,6 +5,7 @@ The functions are those of the commands, so are their results, errors and entrie
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from qdo.system.per_process import PerProcess
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 # Functions import their modules late: most senders need none of them.
 
@@ -59,7 +61,8 @@ class FleetOperators:
         from qdo.ops.cancel import cancel
 
         place = self.client, self.layout, self.broker, queue, ids
-        return cancel(*place, timeout_seconds=timeout_seconds, reason=reason)
+        logged = _logged(reason, "cancel", queue)
+        return cancel(*place, timeout_seconds=timeout_seconds, reason=reason, logged=logged)
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
         from qdo.ops.peek import peek
@@ -72,7 +75,8 @@ class FleetOperators:
 
         if not allow_none:
             holds.check_matches(hold.queues, names_below(self.client, self.layout.queues))
-        zxid = holds.pause(self.client, self.layout, hold)
+        logged = _logged(hold.why, "pause", " ".join(hold.queues))
+        zxid = (holds.pause if logged else holds.add_hold)(self.client, self.layout, hold)
         holds.wait_in_force(self.client, self.layout, hold, zxid, timeout_seconds)
 
     def resume(self, queues: Sequence[str], reason: str) -> None:
@@ -80,26 +84,39 @@ class FleetOperators:
 
         client, layout = self.client, self.layout
         holds.chosen(holds.read_holds(client, layout).node, queues)
+        logged = _logged(reason, "resume", " ".join(queues))
         with holds.recorded(client, layout, "resume", queues, reason) as record:
-            holds.end_pauses(client, layout, queues, record=record)
+            holds.end_pauses(client, layout, queues, record=record if logged else None)
 
     def decide(
         self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
     ) -> list[str | None]:
         from qdo.ops.decisions import decide, plan_decision
 
-        place = self.client, self.layout
+        place, logged = (self.client, self.layout), _logged(reason, decision, queue)
         positions = self.broker.positions
         plan = plan_decision(*place, self.broker, positions, queue, decision, ids, every)
-        decided = decide(*place, queue, decision, plan.which, reason, running=plan.running)
+        which, running = plan.which, plan.running
+        decided = decide(*place, queue, decision, which, reason, running=running, logged=logged)
         return [plan.ids.get(each.position) for each in decided]
+
+
+def _logged(reason: str, call: str, target: str) -> bool:
+    """Return whether a call has an entry in the action log; without one it gets a log line.
+
+    A program may call often: its entries would evict those of the operators.
+    """
+    if not reason:
+        _log.info("queue %s: a call of %s without a reason", target, call)
+    return bool(reason)
 
 
 class OperatorCalls(Sender):
     """The calls of operators, over the connection of the app's locks.
 
     Each raises CoordinatorUnreachableError or UnreachableError without an answer in time. A change
-    may have been made then; it can be repeated. `reason` is for the action log.
+    may have been made then; it can be repeated. A change with a `reason` has an entry in the action
+    log; without one, a line in the log of this process.
     """
 
     _locks: PerProcess[Any]
@@ -114,12 +131,15 @@ class OperatorCalls(Sender):
         True
 
         :param ids: ids of messages, as `send` returns them, or positions.
+        :param reason: for the action log; without one, the call has no entry.
         :param timeout_seconds: how long the owner of the queue may take to answer.
         :return: "cancelled" or "already-cancelled" for each.
-        :raises NotFoundError: the queue, or each of the messages, does not exist.
+        :raises NotFoundError: the queue, or each of the messages, does not exist: so after a
+            delayed message was cancelled without a reason.
         :raises PartialFailureError: a message has begun, is done or does not exist, or the owner
             did not answer; the others are cancelled.
         :raises UnsupportedError: SQS cannot cancel.
+        :raises UnreachableError: broker or coordinator do not answer in time.
         :raises UsageError: a name is neither an id nor a position.
         """
         from qdo.ops.cancel import check_outcomes
@@ -143,6 +163,7 @@ class OperatorCalls(Sender):
         :param limit: number of messages, at most 1000.
         :raises NotFoundError: the queue does not exist.
         :raises UnsupportedError: SQS shows only messages that fail or block the queue.
+        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         from qdo.ops.dead_letters import decrypted
         from qdo.ops.peek import KINDS, MOST
@@ -181,6 +202,7 @@ class OperatorCalls(Sender):
         :param allow_none: also pause by globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
         :raises HoldNotObeyedError: messages are still in flight; the queues stay paused.
+        :raises UnreachableError: broker or coordinator do not answer in time.
         :raises UsageError: a glob, the reason or the time is not valid.
         """
         from qdo.fleet.holds import new_hold
@@ -193,6 +215,7 @@ class OperatorCalls(Sender):
 
         :param queues: globs, as they were given to `pause`.
         :raises NotFoundError: one of them is not paused.
+        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         if not queues:
             raise UsageError(reason="resume must name queues, got no glob")
@@ -208,6 +231,7 @@ class OperatorCalls(Sender):
         :return: the ids of the messages.
         :raises NotFoundError: no worker has seen the queue.
         :raises NotFailingError: no message fails, or not all of these; nothing is changed.
+        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         if ids and every:
             raise UsageError(reason="give ids or every=True, not both")

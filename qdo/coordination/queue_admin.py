@@ -352,11 +352,11 @@ def change_node(
     :param onward: the change does not move the queue back, so the owner keeps its progress.
     """
     path = layout.queue(queue)
-    refusing, before = "", QueueNode()
+    refusing, before, written = "", QueueNode(), (b"", 0)
     entry: CreateOp | None = None
 
     def decide(node: Node) -> list[Op] | None:
-        nonlocal before, entry
+        nonlocal before, entry, written
         if not isinstance(node, NodeRead):
             raise NotFoundError(what="queue", name=queue)
         before = QueueNode.parse(node.data)
@@ -364,8 +364,9 @@ def change_node(
         if after is before:
             return None
         kept = before.onward + (sought if onward else 0)
-        written = replace(after, seek=before.seek + sought, onward=kept)
-        ops: list[Op] = [SetOp(path, written.encode(), node.version)]
+        data = replace(after, seek=before.seek + sought, onward=kept).encode()
+        written = data, node.version + 1
+        ops: list[Op] = [SetOp(path, data, node.version)]
         if record is not None:
             entry = record(before, after)
             ops.append(entry)
@@ -374,18 +375,21 @@ def change_node(
         return ops
 
     def is_mine(node: NodeRead) -> bool:
-        return entry is not None and isinstance(read(client, entry.path), NodeRead)
+        return _is_there(client, entry) if entry else (node.data, node.version) == written
 
     while True:
         try:
             transactions.change(client, path, decide, root=layout.root, is_mine=is_mine)
+            return before
         except NodeRefusedError as error:
             owner = before.owner
-            if not owner or owner == refusing or error.details["path"] != layout.worker(owner):
+            if owner in ("", refusing) or error.details["path"] != layout.worker(owner):
                 raise
             refusing = owner  # it finds out with its next write of the queue node
-        else:
-            return before
+
+
+def _is_there(client: Client, entry: CreateOp) -> bool:
+    return isinstance(read(client, entry.path), NodeRead)
 
 
 def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[Op]:
@@ -474,7 +478,7 @@ def _created(client: Client, layout: Layout, queue: str, wanted: QueueNode, reco
         return [CreateOp(layout.queue(queue), wanted.encode()), entry]
 
     def is_mine(found: NodeRead) -> bool:
-        return entry is not None and isinstance(read(client, entry.path), NodeRead)
+        return entry is not None and _is_there(client, entry)
 
     path = layout.queue(queue)
     return change(client, path, decide, root=layout.root, is_mine=is_mine) is not None

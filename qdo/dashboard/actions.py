@@ -3,8 +3,7 @@
 Operators confirm each action: the first answer shows the targets and their number.
 
 A page asks the owner of a queue for its messages in flight, as `qdo ps` does. This changes nothing,
-but costs nodes of the coordinator and an entry of the action log. So it is for operators, and needs
-no confirmation.
+but costs nodes of the coordinator. So it is for operators, and needs no confirmation.
 """
 
 from __future__ import annotations

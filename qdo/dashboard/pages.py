@@ -91,8 +91,10 @@ def _overview(reading: Reading) -> dict[str, Any]:
 @pages.get("/workers")
 @with_reading
 def workers(reading: Reading) -> str:
-    others = [each for each in reading.processes if each.kind != "worker"]
-    busy = {(each.host, each.pid): each.busy for each in reading.processes}
+    found = reading.processes
+    busy = {(each.host, each.pid): each.busy for each in found if each.kind == "worker"}
+    # A job that takes a lock or cancels a message makes its worker a client as well.
+    others = [each for each in found if each.kind != "worker" and (each.host, each.pid) not in busy]
     items = [worker_item(each) for each in reading.workers]
     timers, timers_fault = answers.attempt(lambda: answers.timers(board()))
     for item in items:

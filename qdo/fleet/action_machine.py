@@ -5,9 +5,10 @@
 2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
     the answer to this write is lost, a later read shows whether it took effect: the node names
     its claimer.
-3.  One transaction deletes the node and writes an entry with its result into the action log. If
-    the answer is lost, and the node still exists, the worker writes the *same* entry: it does
-    nothing twice.
+3.  One transaction deletes the node and writes an entry with its result into the action log; for
+    an action that only reads, or that a program asks without a reason, into an output. If the
+    answer is lost, and the node still exists, the worker writes the *same* entry: it does nothing
+    twice.
 
 While a job blocks the event loop of the worker, its parent process runs this machine as well. Both
 may find an action, and one of them claims it. The parent leaves all other actions to the worker.
@@ -82,6 +83,7 @@ class Action:
     :ivar by: user and host.
     :ivar state: "" until an actor claims the action, then `RUNNING`.
     :ivar actor: the claimer, `WORKER` or `PARENT`.
+    :ivar logged: whether its result is an entry of the action log.
     :ivar fault: why the node cannot be read, None if it can.
     """
 
@@ -92,6 +94,7 @@ class Action:
     reason: str = ""
     state: str = ""
     actor: str = ""
+    logged: bool = True
     fault: str | None = None
 
     def encode(self) -> bytes:
@@ -104,7 +107,7 @@ class Action:
             "state": self.state,
             "actor": self.actor,
         }
-        return encode(value)
+        return encode(value if self.logged else {**value, "logged": False})
 
     @classmethod
     def parse(cls, data: bytes) -> Action:
@@ -123,6 +126,7 @@ class Action:
             cut(value.get("why", "")),
             value.get("state", ""),
             value.get("actor", ""),
+            value.get("logged") is not False,
         )
 
 
@@ -210,6 +214,11 @@ def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str)
         after={**ended, **{key: value for key, value in action.args.items() if key not in ended}},
         reason=action.reason,
     )
+
+
+def unlogged_result(entry: AuditEntry, output: str) -> bytes:
+    """Return the output of an action that has no entry in the action log."""
+    return encode({**(entry.after or {}), "output": output})
 
 
 _log = logging.getLogger(__name__)
@@ -431,10 +440,15 @@ class ActionsWatch(Machine):
         if mine.entry is None:
             return
         id = mine.entry.id
-        write = CreateOp(self._fleet.log_entry(id), mine.entry.encode())
-        ops: list[Op] = [DeleteOp(self._path(name), mine.version), write]
-        if mine.output:
-            ops.append(CreateOp(f"{self._fleet.actionoutput}/{id}", mine.output.encode()))
+        entry = CreateOp(self._fleet.log_entry(id), mine.entry.encode())
+        output = f"{self._fleet.actionoutput}/{id}"
+        ops: list[Op] = [DeleteOp(self._path(name), mine.version)]
+        if not mine.action.logged:
+            ops.append(CreateOp(output, unlogged_result(mine.entry, mine.output)))
+        elif mine.output:
+            ops += [entry, CreateOp(output, mine.output.encode())]
+        else:
+            ops.append(entry)
         self.ask(Commit(tuple(ops)), partial(self._ended, name, mine))
 
     def _ended(self, name: str, mine: _Underway, answer: Response) -> None:
@@ -452,6 +466,10 @@ class ActionsWatch(Machine):
             elif answer.index == 1 and answer.fault is CommitError.NODE_EXISTS:
                 # Another program has used the name of an entry for the action.
                 mine.entry = replace(entry, id=self._other_name(name))
+                self._end(name, mine)
+            elif answer.index == 1 and not mine.action.logged:
+                # The folder of outputs is missing, for instance: its asker reads the log as well.
+                mine.action = replace(mine.action, logged=True)
                 self._end(name, mine)
             elif answer.index == 1 or answer.fault is CommitError.OTHER:
                 self._refuse(name, answer.reason or answer.fault.value)

@@ -32,6 +32,7 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.transactions import commit_each, make_folder, read, settle
 from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.values import load
 from qdo.errors import NodeRefusedError
 from qdo.fleet.action_machine import DONE, LOST, Action, UnfitError
 from qdo.fleet.audit_entries import MAX_TEXT, AuditEntry, Values, entry_name
@@ -51,6 +52,7 @@ class Asked:
     :ivar outcome: "done", "failed", "rejected", "expired", "lost", or "unanswered".
     :ivar seconds: from asking to reading its result.
     :ivar output: a longer result, such as stacks.
+    :ivar logged: whether its result is an entry of the action log.
     """
 
     worker: str
@@ -59,6 +61,7 @@ class Asked:
     result: str = ""
     seconds: float | None = None
     output: str = ""
+    logged: bool = True
     _began: float = field(default_factory=clock, repr=False)
 
     def end(self, outcome: str, result: str) -> None:
@@ -84,15 +87,19 @@ def ask_workers(
     within_seconds: float,
     reason: str = "",
     by: str = "",
+    logged: bool = True,
 ) -> list[Asked]:
     """Ask each of these workers for an action; return one record for each.
 
     :param within_seconds: they do not begin it later.
     :param by: the operator, if it is not the user of this process.
+    :param logged: False: without entries in the action log, as always for those that only read.
     """
     now, fleet = time.time(), layout.fleet
-    action = Action(name, args, round(now + within_seconds, 3), by or writer(), reason)
-    asked = [Asked(each, entry_name(now, secrets.token_hex(4))) for each in workers]
+    logged = logged and name != RUNS
+    expires = round(now + within_seconds, 3)
+    action = Action(name, args, expires, by or writer(), reason, logged=logged)
+    asked = [Asked(each, entry_name(now, secrets.token_hex(4)), logged=logged) for each in workers]
     found = read_children(client, [fleet.actions])
     if fleet.actions not in found:
         make_folder(client, fleet.actions)
@@ -129,8 +136,8 @@ def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> 
 def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
     """Return whether a transaction without an answer took effect. The action may have ended."""
     fleet = layout.fleet
-    paths = f"{fleet.actions_of(asked.worker)}/{asked.id}", fleet.log_entry(asked.id)
-    return any(isinstance(read(client, path), NodeRead) for path in paths)
+    folders = fleet.actions_of(asked.worker), fleet.actionlog, fleet.actionoutput
+    return any(isinstance(read(client, f"{path}/{asked.id}"), NodeRead) for path in folders)
 
 
 def wait_for_results(
@@ -161,6 +168,13 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
     outputs = {f"{folder}/{each.id}": each for each in ended if each.outcome == DONE}
     for node in read_nodes(client, list(outputs)):
         outputs[node.path].output = node.data.decode(errors="replace")
+    unlogged = {f"{folder}/{id}": id for id, each in waiting.items() if not each.logged}
+    for node in read_nodes(client, list(unlogged)):
+        value, fault = load(node.data)
+        if fault is None and "outcome" in value:  # else of an older worker, which writes an entry
+            each = waiting.pop(unlogged[node.path])
+            each.end(str(value["outcome"]), str(value.get("result", "")))
+            each.output = str(value.get("output", ""))
 
 
 # --- the arguments of actions; the functions raise UnfitError for others ---

@@ -103,6 +103,7 @@ def cancel(
     *,
     timeout_seconds: float = 5.0,
     reason: str = "",
+    logged: bool = True,
     really: bool = True,
 ) -> list[Cancellation]:
     """Cancel messages that wait or are delayed; return what became of each.
@@ -110,6 +111,8 @@ def cancel(
     Two operators may do this at once, and it may be repeated.
 
     :param timeout_seconds: how long the owner of the queue may take to answer.
+    :param logged: False: without entries in the action log. A delayed message that was cancelled
+        before is then not found.
     :param really: False: only return what would happen, from the recorded state.
     :raises UnsupportedError: see `check_cancelling`; or a worker is too old.
     :raises UsageError: a name is neither an id nor a position; or there are too many.
@@ -128,7 +131,7 @@ def cancel(
     if client is None or not really:
         known = node or NEW
         return [_planned(broker, known, name, found.get(name), gone) for name in wanted]
-    work = _Work(client, layout, broker, queue, reason)
+    work = _Work(client, layout, broker, queue, reason, logged)
     moved = work.discard([each for each in found.values() if each.delayed is not None])
     if moved:  # they became due meanwhile
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
@@ -223,14 +226,15 @@ class _Work:
     broker: Broker
     queue: str
     reason: str
+    logged: bool
 
     def discard(self, delayed: Sequence[Found]) -> set[str]:
         numbers = {each.delayed.number: each.id for each in delayed if each.delayed is not None}
         if not numbers:
             return set()
         gone = self.broker.delayed.discard(self.queue, numbers)
-        if gone:
-            ids = [numbers[each] for each in sorted(gone)]
+        ids = [numbers[each] for each in sorted(gone)]
+        if gone and self.logged:
             parts = range(0, len(ids), _IDS_IN_TEXT)
             before = {
                 f"delayed-{start}": " ".join(ids[start : start + _IDS_IN_TEXT]) for start in parts
@@ -322,7 +326,12 @@ class _Work:
                 return entry({"messages": join_some(list(map(str, new)))}, {"cancelled": len(new)})
 
             queue_admin.change_node(
-                self.client, self.layout, self.queue, change, sought=0, record=record
+                self.client,
+                self.layout,
+                self.queue,
+                change,
+                sought=0,
+                record=record if self.logged else None,
             )
         return found, dead
 
@@ -343,6 +352,7 @@ class _Work:
                 args,
                 within_seconds=seconds,
                 reason=self.reason,
+                logged=self.logged,
             )
         while any(each.seconds is None for each in asked) and clock() < deadline:
             lives = self._lives(owner)

@@ -54,6 +54,7 @@ def decide(
     reason: str = "",
     by: str = "",
     running: Iterable[FailureRecord] = (),
+    logged: bool = True,
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that fail, run or block a queue; return their failure records.
 
@@ -64,6 +65,7 @@ def decide(
 
     :param which: positions of messages, "first" or "all".
     :param running: see `DecisionPlan`.
+    :param logged: False: without an entry in the action log.
     :raises NotFoundError: there is no such queue.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
         one of them.
@@ -76,8 +78,9 @@ def decide(
             attempts = max(each.attempts for each in decided)
             return entry({"messages": messages, "attempts": attempts}, {"decision": decision})
 
+        chosen = record if logged else None
         return operator.decide(
-            client, layout, queue, decision, which, running=running, record=record
+            client, layout, queue, decision, which, running=running, record=chosen
         )
 
 

@@ -95,8 +95,8 @@ ACTION_MUTANTS: tuple[Mutant, ...] = (
         "the entry is in the transaction of the end",
         "A2",
         (
-            "DeleteOp(self._path(name), mine.version), write]",
-            "DeleteOp(self._path(name), mine.version)]",
+            "        else:\n            ops.append(entry)\n",
+            "",
         ),
     ),
     _mutant(

@@ -14,6 +14,7 @@ from qdo.errors import (
     NotFoundError,
     PartialFailureError,
 )
+from qdo.fleet.audit import read_entries
 from tests.support.app_runs import OperatorDesk
 from tests.support.processes import wait_until
 
@@ -40,6 +41,29 @@ def test_a_reminder_is_cancelled_as_soon_as_it_is_sent(app: qdo.App, desk: Opera
     assert [entry.reason for entry in desk.audit("cancel")][-1] == "paid"
     desk.drain()
     assert desk.bodies("remind-ada") == []
+
+
+def test_calls_without_a_reason_leave_no_entries(app: qdo.App, desk: OperatorDesk) -> None:
+    """A job may cancel a reminder for each payment: the log is for what operators change."""
+    app.send("q", 0)
+    desk.work()
+    desk.wait_for(0)
+    app.pause("q", timeout_seconds=30)
+    waiting, delayed, last = (
+        app.send("q", 1),
+        app.send("q", 2, delay_seconds=3600),
+        app.send("q", 3),
+    )
+    assert app.cancel("q", waiting, delayed) == dict.fromkeys([waiting, delayed], "cancelled")
+    assert app.cancel("q", waiting) == {waiting: "already-cancelled"}
+    app.resume("q")
+    desk.wait_for(3)
+    assert set(app.cancel("q2", app.send("q2", 1)).values()) == {"cancelled"}
+    assert desk.bodies() == ["0", "3"]
+    assert read_entries(desk.client, desk.layout, limit=100) == []
+    with pytest.raises(PartialFailureError):
+        app.cancel("q", last, reason="too late")
+    assert [entry.reason for entry in desk.audit("cancel")] == ["too late"]
 
 
 def test_failing_messages_are_decided(app: qdo.App, desk: OperatorDesk) -> None:
