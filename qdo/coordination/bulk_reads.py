@@ -1,6 +1,7 @@
 """Read many nodes in few requests, without waiting for one answer after the other.
 
-The functions raise CoordinatorUnreachableError if the connection is lost. `read_children` and
+The functions raise CoordinatorUnreachableError if the connection is lost for `LOSS_SECONDS`; a
+shorter loss, such as a change of the server, only repeats requests. `read_children` and
 `names_below` raise NodeRefusedError if the children of a node cannot be listed.
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import (
     BadArgumentsError,
+    ConnectionLoss,
     EphemeralOnLocalSessionError,
     InvalidACLError,
     KazooException,
@@ -26,6 +29,7 @@ from kazoo.protocol.states import ZnodeStat
 from qdo.coordination.client import Client
 from qdo.coordination.extra_requests import MultiRead
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+from qdo.system.clock import clock
 from qdo.text import describe
 
 _OF_A_NODE = (
@@ -56,6 +60,10 @@ WINDOW = 1000
 """Requests in flight at once: enough to hide the network, few enough to keep memory small."""
 TIMEOUT_SECONDS = 30.0
 """Longest wait for one answer before the coordinator counts as unreachable."""
+LOSS_SECONDS = 5.0
+"""How long a request is repeated that was lost with its connection."""
+AGAIN_SECONDS = 0.05
+"""Pause before a request is repeated that was lost with its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +150,24 @@ def pipelined(
         part = paths[start : start + WINDOW]
         sent = [(path, send(path)) for path in part]
         for path, pending in sent:
-            yield path, _answer(client, pending)
+            yield path, _answer(client, pending, partial(send, path))
 
 
 def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the data of nodes as `pipelined` does, read with one request for many nodes."""
+
+    def ask(part: Sequence[str]) -> Any:
+        pending = client.handler.async_result()
+        client._call(MultiRead([client.chroot + path for path in part]), pending)
+        return pending
+
     for start in range(0, len(paths), WINDOW):
         sent = []
         for at in range(start, min(start + WINDOW, len(paths)), BATCH):
             part = paths[at : min(at + BATCH, start + WINDOW)]
-            pending = client.handler.async_result()
-            client._call(MultiRead([client.chroot + path for path in part]), pending)
-            sent.append((part, pending))
+            sent.append((part, ask(part)))
         for part, pending in sent:
-            for path, value in zip(part, _answer(client, pending), strict=True):
+            for path, value in zip(part, _answer(client, pending, partial(ask, part)), strict=True):
                 if isinstance(value, NoNodeError):
                     yield path, None
                 elif isinstance(value, Exception) and not is_refusal(value):
@@ -164,15 +176,20 @@ def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any
                     yield path, value
 
 
-def _answer(client: Client, pending: Any) -> Any:
-    try:
-        return client.answer_to(pending, TIMEOUT_SECONDS)
-    except NoNodeError:
-        return None
-    except (KazooException, client.handler.timeout_exception) as error:
-        if is_refusal(error):
-            return error
-        raise connection_lost(client, error) from error
+def _answer(client: Client, pending: Any, again: Callable[[], Any]) -> Any:
+    deadline = clock() + LOSS_SECONDS
+    while True:
+        try:
+            return client.answer_to(pending, TIMEOUT_SECONDS)
+        except NoNodeError:
+            return None
+        except (KazooException, client.handler.timeout_exception) as error:
+            if is_refusal(error):
+                return error
+            if not isinstance(error, ConnectionLoss) or clock() > deadline:
+                raise connection_lost(client, error) from error
+        client.handler.sleep_func(AGAIN_SECONDS)
+        pending = again()
 
 
 def connection_lost(client: Client, error: BaseException) -> CoordinatorUnreachableError:

@@ -16,7 +16,7 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError
 from kazoo.protocol.serialization import GetData, Transaction
 
-from qdo.coordination.bulk_reads import connection_lost, is_refusal
+from qdo.coordination.bulk_reads import AGAIN_SECONDS, connection_lost, is_refusal
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import committed, node_read, operation
 from qdo.coordination.protocol.machine import (
@@ -35,8 +35,6 @@ ANSWER_SECONDS = 15.0
 """How long a caller waits for one answer, over lost connections too."""
 CHANGE_SECONDS = 2 * ANSWER_SECONDS
 """How long a change is repeated while no transaction is answered."""
-AGAIN_SECONDS = 0.05
-"""Pause before a request is repeated that was lost with its connection."""
 
 Node = NodeRead | NodeMissing
 Decide = Callable[[Node], Sequence[Op] | None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -64,6 +66,21 @@ def test_calls_without_a_reason_leave_no_entries(app: qdo.App, desk: OperatorDes
     with pytest.raises(PartialFailureError):
         app.cancel("q", last, reason="too late")
     assert [entry.reason for entry in desk.audit("cancel")] == ["too late"]
+
+
+def test_calls_outlast_short_losses_of_the_connection(app: qdo.App, desk: OperatorDesk) -> None:
+    app.send("q", 0)
+    desk.work()
+    desk.wait_for(0)
+    app.pause("q", timeout_seconds=30)
+    cut = partial(app._locks.get().connection.client.drop_connection, "the test cuts it")
+    moments = random.Random(7)
+    for number in range(1, 16):
+        id = app.send("q", number)
+        cutter = threading.Timer(moments.uniform(0.0, 0.1), cut)
+        cutter.start()
+        assert set(app.cancel("q", id, timeout_seconds=30)) == {id}
+        cutter.join()
 
 
 def test_failing_messages_are_decided(app: qdo.App, desk: OperatorDesk) -> None:
