@@ -50,7 +50,8 @@ class KitOperators:
         found = find_messages(self._sender, queue, node.last, wanted)
         delayed = {each.delayed.number: each.id for each in found.values() if each.delayed}
         self._sender.delayed.discard(queue, delayed)
-        self._gone.update(delayed.values())
+        if reason:  # without an entry in its action log, a fleet forgets them
+            self._gone.update(delayed.values())
         positions = [each.position for each in found.values() if each.position is not None]
         outcomes = self._process().cancel(queue, positions) if positions else {}
         told = {position: (each.value, "") for position, each in outcomes.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, MetaData, create_engine
+from sqlalchemy import Engine, MetaData, create_engine, delete
 from sqlalchemy.orm import Session
 
 from qdo import App, Message
@@ -110,6 +110,15 @@ def test_rollback_sends_nothing(outbox: Outbox, engine: Engine, broker: Broker) 
         session.rollback()
     assert outbox.relay(broker) == 0
     assert broker.catalog.names() == []
+
+
+def test_a_deleted_row_is_never_sent(outbox: Outbox, engine: Engine, broker: Broker) -> None:
+    """As the page says: an app cancels a message of the outbox in its transaction."""
+    id, _ = put(outbox, engine, 1, 2)
+    with Session(engine) as session, session.begin():
+        session.execute(delete(outbox.table).where(outbox.table.c.id == id))
+    outbox.relay(broker)
+    assert bodies(broker) == [b"2"]
 
 
 def test_nothing_is_sent_before_the_commit(outbox: Outbox, engine: Engine, broker: Broker) -> None:

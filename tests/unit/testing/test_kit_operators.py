@@ -34,8 +34,13 @@ def test_messages_are_cancelled_before_they_run(app: qdo.App) -> None:
     with TestKit(app) as kit:
         later, now = app.send("q", 1, delay_seconds=60), app.send("q", 2)
         assert [each.kind for each in app.peek("q")] == ["waiting", "delayed"]
-        assert app.cancel("q", later, now) == {later: "cancelled", now: "cancelled"}
+        cancelled = app.cancel("q", later, now, reason="paid")
+        assert cancelled == {later: "cancelled", now: "cancelled"}
         assert app.cancel("q", later, now) == {later: "already-cancelled", now: "already-cancelled"}
+        again = app.send("q", 1, delay_seconds=60)
+        assert app.cancel("q", again) == {again: "cancelled"}
+        with pytest.raises(NotFoundError):  # no entry remembers it
+            app.cancel("q", again)
         done = app.send("q", 3)
         assert kit.run_until_settled() == 0
         assert kit.done() == [3]
