@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-import math
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress, zip_longest
 from types import TracebackType
 from typing import Any, TextIO, TypeAlias
 
@@ -23,7 +23,13 @@ from qdo.text import describe, join_some, printable, printable_lines
 from qdo.text import iso_time as iso_time
 
 _GAP = "  "
-_ELLIPSIS = "…"
+_NOTHING = "-"
+_WIDE = 40
+"""Columns that are wider hold texts, not names, and may be wrapped."""
+_ROOM = 30
+"""The least width of a wrapped column."""
+_LINES = 6
+"""The most lines of a wrapped text: another program may have written it."""
 
 
 def table(
@@ -31,54 +37,82 @@ def table(
     rows: Sequence[Sequence[str]],
     numeric: Sequence[bool],
     width: int | None,
-    kept: Sequence[float] = (),
-) -> Iterable[str]:
-    """Yield the lines of a table; the widest columns are cut until lines fit into `width`.
+    expendable: Sequence[int] = (),
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a table, and the headings of the columns that were left out.
 
-    :param kept: the width of each column up to which it is never cut; if necessary, lines are
-        longer than `width`.
+    If lines do not fit into `width`, the first column with long texts is wrapped. If they still do
+    not fit, other columns follow below each row, with their headings: long texts first, and the
+    expendable columns, which are left out, before the rest. Names are never cut, so a line may
+    be longer than `width`.
 
     Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
     """
     if not rows:
-        return
+        return [], []
     widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
+    shown: list[int] = [*range(len(widths))]
+    below: list[int] = []
+    left_out: list[int] = []
     if width is not None:
-        least = [_cells(heading) for heading in headings]
-        for index, most in enumerate(kept):
-            least[index] = max(least[index], int(min(widths[index], most)))
-        _fit(widths, least, width)
+        for index in _arrange(widths, width, expendable):
+            shown.remove(index)
+            (left_out if index in expendable else below).append(index)
+    lines = []
     for row in (headings, *rows):
-        cells = map(_padded, row, widths, numeric)
-        yield _GAP.join(cells).rstrip() + "\n"
+        cells = [_wrapped(row[index], widths[index]) for index in shown]
+        for line in zip_longest(*cells, fillvalue=""):
+            padded = (
+                _padded(text, widths[index], numeric[index])
+                for index, text in zip(shown, line, strict=True)
+            )
+            lines.append(_GAP.join(padded).rstrip() + "\n")
+        for index in sorted(below) if row is not headings else ():
+            if row[index] != _NOTHING:
+                first, *others = _wrapped(row[index], (width or WIDTH) - LABEL - len(_GAP))
+                lines.append(f"{_GAP}{headings[index]:{LABEL}}{first}\n")
+                lines.extend(f"{_GAP}{'':{LABEL}}{each}\n" for each in others)
+    return lines, [headings[index] for index in left_out]
 
 
-def _fit(widths: list[int], least: Sequence[int], width: int) -> None:
-    """Narrow the widest columns until the line fits, or every column has its least width."""
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    while excess > 0:
-        index = max(range(len(widths)), key=lambda i: widths[i] - least[i])
-        if widths[index] <= least[index]:
-            return
-        widths[index] -= 1
-        excess -= 1
+def _arrange(widths: list[int], width: int, expendable: Sequence[int]) -> list[int]:
+    """Return the columns that do not fit, and set the width of the one that is wrapped."""
+
+    def excess() -> int:
+        kept = [each for index, each in enumerate(widths) if index not in removed]
+        return sum(kept) + len(_GAP) * (len(kept) - 1) - width
+
+    removed: list[int] = []
+    if excess() <= 0:
+        return removed
+    wide = [index for index, each in enumerate(widths) if index and each > _WIDE]
+    full = widths[wide[0]] if wide else 0
+    if wide:
+        widths[wide[0]] = _ROOM
+    others = sorted(range(1, len(widths)), key=lambda index: -widths[index])
+    for index in dict.fromkeys([*wide[1:], *expendable, *others]):
+        if excess() <= 0:
+            break
+        removed.append(index)
+    if wide and wide[0] not in removed:
+        widths[wide[0]] = min(full, max(_ROOM, _ROOM - excess()))
+    return removed
 
 
 def _padded(text: str, width: int, numeric: bool) -> str:
-    text = _cut(text, width)
     space = " " * (width - _cells(text))
     return space + text if numeric else text + space
 
 
-def _cut(text: str, width: int) -> str:
-    if _cells(text) <= width:
-        return text
-    left = width - _cells(_ELLIPSIS)
-    for end, letter in enumerate(text):
-        left -= _cells(letter)
-        if left < 0:
-            return text[:end] + _ELLIPSIS
-    return text
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a text as a few lines; words are not cut, because they may be names."""
+    cells = _cells(text)
+    if cells <= width:
+        return [text]
+    text = text[: width * _LINES * len(text) // cells - 1] + "…" if cells > width * _LINES else text
+    return textwrap.wrap(
+        text, width * len(text) // _cells(text), break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _cells(text: str) -> int:
@@ -87,45 +121,9 @@ def _cells(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def fitting(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int,
-    kept: Sequence[float],
-    optional: Iterable[int],
-) -> list[int]:
-    """Return the indexes of the columns that fit into a terminal when they are narrowed.
-
-    :param optional: the columns to leave out, in this order; the others stay in any case.
-    """
-    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
-    least = [
-        max(_cells(heading), int(min(each, most)))
-        for heading, each, most in zip(headings, widths, kept, strict=True)
-    ]
-    found = list(range(len(headings)))
-    for index in dict.fromkeys(optional):
-        if sum(least[each] + len(_GAP) for each in found) - len(_GAP) <= width:
-            break
-        found.remove(index)
-    return found
-
-
 FORMATS = ("table", "json", "jsonl", "csv", "name")
-NEVER_CUT = ("id", "queue", "worker", "owner", "target")
-"""Columns whose values are arguments of other commands."""
-KEPT_WIDTHS = {
-    **dict.fromkeys(NEVER_CUT, math.inf),
-    **dict.fromkeys(("reason", "error", "why"), 30),
-    **dict.fromkeys(("time", "last", "started", "dead_time", "at", "until", "due"), 20),
-    "state": 11,
-}
-"""The widths up to which columns are not cut: of names, of what is wrong, and of times."""
-SHORT = 12
-"""Other values of this width, such as durations, are not cut."""
-NEVER_DROPPED = {*NEVER_CUT, "state", "reason", "error", "why", "age"}
-DROPPED_FIRST = ("last", "dead_letters", "delayed", "version", "started", "assigned", "from")
-"""The columns that a narrow terminal leaves out first; then others follow from the right."""
+EXPENDABLE = ("last", "version", "started", "assigned", "dead_letters")
+"""The columns that a narrow terminal leaves out, in this order."""
 
 
 def emit(
@@ -194,14 +192,6 @@ def each_shown(name: Callable[[Any], str]) -> Iterator[Rows]:
         raise PartialFailureError(done=done, total=total, what="can be shown", rest=rest)
 
 
-def filled_columns(
-    columns: Iterable[str], items: Sequence[Mapping[str, Any]], optional: Iterable[str]
-) -> list[str]:
-    """Return the columns without the optional ones in which every item is empty, or 0."""
-    empty = {name for name in optional if not any(item.get(name) for item in items)}
-    return [name for name in columns if name not in empty]
-
-
 def emit_newest(
     schema: str,
     items: Sequence[Mapping[str, Any]],
@@ -227,19 +217,18 @@ def emit_newest(
 def _write_table(
     items: Sequence[Mapping[str, Any]], columns: Mapping[str, str], out: TextIO
 ) -> None:
-    headings, keys, width = [*columns.values()], [*columns], width_of(out)
-    kept: list[float] = [KEPT_WIDTHS.get(key, SHORT) for key in keys]
-    rows = [[cell(item.get(key)) for key in keys] for item in items]
-    shown = list(range(len(keys)))
-    if width is not None and rows:
-        first = [keys.index(key) for key in DROPPED_FIRST if key in keys[1:]]
-        others = [i for i, key in enumerate(keys) if i and key not in NEVER_DROPPED]
-        shown = fitting(headings, rows, width, kept, [*first, *reversed(others)])
-    numeric = _numeric_columns(items, keys)
-    picked = [[row[index] for index in shown] for row in (headings, *rows)]
-    kept, numeric = [kept[index] for index in shown], [numeric[index] for index in shown]
-    out.writelines(table(picked[0], picked[1:], numeric, width, kept))
-    left_out = [heading for index, heading in enumerate(headings) if index not in shown]
+    rows = [[cell(item.get(key)) for key in columns] for item in items]
+    filled = [any(row[i] != _NOTHING for row in rows) for i in range(len(columns))]
+    keys = [*compress(columns, filled)]
+    expendable = [keys.index(key) for key in EXPENDABLE if key in keys[1:]]
+    lines, left_out = table(
+        [columns[key] for key in keys],
+        [[*compress(row, filled)] for row in rows],
+        _numeric_columns(items, keys),
+        width_of(out),
+        expendable,
+    )
+    out.writelines(lines)
     if left_out:
         names = ", ".join(left_out)
         print_message(f"hint: no room for {names}; use a wider terminal, or -o json")
@@ -267,7 +256,7 @@ def approximate(count: int | None, estimated: bool) -> str | int | None:
 def cell(value: Any) -> str:
     """Return a value as a table cell: "-" for no value, no line breaks, nothing invisible."""
     if value is None or value == "":
-        return "-"
+        return _NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if isinstance(value, int | float) else printable(" ".join(str(value).split()))
@@ -278,10 +267,9 @@ def width_of(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def _numeric_columns(items: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[bool]:
-    first = next(iter(items), {})
-    values = [first.get(key) for key in columns]
-    return [isinstance(each, int | float) and not isinstance(each, bool) for each in values]
+def _numeric_columns(items: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[bool]:
+    found = [next((i[key] for i in items if i.get(key) is not None), None) for key in columns]
+    return [isinstance(each, int | float) and not isinstance(each, bool) for each in found]
 
 
 def print_message(message: str) -> None:

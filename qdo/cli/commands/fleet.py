@@ -14,7 +14,6 @@ from qdo.cli.options import COORDINATOR, output_option, require_app, with_settin
 from qdo.cli.output import (
     emit,
     emit_newest,
-    filled_columns,
     iso_time,
     parse_duration,
     print_message,
@@ -92,7 +91,7 @@ def audit(glob: str, since: str | None, limit: int, form: str, settings: Setting
         items,
         limit,
         form,
-        filled_columns(columns, items, ("fault",)),
+        columns,
         nouns="entries",
         empty=f"no entry in the action log of app {app!r} matches",
     )

@@ -9,7 +9,7 @@ import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.options import import_settings, output_option, require_app, with_settings
-from qdo.cli.output import approximate, emit, filled_columns, print_message
+from qdo.cli.output import approximate, emit, print_message
 from qdo.cli.readings import (
     SHARED,
     owner_text,
@@ -169,11 +169,10 @@ def _list(
             item["last"] = item["last_time"]
             item["backlog"] = approximate(item["backlog"], item["approximate"])
             item["age"] = _age(item["behind_seconds"])
+            item["delayed"] = item["delayed"] or None  # most apps delay nothing
             item["eta"] = _eta(item.get("eta_seconds"))
             item["why"] = item["reason"]
     columns = [each for each in _COLUMNS if each != "eta" or settings.history]
-    # Most apps delay nothing, and not every broker knows the age.
-    columns = filled_columns(columns, items, ("age", "delayed", "why", "error"))
     emit("qdo.queues/1", items, form, columns)
     if len(shown) < len(found):
         print_message(f"hint: {len(shown)} of {len(found)} queues are listed; see --limit")

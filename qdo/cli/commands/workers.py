@@ -13,7 +13,7 @@ import click
 from qdo.cli.changing import changing
 from qdo.cli.connections import from_coordinator, open_coordinator
 from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
-from qdo.cli.output import emit, filled_columns, iso_time, parse_duration, print_message
+from qdo.cli.output import emit, iso_time, parse_duration, print_message
 from qdo.cli.readings import watch_option
 from qdo.errors import ActionsFailedError, NotFoundError, UsageError
 from qdo.fleet import actions as names
@@ -85,8 +85,7 @@ def _list_workers(form: str, settings: Settings) -> None:
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
             item["jobs"] = join_some(each.takes.jobs) if some else ""
-    optional = ("filter", "jobs", "fault")
-    emit("qdo.workers/1", items, form, filled_columns(_WORKER_COLUMNS, items, optional))
+    emit("qdo.workers/1", items, form, _WORKER_COLUMNS)
 
 
 def _age(reported: float) -> str | None:
@@ -111,8 +110,7 @@ def _list_processes(form: str, settings: Settings) -> None:
     if not found:
         print_message(f"hint: no process of app {settings.app!r} is registered")
     items = [component_item(each) for each in found]
-    columns = filled_columns(_PROCESS_COLUMNS, items, ("live", "fault"))
-    emit("qdo.components/1", items, form, columns)
+    emit("qdo.components/1", items, form, _PROCESS_COLUMNS)
     versions = skew(found)
     if versions:
         print_message(f"hint: the processes have different versions of qdo: {versions}")

@@ -399,7 +399,7 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
 
 def test_a_limit_shows_its_terms_and_what_zero_means(cli: Run, coordinator: str) -> None:
     words = ("limits", "set", "crm", "--app", "a", "--coordinator", coordinator)
-    assert cli(*words, "--max", "3").out.splitlines()[1].split() == ["crm", "-", "max=3"]
+    assert cli(*words, "--max", "3").out.splitlines()[1].split() == ["crm", "max=3"]
     ended = cli(*words, "--max", "0")
     assert "`qdo limits set crm --max 3`" in ended.err
     assert "hint" not in cli(*words, "--max", "3").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -222,31 +223,75 @@ def test_echo(tmp_path: Path) -> None:
     assert '"owner": null' in listed.out
 
 
+def on_terminal(width: int, cwd: Path, *argv: str) -> str:
+    terminal, inside = pty.openpty()
+    shown = bytearray()
+    with open(terminal, "rb", buffering=0) as screen, open(inside, "wb", buffering=0) as stdout:
+        process = subprocess.Popen(
+            [sys.executable, *QDO, *argv],
+            cwd=cwd,
+            env=clean_environment({"COLUMNS": str(width)}),
+            stdout=stdout,
+        )
+        stdout.close()
+        with contextlib.suppress(OSError):  # EIO: the process has ended
+            while data := screen.read(10_000):
+                shown += data
+        process.wait(60)
+    return shown.decode()
+
+
 @pytest.mark.parametrize("width", [40, 80, 110])
 def test_ids_and_reasons_on_a_terminal(tmp_path: Path, width: int) -> None:
-    """Ids are arguments of other commands. A long error is cut, but still says what is wrong."""
+    """Ids are arguments of other commands, and a long error is wrapped."""
     queue = "invoices-of-a-tenant"
     with App("a", broker=f"sqlite:{tmp_path / 'messages.db'}", attempts=1) as app:
         sent = app.send(queue, 1)
         position = uuid.UUID(sent).time
         letter = DeadLetterRecord(queue, position, b"1", None, None, "no " * 99, "", 1, "", 1)
         app.broker.dead_letters.store(letter)
-    terminal, inside = pty.openpty()
-    with open(terminal, "rb", buffering=0) as shown, open(inside, "wb", buffering=0) as stdout:
-        subprocess.run(
-            [sys.executable, *QDO, "dead-letters", "--app", "a", "--broker", "sqlite:messages.db"],
-            cwd=tmp_path,
-            env=clean_environment({"COLUMNS": str(width)}),
-            stdout=stdout,
-            check=True,
-            timeout=60,
-        )
-        lines = shown.read(10_000).decode().splitlines()
-    assert sent in lines[1]
-    assert queue in lines[1]
-    assert "no " * 9 in lines[1]
-    assert lines[1].endswith("…")
-    assert len(lines[1]) <= max(width, 100)
+    shown = on_terminal(
+        width, tmp_path, "dead-letters", "--app", "a", "--broker", "sqlite:messages.db"
+    )
+    assert sent in shown
+    assert queue in shown
+    assert shown.split().count("no") >= 40
+    assert max(map(len, shown.splitlines())) <= max(width, 60)
+
+
+PLACES = ("--app", "a", "--coordinator", "sqlite:coordination.db")
+BROKER = ("--broker", "sqlite:messages.db")
+
+
+@pytest.mark.parametrize(
+    ("argv", "headings"),
+    [
+        (("peek", "tax-7", "--body", *BROKER), {"DUE", "BODY", "SENT", "KIND"}),
+        (("peek", "tax-7", "--kind", "delayed", *BROKER), {"DUE", "SENT", "KIND"}),
+        (("pause", "--list"), {"KIND", "QUEUES", "UNTIL", "WHO", "WHY"}),
+        (("audit",), {"BY", "COMMAND", "TARGET", "REASON"}),
+        (("queues", *BROKER), {"STATE", "BACKLOG", "DELAYED", "WHY"}),
+        (("doctor", *BROKER), {"STATUS", "FOUND", "REMEDY"}),
+    ],
+)
+def test_80_columns_show_each_value(
+    tmp_path: Path, argv: tuple[str, ...], headings: set[str]
+) -> None:
+    """Values that do not fit are wrapped, or follow below the row; empty columns are left out."""
+    pause = ("pause", "tax-*", "--for", "1h", "--allow-none", "--yes", *PLACES)
+    reason = "the tax service moves to another host, and its address changes"
+    with App("a", broker=f"sqlite:{tmp_path / 'messages.db'}") as app:
+        app.send("tax-7", "the name of the customer", delay_seconds=3600)
+        app.send("tax-7", 1)
+    assert command(*QDO, *pause, "--reason", reason, cwd=tmp_path).code == 0
+    shown = on_terminal(80, tmp_path, *argv, *PLACES)
+    assert headings <= set(shown.split())
+    assert not {"KEY", "ATTEMPT", "ERROR"} & set(shown.split())
+    assert "…" not in shown
+    assert all(len(line) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
+    items = json.loads(command(*QDO, *argv, *PLACES, "-o", "json", cwd=tmp_path).out)["items"]
+    texts = [str(item.get(key.lower()) or "") for item in items for key in headings]
+    assert [word for text in texts for word in text.split() if word not in shown] == []
 
 
 def test_what_may_not_be_read_is_not_called_empty(tmp_path: Path) -> None:

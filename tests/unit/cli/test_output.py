@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.cli.output import cell, emit, fitting, table
+from qdo.cli.output import cell, emit, table
 
 ITEMS = [{"queue": "a", "backlog": 5, "x": None}, {"queue": "bcd", "backlog": 12, "x": "y"}]
 COLUMNS = {"queue": "QUEUE", "backlog": "BACKLOG", "x": "X"}
@@ -40,38 +40,65 @@ def test_nothing() -> None:
     assert json.loads(out.getvalue())["items"] == []
 
 
-def test_the_widest_column_gives_way() -> None:
-    """Lines fit into the terminal; cut text ends in an ellipsis."""
-    lines = list(table(["QUEUE", "N"], [["x" * 30, "5"]], [False, True], 20))
-    assert lines == ["QUEUE" + " " * 13 + " N\n", "x" * 16 + "…  5\n"]
+def test_a_long_text_is_wrapped_in_its_column() -> None:
+    """Nothing of it is cut; the other columns stay as they are."""
+    why = "no such tenant in the database of customers"
+    lines, left_out = table(["QUEUE", "WHY", "N"], [["a", why, "5"]], [False, False, True], 40)
+    assert lines == [
+        "QUEUE  WHY                             N\n",
+        "a      no such tenant in the database  5\n",
+        "       of customers\n",
+    ]
+    assert not left_out
 
 
-def test_a_long_text_is_cut_in_one_pass() -> None:
-    """Another program may have written it; a pass for each letter would take hours."""
-    lines = list(table(["WHY", "N"], [["日" * 200_000, "5"]], [False, True], 20))
-    assert lines[1] == "日" * 8 + "…  5\n"
+def test_a_long_text_is_wrapped_in_one_pass() -> None:
+    """Another program may have written it: no time for each letter, and no screens of lines."""
+    lines, _ = table(["QUEUE", "WHY"], [["q", "日" * 200_000]], [False, False], 80)
+    assert len(lines) == 2
+    assert lines[1].endswith("…\n")
+    assert len(lines[1]) < 6 * 40
 
 
-@given(st.lists(st.text("aé日", max_size=9), min_size=1), st.integers(8, 30))
-def test_lines_fit_the_terminal(names: list[str], width: int) -> None:
-    """Wide letters count twice."""
-    lines = table(["QUEUE", "N"], [[name, "1"] for name in names], [False, True], width)
-    wide = [sum(2 if letter == "日" else 1 for letter in line.rstrip("\n")) for line in lines]
-    assert max(wide) <= width
+def test_columns_that_do_not_fit_follow_below() -> None:
+    """Each with its heading, if it has a value; the expendable ones are left out."""
+    headings = ["QUEUE", "LAST", "ID", "FOUND", "REMEDY"]
+    rows = [["a", "12:00:00", "0" * 32, "x " * 25, "y " * 25], ["b", "12:01:00", "1", "-", "-"]]
+    rows = [[text.strip() for text in row] for row in rows]
+    lines, left_out = table(headings, rows, [False] * 5, 72, [1])
+    assert lines == [
+        f"QUEUE  {'ID':32}  FOUND\n",
+        f"a      {'0' * 32}  {'x ' * 15}x\n",
+        f"{'':41}x x x x x x x x x\n",
+        f"  {'REMEDY':14}{'y ' * 24}y\n",
+        "b      1                                 -\n",
+    ]
+    assert left_out == ["LAST"]
+
+
+@given(st.lists(st.text("aé日 ", max_size=99), min_size=4, max_size=4), st.integers(50, 90))
+def test_tables_lose_no_word(texts: list[str], width: int) -> None:
+    """Words are whole, and lines with short words fit into the terminal."""
+    texts = [cell(" ".join(text.split())) for text in texts]
+    lines, _ = table(["A", "B", "C", "D"], [["name", *texts[1:]]], [False] * 4, width)
+    shown = "".join(lines).split()
+    assert all(word in shown for text in texts[1:] for word in text.split() if text != "-")
+    if all(len(word) < 9 for text in texts for word in text.split()):
+        wide = [sum(2 if letter == "日" else 1 for letter in line.rstrip("\n")) for line in lines]
+        assert max(wide) <= width
+
+
+def test_empty_columns_are_left_out() -> None:
+    """Of every table, except those in which some item has a value."""
+    out = io.StringIO()
+    emit("qdo.test/1", [{"queue": "a", "x": None, "y": 0}], "table", ("queue", "x", "y"), out)
+    assert out.getvalue() == "QUEUE  Y\na      0\n"
 
 
 def test_cells_hold_no_line_breaks() -> None:
     """An error of several lines stays one row."""
     assert cell("a\n  b") == "a b"
     assert cell(0) == "0"
-
-
-def test_narrow_terminals_leave_columns_out() -> None:
-    """In the order that is asked for; the others stay, also if lines are too long then."""
-    headings, rows = ["QUEUE", "LAST", "AGE", "WHY"], [["q", "12:00", "5s", "no such tenant"]]
-    kept = [9, 0, 0, 10]
-    for width, expected in [(40, [0, 1, 2, 3]), (27, [0, 1, 3]), (22, [0, 3]), (5, [0, 3])]:
-        assert fitting(headings, rows, width, kept, [2, 1, 2]) == expected, width
 
 
 def test_csv_and_names() -> None:
