@@ -129,7 +129,8 @@ def exists_later(client: Client, path: str) -> Callable[[], bool]:
     Requests that follow do not wait for it.
     """
     pending = client.exists_async(path)
-    return lambda: _answer(client, pending) is not None
+    again = partial(client.exists_async, path)
+    return lambda: _answer(client, pending, again) is not None
 
 
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:

@@ -737,7 +737,7 @@ def test_a_batch_job_resumes_after_out_of_order_progress(keyed: Keyed, tmp_path:
 
 def test_what_is_recorded_of_failing_keys_is_bounded(keyed: Keyed) -> None:
     """Thousands of keys may fail at once, and their queue node stays small; blocks come first."""
-    policy = qdo.Policy(attempts=2, backoff_seconds=60)
+    policy = qdo.Policy(attempts=2, backoff_seconds=60, backoff_max_seconds=60)
 
     def job(message: Message, context: Any) -> None:
         keyed.begun.append(message.body)
