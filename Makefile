@@ -111,16 +111,16 @@ $(STAMP): $(QDO)
 	@touch $@
 
 zookeeper:
-	@bash .ci/prepare zookeeper
+	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 postgresql:
-	@bash .ci/prepare postgresql
+	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 deployment:
-	@bash .ci/prepare deployment
+	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 browser:
-	@bash .ci/prepare browser
+	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 clean:
 	rm -rf $(VENV) .audit .smoke build dist docs/_build tests/screenshots *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

@@ -237,7 +237,10 @@ class _Work:
         if gone and self.logged:
             parts = range(0, len(ids), _IDS_IN_TEXT)
             before = {
-                f"delayed-{start}": " ".join(ids[start : start + _IDS_IN_TEXT]) for start in parts
+                f"messages-{start}" if start else "messages": " ".join(
+                    ids[start : start + _IDS_IN_TEXT]
+                )
+                for start in parts
             }
             trail = AuditTrail(self.client, self.layout, CANCEL, self.reason)
             fault = trail.note(self.queue, before, {"cancelled": len(gone)})

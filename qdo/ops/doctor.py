@@ -264,7 +264,7 @@ def configuration(case: Case) -> Diagnosis:
     names = broker.catalog.names()[:MOST_QUEUES]
     found = broker.catalog.config_warnings({name: case.policy_of(name) for name in names})
     if found:
-        return warning(found[0], f"see the sentence; and {len(found) - 1} more in workers' logs")
+        return warning(join_some(found, 1), "correct the named settings; workers log each warning")
     return ok(f"the settings of {pluralize(len(names), 'queue')} fit the failure policies")
 
 
@@ -447,8 +447,8 @@ def jobs_without_queues(case: Case) -> Diagnosis:
     ]
     if idle:
         return warning(
-            f"no queue matches the glob of {join_some(idle)}",
-            "correct the glob, unless its first message is still to come",
+            f"no queue matches the glob of {join_some(idle)} yet",
+            "if its messages were sent, correct the glob",
         )
     return ok(f"each of {pluralize(len(case.jobs), 'job')} has a queue")
 

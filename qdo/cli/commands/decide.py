@@ -123,14 +123,15 @@ def _sent(position: int, broker: str) -> str | None:
 _HELPS: Mapping[OperatorDecision, str] = {
     "retry": """Run messages that fail or block a queue again now, with attempts counted from 1.
 
-    ID is the id of a message or its position. Without one: the first message that blocks the
-    queue, or else the first that waits for its next attempt. Workers may be running: the owner acts
-    at once, also during a backoff. If a message is not failing, or an operator has already decided
-    about it, the command changes nothing: exit code 5.
+    ID is the id of a message, which `qdo peek` shows, or its position, which `qdo peek -o json`
+    shows. Without one: the first message that blocks the queue, or else the first that waits for
+    its next attempt. Workers may be running: the owner acts at once, also during a backoff. If a
+    message is not failing, or an operator has already decided about it, the command changes
+    nothing: exit code 5.
     """,
     "skip": """Skip messages that fail, run or block a queue: they never run, and are not kept.
 
-    ID is the id of a message or its position; `qdo peek` and `qdo ps` show them. The worker ends an
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
     attempt that runs now, as at its deadline, and the queue continues; if the attempt succeeds
     first, the message is done. A thread in a call that Python cannot interrupt ends only with `qdo
     action WORKER restart`: see the log. If a message neither fails nor runs, the command changes
@@ -138,7 +139,7 @@ _HELPS: Mapping[OperatorDecision, str] = {
     """,
     "dead-letter": """Store messages that fail, run or block a queue as dead letters.
 
-    ID is the id of a message or its position; `qdo peek` and `qdo ps` show them. The worker ends an
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
     attempt that runs now, like `qdo skip`. Workers may be running. If one of the messages neither
     fails nor runs, or Kinesis has no store for dead letters, none is stored: exit code 5.
     """,
@@ -213,7 +214,7 @@ def cancel_messages(
 ) -> None:
     """Cancel messages that wait or are delayed, so that they never run.
 
-    ID is the id of a message or its position; `qdo peek` shows both. A message whose first attempt
+    ID is the id of a message or its position; `qdo peek` shows ids. A message whose first attempt
     has begun is not cancelled, and the command says so. If the queue's worker has died since its
     last checkpoint, the message may have run before, and REASON says so. Workers may be running.
     """

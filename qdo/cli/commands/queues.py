@@ -63,6 +63,14 @@ A queue that is `assigned to` a worker for longer than an instant: another progr
 as that worker. After 10 seconds the rebalancer assigns the queue to another one."""
 
 
+class _State(click.Choice[str]):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "," in value:
+            repeated = " ".join(f"--state {each.strip()}" for each in value.split(","))
+            self.fail(f"must be one state, got {value!r}; give {repeated}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(epilog=_HELP)
 @click.argument("names", metavar="[GLOB | NAME...]", nargs=-1)
 @click.option(
@@ -70,7 +78,7 @@ as that worker. After 10 seconds the rebalancer assigns the queue to another one
     "states",
     metavar="STATE",
     multiple=True,
-    type=click.Choice([each.value for each in QueueHealth]),
+    type=_State([each.value for each in QueueHealth]),
     help="Only queues in this state; can be given repeatedly.",
 )
 @click.option(

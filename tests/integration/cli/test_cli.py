@@ -352,6 +352,12 @@ def test_queues(cli: Run, client: Client, broker: Broker, coordinator: str) -> N
     assert (items["q5"]["owner"], items["q5"]["last"], items["q5"]["dead_letters"]) == (None, "", 1)
 
 
+def test_several_states_are_given_one_by_one(cli: Run) -> None:
+    ended = cli("queues", "--state", "failing,lagging")
+    assert ended.code == 2
+    assert "--state failing --state lagging" in ended.err
+
+
 def test_queues_as_a_table(cli: Run, client: Client, broker: Broker, coordinator: str) -> None:
     """A glob chooses; an owner that is gone is marked."""
     ended = cli("queues", "--app", "a", "--coordinator", coordinator, "q[12]")

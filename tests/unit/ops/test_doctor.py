@@ -112,6 +112,22 @@ def test_an_error_is_the_answer_of_its_check(error: Exception, status: str) -> N
     assert dict(diagnose(case_of(), 5.0, (Check("broken", broken),)))["broken"].status == status
 
 
+@pytest.mark.parametrize(
+    ("warnings", "text"), [(["mind q"], "mind q"), (["mind q", "mind r"], "mind q and 1 more")]
+)
+def test_warnings_of_the_broker_are_counted(
+    monkeypatch: pytest.MonkeyPatch, warnings: list[str], text: str
+) -> None:
+    broker = MemoryBroker(MemoryStore(), "a")
+    monkeypatch.setattr(
+        broker, "capabilities", replace(broker.capabilities, checks_config=True), raising=False
+    )
+    monkeypatch.setattr(broker.catalog, "config_warnings", lambda policies: warnings, raising=False)
+    found = doctor.configuration(case_of(broker))
+    assert found.text == text
+    assert "more" not in (found.remedy or "")
+
+
 def test_checks_without_their_service_are_unknown() -> None:
     found = dict(diagnose(case_of()))
     assert found["coordinator"].status == found["broker"].status == "failed"

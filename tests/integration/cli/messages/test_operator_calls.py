@@ -40,7 +40,8 @@ def test_a_reminder_is_cancelled_as_soon_as_it_is_sent(app: qdo.App, desk: Opera
         app.cancel("remind-bob", id)
     with pytest.raises(NotFoundError):
         app.cancel("remind-ada", str(10**20))
-    assert [entry.reason for entry in desk.audit("cancel")][-1] == "paid"
+    first = desk.audit("cancel")[-1]
+    assert (first.reason, first.before) == ("paid", {"messages": id})
     desk.drain()
     assert desk.bodies("remind-ada") == []
 
