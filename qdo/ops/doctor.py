@@ -259,12 +259,13 @@ def configuration(case: Case) -> Diagnosis:
     broker = case.opened()
     if not broker.capabilities.checks_config:
         return ok("this broker has no settings for its queues")
-    if case.policy_of is None:
-        return unknown("the jobs are not known", "name the app as MODULE:APP")
-    names = broker.catalog.names()[:MOST_QUEUES]
-    found = broker.catalog.config_warnings({name: case.policy_of(name) for name in names})
+    known = case.policy_of
+    names = [] if known is None else broker.catalog.names()[:MOST_QUEUES]
+    found = broker.catalog.config_warnings({} if known is None else {n: known(n) for n in names})
     if found:
         return warning(join_some(found, 1), "correct the named settings; workers log each warning")
+    if known is None:
+        return unknown("the jobs are not known", "name the app as MODULE:APP")
     return ok(f"the settings of {pluralize(len(names), 'queue')} fit the failure policies")
 
 

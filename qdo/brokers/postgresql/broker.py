@@ -29,7 +29,7 @@ from qdo.brokers.postgresql.writer import (
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
-from qdo.jobs.retry import Policy
+from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position, message_id
 from qdo.queues import check_queue_name
 
@@ -119,7 +119,7 @@ class PostgresqlCatalog(QueueCatalog):
             self._known.update(names)
         return len(self._known) - before
 
-    def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+    def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         """Warn before a statement that opens all partitions needs more locks than there are."""
         return self._fetches.run(self._warnings)
 

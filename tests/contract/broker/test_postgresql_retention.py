@@ -309,7 +309,7 @@ def test_thousands_of_partitions_need_few_locks() -> None:
         while numbers := drop(sql):
             dropped += numbers
         assert len(dropped) >= PAST
-        assert configuration(case).status == "ok"
+        assert configuration(case).status == "unknown"  # no app is named, and nothing to warn of
 
 
 def test_nothing_to_vacuum(postgresql_server: PostgresqlServer) -> None:
