@@ -39,6 +39,7 @@ class DecisionSetup:
         for path in LAYOUT.persistent:
             self.client.ensure_path(path)
         self.client.create(LAYOUT.worker("worker-1"), WorkerNode(("q",)).encode(), ephemeral=True)
+        self.owner = "worker-1"
         self.put(MARKS)
         with self.app() as app:
             app.send("q", 1)
@@ -47,12 +48,17 @@ class DecisionSetup:
         return App("pay", broker=self.places["QDO_BROKER"])
 
     def put(self, marks: FailureRecord | None, above: OutOfOrderProgress | None = None) -> None:
-        node = QueueNode(last=7, owner="worker-1", failure=marks, out_of_order=above).encode()
+        node = QueueNode(last=7, owner=self.owner, failure=marks, out_of_order=above).encode()
         path = LAYOUT.queue("q")
         if self.client.exists(path):
             self.client.set(path, node)
         else:
             self.client.create(path, node)
+
+    def disown(self) -> None:
+        """Leave the queue without an owner: no worker is asked which messages run."""
+        self.owner = ""
+        self.put(MARKS)
 
     def node(self) -> QueueNode:
         return QueueNode.parse(self.client.get(LAYOUT.queue("q"))[0])
@@ -150,6 +156,7 @@ def test_a_decision_leaves_an_entry_in_the_action_log(desk: DecisionSetup, decis
 @EACH
 def test_a_dry_run_of_a_decision_changes_nothing(desk: DecisionSetup, decision: str) -> None:
     """It shows what would be changed, and fails where the command would fail."""
+    desk.disown()
     before = desk.node()
     ended = desk.qdo(*COMMANDS[decision], "--dry-run", "-o", "json")
     assert (ended.code, [each["position"] for each in items(ended)]) == (0, [ID])
@@ -161,6 +168,7 @@ def test_a_dry_run_of_a_decision_changes_nothing(desk: DecisionSetup, decision: 
 @EACH
 def test_a_decision_made_twice_changes_nothing_else(desk: DecisionSetup, decision: str) -> None:
     """The second one is refused, while the owner executes the first and after that."""
+    desk.disown()
     behind = replace(MARKS, position=MARKS.position + 50)
     desk.put(MARKS, OutOfOrderProgress((), (behind,)))
     assert desk.qdo(*COMMANDS[decision]).code == 0
@@ -223,6 +231,7 @@ def test_all_messages_need_a_confirmation(desk: DecisionSetup, command: tuple[st
 
 def test_several_messages_are_decided_about_at_once(desk: DecisionSetup) -> None:
     """All that are named, or none of them."""
+    desk.disown()
     other = replace(MARKS, position=MARKS.position + 60, error="KeyError: 'y'")
     third = replace(MARKS, position=MARKS.position + 90)
     desk.put(MARKS, OutOfOrderProgress((), (other, third)))
@@ -257,6 +266,7 @@ def test_what_ends_a_message_must_name_it(desk: DecisionSetup, command: tuple[st
 
 def test_what_does_not_fail_is_refused(desk: DecisionSetup) -> None:
     """With an exit code of its own; nothing is changed."""
+    desk.disown()
     desk.put(None)
     for words in (*COMMANDS.values(), ("retry-now", "q"), ("retry-now", "q", "--all")):
         assert desk.qdo(*words).code == 5
@@ -267,6 +277,7 @@ def test_what_does_not_fail_is_refused(desk: DecisionSetup) -> None:
 
 def test_skip_typed_twice_skips_no_second_message(desk: DecisionSetup) -> None:
     """It names its message by the id of the sender; the message behind is refused."""
+    desk.disown()
     with desk.app() as app:
         vase, lamp = (app.send("q", body) for body in ("vase", "lamp"))
     first, second = (replace(MARKS, position=uuid.UUID(each).time) for each in (vase, lamp))

@@ -54,6 +54,7 @@ CALLS = {
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
     "events": [("events", HOSTILE, "--follow", "--for", "0s"), ("events", "--every", HOSTILE)],
     "dashboard": [("dashboard", "--listen", HOSTILE), ("dashboard", "--token-file", TEXT[2:])],
+    "ingest": [("ingest", "--listen", HOSTILE), ("ingest", "--app", HOSTILE)],
     "dead-letters": [
         ("dead-letters",),
         ("dead-letters", "show", HOSTILE_NAME, str(POSITION)),

@@ -44,8 +44,8 @@ READ_ONLY = frozenset(
         *("admin broker grants", "admin acl check", "admin acl account"),
     ]
 )
-OTHERS = frozenset(["send", "admin keys new"])
-"""`send` only adds; `admin keys new` replaces nothing."""
+OTHERS = frozenset(["send", "ingest", "admin keys new"])
+"""`send` and `ingest` only add; `admin keys new` replaces nothing."""
 UNLOGGED = frozenset(["admin keys retire", "admin broker init"])
 """What they change belongs to no app. They have tests of their own."""
 
