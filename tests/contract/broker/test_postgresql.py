@@ -24,7 +24,7 @@ from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.broker import PostgresqlBroker
-from qdo.brokers.postgresql.reader import Fetch
+from qdo.brokers.postgresql.reader import END, Fetch
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed, unreadable_reason, with_header
@@ -293,7 +293,7 @@ def test_a_larger_body_than_a_worker_reads_stays_on_the_server(broker: Postgresq
     broker.max_read_bytes = 10
     rows = broker.reader("a", 0).fetch(9)
     wanted = [Fetch("a", 0, 9), Fetch("b", 0, 9)]
-    together = broker._fetches.run(lambda each: broker._fetches._fetch_many(each, wanted))
+    together = broker._fetches.run(lambda each: broker._fetches._fetch_many(each, wanted, 0, END))
     assert [list(rows), [b"2"]] == [together[0], [row[1] for row in together[1]]]
     assert [row[1] for row in rows] == [b"1", b"", b"x" * 10]
     position, body, key, headers = rows[1]

@@ -27,7 +27,9 @@ COMMANDS = {
 def test_trap_04_a_failing_message_holds_its_group_only(sqs_stage: SqsWorkers) -> None:
     """Those before it are deleted, those behind it wait, and other groups continue."""
     sqs_stage.make("t.fifo")
-    sqs_stage.job('order="key", policy=qdo.Policy(attempts=9, backoff_seconds=1.2)')
+    sqs_stage.job(
+        'order="key", policy=qdo.Policy(attempts=9, backoff_seconds=1.2, backoff_max_seconds=1.2)'
+    )
     sqs_stage.send("t.fifo", {"n": 0}, {"n": 1}, {"n": 2, "fails": 2}, {"n": 3}, key="a")
     sqs_stage.send("t.fifo", *({"n": n} for n in range(6)), key="b")
     sqs_stage.start()
