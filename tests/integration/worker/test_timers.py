@@ -206,6 +206,7 @@ def test_a_leader_killed_between_its_steps(clocks: Clocks, step: str) -> None:
         check_each_second_once(clocks)
 
 
+@pytest.mark.long("several leaders, one after the other")
 def test_leaders_killed_and_frozen_one_after_the_other(clocks: Clocks) -> None:
     """A frozen one wakes up when another leads, and adds nothing."""
     with clocks.work("--processes", "3"):
