@@ -175,7 +175,7 @@ def test_an_operator_acts_with_the_keyboard(browser: Browser, served: str) -> No
     browser.look(800)
     log_in(browser, served)
     browser.driver.get(f"{served}/queue?name=blocked")
-    assert browser.text().count("Copy") == 3, "one for each command"
+    wait_until(lambda: browser.text().count("Copy") == 3, "one for each command is shown")
     assert browser.tab() == "Skip to content"
     while browser.tab() != "Make it a dead letter":
         pass
