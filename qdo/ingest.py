@@ -1,8 +1,8 @@
 """Receivers of webhooks: a request is verified, stored, and only then acknowledged.
 
 A receiver has no state. If it dies before the store, the sender gets no answer and repeats; after
-it, the broker knows the deduplication key of the repetition. The key comes from signed bytes, since
-whoever has seen a webhook can repeat it with other headers.
+it, the broker knows the deduplication key of the repetition. The key comes from signed bytes:
+a reader of a webhook can repeat it with other headers, but not sign another body.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ time, so the delay of an answer does not help to guess them.
 
 from __future__ import annotations
 
+import abc
 import base64
 import hashlib
 import hmac
@@ -32,7 +33,7 @@ class GivenSignatures(NamedTuple):
 
 
 class SignatureScheme:
-    """How a sender signs. This one does not: use it behind a proxy that lets nobody else in.
+    """How a sender signs. This one does not: use it behind a proxy that admits no other sender.
 
     :ivar passed_on: headers that describe a webhook. Most schemes do not sign them.
     """
@@ -55,15 +56,16 @@ class SignatureScheme:
         return None
 
 
-class HmacScheme(SignatureScheme):
+class HmacScheme(SignatureScheme, abc.ABC):
     """Signs with HMAC-SHA256, by default the body alone."""
 
     def signature(self, key: bytes, signed: bytes) -> bytes:
         """Return a signature as it is in a header."""
         return hmac.new(key, signed, hashlib.sha256).hexdigest().encode()
 
+    @abc.abstractmethod
     def given(self, headers: Headers) -> GivenSignatures:
-        raise NotImplementedError
+        """Return the signatures of a request, and the signed bytes before its body."""
 
     def verifies(self, keys: Sequence[bytes], headers: Headers, body: bytes, now: float) -> bool:
         texts, prefix, time = self.given(headers)

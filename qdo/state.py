@@ -33,7 +33,7 @@ from qdo.message import Message
 __all__ = ["KeyedState", "SavedState"]
 
 MAX_STATE_BYTES = 1024 * 1024
-"""Largest value. Each message of its key writes it anew."""
+"""Largest value. Each message of its key writes the whole value."""
 
 
 class SavedState(dict[str, Any]):

@@ -66,7 +66,7 @@ def decide(
     :param which: positions of messages, "first" or "all".
     :param running: see `DecisionPlan`.
     :param logged: False: without an entry in the action log.
-    :raises NotFoundError: there is no such queue.
+    :raises NotFoundError: the queue does not exist.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
         one of them.
     """
@@ -131,7 +131,7 @@ def plan_decision(
 ) -> DecisionPlan:
     """Find the messages that an operator names: by id or position, the first, or all.
 
-    :raises NotFoundError: there is no such queue.
+    :raises NotFoundError: the queue does not exist.
     :raises NotFailingError: see `decide`.
     :raises UnreachableError: the owner does not tell which messages run.
     """

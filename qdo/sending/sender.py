@@ -169,8 +169,10 @@ class Sender:
         :param once: as in `send`, for all messages that do not have it themselves.
         :param connection: as in `send`.
         """
-        given = [outgoing_of(each, once) for each in messages]
+        given: list[Outgoing] = []
         try:
+            # If one is invalid, those before it are kept, to be released.
+            given.extend(outgoing_of(each, once) for each in messages)
             outgoing = self._checked(given)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
@@ -206,8 +208,9 @@ class Sender:
         self, messages: Iterable[AnyMessage], *, once: Message | None = None
     ) -> list[str]:
         """Send like `send_many`, from a coroutine: see `asend`."""
-        given = [outgoing_of(each, once) for each in messages]
+        given: list[Outgoing] = []
         try:
+            given.extend(outgoing_of(each, once) for each in messages)
             return await self.broker.asend_many(self._checked(given))
         except BaseException:
             release_numbers(given)

@@ -86,6 +86,22 @@ def test_a_rule_left_out_is_found(app: App, mutant: str, monkeypatch: pytest.Mon
         check(app)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_rejected_call_uses_no_number(app: App, waits: bool) -> None:
+    """A job that goes on without it, and in another attempt makes no such call, sends once."""
+    message = Message("q", 1, None, id="m")
+    wrong = [("a", 1), ("a", object())]
+
+    async def asend() -> None:
+        await app.asend_many(wrong, once=message)
+
+    with pytest.raises(UsageError):
+        app.send_many(wrong, once=message) if waits else asyncio.run(asend())
+    app.send("a", 1, once=message)
+    app.send("a", 1, once=Message("q", 1, None, id="m"))
+    assert len(rows(app.broker, "a")) == 1
+
+
 MESSAGE = Message("q", 1, None)
 
 
