@@ -409,6 +409,31 @@ class SectionLostError(RejectedError):
     was done and repeat it in a new section"""
 
 
+# --- requests --------------------------------------------------------------------
+
+
+class RequestExistsError(RejectedError):
+    """request {id!r} exists with another pool or body; ask with another id, or ask the same
+    again"""
+
+
+class RequestNotFoundError(NotFoundError):
+    """request {id!r} does not exist: it has expired, or no request of this app had this id"""
+
+
+class RequestFailedError(QdoError):
+    """request {id!r} of pool {pool!r} ended as {outcome}: {reason}"""
+
+
+class RequestCancelledError(RequestFailedError):
+    """request {id!r} of pool {pool!r} was cancelled: {reason}"""
+
+
+class RequestTimeoutError(RejectedError):
+    """request {id!r} of pool {pool!r} must be over within {seconds:g} s, but is {state}; call
+    result again, or cancel it"""
+
+
 # --- live settings ---------------------------------------------------------------
 
 

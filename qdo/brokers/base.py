@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
@@ -22,6 +22,9 @@ from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError
 from qdo.message import Message
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
+
+if TYPE_CHECKING:
+    from qdo.brokers.requests import RequestStore
 
 OPEN_POLL = "poll "
 """Prefix of the id of an open poll, which is kept beside the receipts of held messages."""
@@ -196,6 +199,8 @@ class Capabilities:
     """A queue that this many lists in a row do not have is retired; None: never."""
     end_position_text: str | None = None
     """`Positions.text` of the end of a closed queue; None: queues have no end."""
+    requests: bool = False
+    """It stores requests: `Broker.requests` is there."""
     backlog_budget: int | None = None
     """How many backlogs a look at all queues requests at most, because each is a request that is
     paid for or counted; None: all of them."""
@@ -278,6 +283,12 @@ class Broker(abc.ABC):
     def id_scheme(self) -> int | Positions:
         """The source of the id and time of a `Message`."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
+
+    @property
+    def requests(self) -> RequestStore:
+        """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
+        what, remedy = "store requests", "give requests an app with a PostgreSQL broker"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     @abc.abstractmethod
     def send(self, message: Outgoing) -> str:

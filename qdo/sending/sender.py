@@ -173,7 +173,7 @@ class Sender:
         try:
             # If one is invalid, those before it are kept, to be released.
             given.extend(outgoing_of(each, once) for each in messages)
-            outgoing = self._checked(given)
+            outgoing = self.ready(given)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
             return self.broker.send_many(outgoing)
@@ -211,7 +211,7 @@ class Sender:
         given: list[Outgoing] = []
         try:
             given.extend(outgoing_of(each, once) for each in messages)
-            return await self.broker.asend_many(self._checked(given))
+            return await self.broker.asend_many(self.ready(given))
         except BaseException:
             release_numbers(given)
             raise
@@ -243,8 +243,8 @@ class Sender:
             raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
         self.webhooks[path] = webhook
 
-    def _checked(self, given: list[Outgoing]) -> list[Outgoing]:
-        """Return messages with the app's headers, encrypted if the settings say so."""
+    def ready(self, given: list[Outgoing]) -> list[Outgoing]:
+        """Return messages for the broker: with the app's headers, encrypted if settings say so."""
         outgoing = with_defaults(given, self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:

@@ -1,0 +1,259 @@
+"""Requests as every broker stores them: rows that any worker takes, and that end once.
+
+=======  ============================================================  ==========================
+state    meaning                                                       next
+=======  ============================================================  ==========================
+waiting  no worker has it; it may be taken once it is due              running (take), over
+running  the worker `owner` runs it                                    paused, waiting (put back,
+                                                                       give back), over
+paused   its job waits for `resume`, on the same worker                running, waiting, over
+over     it has an outcome, and is deleted after `until`               waiting (an operator's retry)
+=======  ============================================================  ==========================
+
+Each method is one transaction. A *take* names a request, the worker that took it and how often it
+was taken: a number that only grows. Whatever an older take reports changes nothing. The message
+that tells of an outcome is stored by the transaction that records the outcome.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from qdo.brokers.base import Outgoing
+from qdo.message import NORMAL
+
+WAITING, RUNNING, PAUSED, OVER = range(4)
+STATES = ("waiting", "running", "paused", "over")
+"""The names of the states, by number."""
+
+Content = tuple[bytes, "str | None"]
+"""A body or a result as it is stored, with its headers (JSON object of str to str, or None)."""
+
+
+class Take(NamedTuple):
+    """One run of a request: what its worker reports counts as long as no other took it.
+
+    :ivar owner: name of the worker, "" for a request that waits.
+    :ivar number: how often the request was taken.
+    """
+
+    id: str
+    owner: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request to store.
+
+    :ivar digest: of pool and body as they were given; it tells whether a known `id` has the same.
+    :ivar due: Unix time in seconds before which it is not taken; 0: at once.
+    :ivar reply: JSON object that the store keeps for those who end it, or None.
+    :ivar keep_seconds: how long it is kept once it is over.
+    """
+
+    pool: str
+    id: str
+    content: Content
+    digest: bytes
+    priority: int = NORMAL
+    due: float = 0.0
+    reply: str | None = None
+    keep_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    """A request in the hands of a worker.
+
+    :ivar failed: number of attempts that count as failed.
+    :ivar crashed: whether the last attempt ended with its worker.
+    :ivar error: of the last failed attempt, or None.
+    :ivar asked: Unix time in seconds at which it was stored.
+    """
+
+    take: Take
+    pool: str
+    content: Content
+    priority: int
+    failed: int
+    crashed: bool
+    error: str | None
+    asked: float
+    reply: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to `RequestStore.take`.
+
+    :ivar marks: the marks of running requests that have one, by id.
+    :ivar next_due: Unix time in seconds at which the next waiting request of the pool is due, None
+        without any; in the past if there were fewer places than requests.
+    """
+
+    requests: Sequence[TakenRequest] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
+    next_due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request as it is stored; times are Unix times in seconds.
+
+    :ivar mark: JSON object, ``{"cancel": reason}`` or ``{"resume": value}``; None without any.
+    :ivar started: when it was taken, 0 if never.
+    :ivar outcome: "done", "failed", "cancelled" or "skipped"; None until it is over.
+    :ivar until: when it is deleted, 0 until it is over.
+    """
+
+    take: Take
+    pool: str
+    state: int
+    content: Content
+    priority: int
+    asked: float
+    due: float
+    failed: int
+    started: float
+    note: str | None
+    error: str | None
+    mark: str | None
+    reply: str | None
+    outcome: str | None
+    result: Content | None
+    until: float
+
+    @property
+    def id(self) -> str:
+        return self.take.id
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """How many requests of a pool are not over.
+
+    :ivar oldest: Unix time in seconds since which the oldest due request waits, None without any.
+    """
+
+    waiting: int
+    running: int
+    paused: int
+    oldest: float | None
+
+
+class RequestStore(abc.ABC):
+    """The requests of one app. Safe to use from several threads.
+
+    Each method raises UnreachableError if the broker does not answer, see `Broker.send`. It may
+    have done its work even so; all but `ask` and `take` can be repeated.
+    """
+
+    @abc.abstractmethod
+    def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
+        """Store requests, all or none; return for each whether it was new.
+
+        :param connection: store them if, and only if, its transaction commits, as
+            `Broker.send_within`.
+        :raises RequestExistsError: a request of this id has another pool or body.
+        :raises UnsupportedError: `connection` is given, and the broker is no database of apps.
+        """
+
+    @abc.abstractmethod
+    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+        """Take due requests of a pool: at most `places`, by priority and then by age.
+
+        It also returns the requests that this worker owns and does not run, because the answer to
+        an earlier take was lost; they are taken again, and may be more than `places`. With
+        `places` 0 it only returns these, and the marks.
+
+        :param running: ids of the pool's requests that the worker runs.
+        """
+
+    @abc.abstractmethod
+    def note(
+        self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
+    ) -> bool:
+        """Set a running or paused request to `RUNNING` or `PAUSED`, with a note; send messages.
+
+        It deletes the mark ``resume`` when a request goes on.
+
+        :return: whether the take is still valid; if not, nothing has changed.
+        """
+
+    @abc.abstractmethod
+    def end(
+        self,
+        take: Take,
+        outcome: str,
+        result: Content | None = None,
+        error: str | None = None,
+        messages: Sequence[Outgoing] = (),
+    ) -> bool:
+        """Record the outcome of a request, and send messages that tell of it.
+
+        A request that waits is ended with the take of its record. The body is deleted if the
+        outcome is "done".
+
+        :return: whether this take has ended the request, now or by an earlier call.
+        """
+
+    @abc.abstractmethod
+    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
+        """Let a running or paused request wait again; return whether the take was still valid."""
+
+    @abc.abstractmethod
+    def retry(self, id: str) -> bool:
+        """Let a request wait again that is over and still has its body; return whether it was."""
+
+    @abc.abstractmethod
+    def mark(self, id: str, mark: str) -> bool:
+        """Set the mark of a running or paused request; return whether it is one."""
+
+    @abc.abstractmethod
+    def owners(self) -> list[str]:
+        """Return the names of the workers that own requests."""
+
+    @abc.abstractmethod
+    def give_back(self, owner: str) -> int:
+        """Let all requests of a worker that is gone wait again, each with one more failed attempt.
+
+        :param owner: its name is never used again. Nothing is decided about attempts here.
+        :return: the number of requests.
+        """
+
+    @abc.abstractmethod
+    def find(self, id: str) -> RequestRecord | None:
+        """Return a request, None if it does not exist."""
+
+    @abc.abstractmethod
+    def records(
+        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+    ) -> list[RequestRecord]:
+        """Return requests without their bodies and results, the oldest first.
+
+        :param states: only these; all without any.
+        """
+
+    @abc.abstractmethod
+    def pools(self) -> list[str]:
+        """Return the pools with requests that wait, due or not."""
+
+    @abc.abstractmethod
+    def counts(self) -> dict[str, PoolCounts]:
+        """Return the numbers of each pool that has requests that are not over."""
+
+    @abc.abstractmethod
+    def expire(self) -> int:
+        """Delete requests that are over and past `until`, at most 1,000; return their number."""
+
+    @abc.abstractmethod
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` soon after a request may be taken or was marked; return a way to stop.
+
+        A thread or greenlet of the broker calls it. It may be called without reason. A process
+        that dies may leave out a call: look once a second as well.
+        """
