@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from qdo.outcomes import Skip as Skip
     from qdo.outcomes import Stop as Stop
     from qdo.sending.messages import NewMessage as NewMessage
+    from qdo.sending.pool_jobs import Request as Request
     from qdo.settings.settings import Settings as Settings
     from qdo.worker.worker import Worker as Worker
 
@@ -57,6 +58,7 @@ _HOMES = {
     "NewMessage": "qdo.sending.messages",
     "Policy": "qdo.jobs.retry",
     "QdoError": "qdo.errors",
+    "Request": "qdo.sending.pool_jobs",
     "Retry": "qdo.outcomes",
     "Rule": "qdo.jobs.retry",
     "Settings": "qdo.settings",
@@ -81,6 +83,7 @@ __all__ = [
     "NewMessage",
     "Policy",
     "QdoError",
+    "Request",
     "Retry",
     "Rule",
     "Settings",

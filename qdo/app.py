@@ -7,6 +7,7 @@ import concurrent.futures.thread  # noqa: F401
 import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
@@ -117,6 +118,7 @@ class App(OperatorCalls, TimerDeclarations):
         batch_wait_seconds: float = 0.0,
         limits: Collection[str] = (),
         per_queue_rate: str | None = None,
+        pool: bool = False,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -138,6 +140,8 @@ class App(OperatorCalls, TimerDeclarations):
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.
         :param limits: names of limits of the whole fleet; a call needs a permit of each.
         :param per_queue_rate: how often each queue may start a message, such as "5/s".
+        :param pool: run requests of the pools that match the glob, on any worker; the function
+            gets a `qdo.Request` and returns the result: JSON or bytes. See `request`.
         :raises UsageError: the function or an option is invalid, or the glob has a job already.
         """
         check_declaration(queues, checkpoint, policy)
@@ -145,6 +149,7 @@ class App(OperatorCalls, TimerDeclarations):
         options |= {"memory_mib": memory_mib, "recycle_after": recycle_after, "policy": policy}
         options |= {"order": order, "concurrency": concurrency, "batch": batch, "limits": limits}
         options |= {"batch_wait_seconds": batch_wait_seconds, "per_queue_rate": per_queue_rate}
+        options["pool"] = pool
 
         def register(function: _Function) -> _Function:
             self._register(Job.checked(function, queues=queues, checkpoint=checkpoint, **options))
@@ -157,6 +162,10 @@ class App(OperatorCalls, TimerDeclarations):
             middleware.check_job(job.function)
         if any(other.queues == job.queues for other in self._jobs):
             raise UsageError(reason=f"app {self.name!r} already has a job for {job.queues!r}")
+        if job.pool:
+            from qdo.sending.pool_jobs import answering
+
+            job = replace(job, function=answering(self, job.function))
         self._jobs.append(job)
         self._jobs.sort(key=lambda each: literal_characters(each.queues), reverse=True)
 

@@ -25,6 +25,7 @@ from qdo.positions import TIME_POSITIONS, Positions, format_position, position_n
 
 if TYPE_CHECKING:
     from qdo.brokers.requests import RequestStore
+    from qdo.coordination.znodes.queue_node import FailureRecord
 
 OPEN_POLL = "poll "
 """Prefix of the id of an open poll, which is kept beside the receipts of held messages."""
@@ -70,6 +71,8 @@ class Subscription(abc.ABC):
     """Called when `unconfirmed` no longer returns any name; set by the engine, which records it."""
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
     """Returns the positions of the messages whose jobs run; set by the engine."""
+    lost_reason = "the broker took it back; it runs when it is received again"
+    """Why a message is no longer held, for logs."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -97,6 +100,10 @@ class Subscription(abc.ABC):
     def is_held(self, position: int) -> bool:
         """Return whether this owner may still process a fetched message."""
         return True
+
+    def failure(self, position: int) -> FailureRecord | None:
+        """Return the failed attempts of a fetched message, if the broker records them."""
+        return None
 
     def has_followers(self) -> bool:
         """Return whether messages follow that the broker returns once the fetched ones are done.

@@ -230,6 +230,10 @@ class RequestStore(abc.ABC):
         """Return a request, None if it does not exist."""
 
     @abc.abstractmethod
+    def state(self, id: str) -> tuple[int, str | None] | None:
+        """Return the state and the mark of a request, None if it does not exist."""
+
+    @abc.abstractmethod
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:

@@ -49,6 +49,10 @@ class LeaderQueues:
     def is_leader(self) -> bool:
         return self.election.leading
 
+    def worker_names(self) -> frozenset[str]:
+        """Return the names of the workers that the leader knows; none on other workers."""
+        return self._rebalancer.workers
+
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
         """Create missing queue nodes, which start after `last`; ignored unless it leads."""
         self._put(partial(self._rebalancer.create_queues, list(names), last))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from qdo.callables import describe_callable
@@ -18,6 +18,7 @@ from qdo.jobs.options import (
     check_limits,
     check_order,
     check_placement,
+    check_pool,
 )
 from qdo.jobs.retry import Policy, PolicyInForce, QueuePolicy, may_overlap
 from qdo.message import Message
@@ -50,6 +51,7 @@ class Job:
     :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
     :ivar limits: names of the limits; each call needs a permit of each.
     :ivar per_queue_rate: starts of each queue, such as "5/s"; None for no limit.
+    :ivar pool: it runs the requests of pools, and returns their results.
     """
 
     function: JobFunction
@@ -66,6 +68,7 @@ class Job:
     batch_wait_seconds: float = 0.0
     limits: tuple[str, ...] = ()
     per_queue_rate: str | None = None
+    pool: bool = False
 
     @classmethod
     def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
@@ -77,6 +80,9 @@ class Job:
         job = cls(function, **options)
         check_job(function, "message" if job.batch is None else "batch")
         name = job.name
+        if job.pool:
+            check_pool(name, job.order, job.batch, job.checkpoint)
+            job = replace(job, order="none")
         check_order(name, job.order, job.concurrency, job.checkpoint, job.policy)
         check_batch(name, job.batch, job.batch_wait_seconds, job.order, job.executor)
         check_placement(

@@ -150,6 +150,13 @@ def check_order(
         )
 
 
+def check_pool(name: str, order: str, batch: int | None, checkpoint: str) -> None:
+    """Raise UsageError for options that a job of pools cannot have."""
+    given = {"order": order != "queue", "batch": batch, "checkpoint": checkpoint != "interval"}
+    for option in (option for option, is_given in given.items() if is_given):
+        raise _invalid(name, f"pool=True runs requests one by one and in parallel; omit {option}")
+
+
 def check_batch(
     name: str, batch: int | None, batch_wait_seconds: float, order: str, executor: str | None
 ) -> None:

@@ -54,7 +54,7 @@ from qdo.system.home_loop import LoopMailbox
 from qdo.system.processes import SIGN
 from qdo.text import pluralize
 from qdo.worker.actions import OwnActions
-from qdo.worker.drain import Drain, StopRequests
+from qdo.worker.drain import ABORT_SECONDS, Drain, StopRequests
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.duty import (
     CheckpointProgress,
@@ -85,6 +85,8 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.router import ExecutorRouter, LimitedExecutor
 from qdo.worker.metrics.duty import MetricsDuty
 from qdo.worker.metrics.monitor import MetricsPage
+from qdo.worker.pools.duty import PoolDuty
+from qdo.worker.pools.returner import Returner
 from qdo.worker.shared_memory import InFlightTable, SharedReceiptStore
 
 
@@ -125,9 +127,11 @@ _log = logging.getLogger(__name__)
 def filter_of(app: App, settings: Settings) -> QueueFilter:
     """Return the filter of a worker: it takes the queues of its settings that have a job.
 
-    If the globs of the jobs are too long to announce, it also takes queues without a job.
+    If the globs of the jobs are too long to announce, it also takes queues without a job. A pool is
+    no queue: a message that was sent to its name waits.
     """
-    globs = sorted(job.queues for job in app.jobs)
+    globs = sorted(job.queues for job in app.jobs if not job.pool)
+    pools = tuple(sorted(job.queues for job in app.jobs if job.pool))
     size = sum(map(len, globs))
     jobs = EVERYTHING.jobs if "*" in globs else tuple(globs)
     if size > MAX_GLOBS_CHARACTERS and jobs != EVERYTHING.jobs:
@@ -138,12 +142,12 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
             MAX_GLOBS_CHARACTERS,
         )
         jobs = EVERYTHING.jobs
-    return QueueFilter(settings.queues, settings.exclude, jobs)
+    return QueueFilter(settings.queues, (*settings.exclude, *pools), jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The parts of a worker whose broker is open; `listener` is None if no doorbell is watched."""
+    """The parts of a worker whose broker is open; None what its app or settings do not need."""
 
     broker: Broker
     takes: QueueFilter
@@ -153,6 +157,7 @@ class _Running:
     status: StatusReport
     discovery: Discovery
     listener: DoorbellListener | None
+    pools: PoolDuty | None
     totals: CheckpointTotals
 
 
@@ -292,13 +297,13 @@ class Worker:
         dispatcher = Dispatcher(
             pipeline, concurrency=self.settings.concurrency, loop=loop, slots=self._slots
         )
-        rings = self.settings.doorbell and broker.capabilities.doorbell
+        rings, gate = self.settings.doorbell and broker.capabilities.doorbell, HoldGate(dispatcher)
         return _Running(
             broker,
             takes,
             pipeline,
             dispatcher,
-            HoldGate(dispatcher),
+            gate,
             StatusReport(
                 dispatcher,
                 pipeline,
@@ -310,8 +315,18 @@ class Worker:
             ),
             Discovery(broker, clock, self._current),
             DoorbellListener(self._slots, self._current) if rings else None,
+            self._pools(broker, pipeline, dispatcher, gate),
             CheckpointTotals(),
         )
+
+    def _pools(
+        self, broker: Broker, pipeline: Pipeline, dispatcher: Dispatcher, gate: HoldGate
+    ) -> PoolDuty | None:
+        if not any(job.pool for job in self.app.jobs):
+            return None
+        takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
+        parts = dispatcher, gate, pipeline.permits, takes, self._current
+        return PoolDuty(self.app, broker.requests, *parts)
 
     def _executor(self) -> Executor:
         most = self.settings.max_messages
@@ -378,6 +393,9 @@ class Worker:
             from qdo.worker.duties.outbox_relay import Relay
 
             yield Relay(self.app.outboxes, broker, self._current)
+        if running.pools is not None:
+            yield running.pools
+            yield Returner(broker.requests, self._current)
         if self.app.timers:
             yield TimerSender(self.app, broker, self._current)
         if running.listener is not None:
@@ -435,12 +453,16 @@ class Worker:
             return True  # nothing was claimed, and the error says why
         _log.info("step 1: taking no new messages")
         self._duties.begin_drain()
+        if running.pools is not None:
+            running.pools.drain()
         running.status.refresh()
         budget = self.settings.drain_seconds
         stop, counters = self._stop, running.pipeline.counters
         drain = Drain(running.dispatcher, budget, stop.wakeup, lambda: stop.signals >= 2)
         member = self._current.member
         clean = drain.run(member, session_lost=member is None and counters.lost > 0)
+        if running.pools is not None:
+            running.pools.join(ABORT_SECONDS)
         self._duties.end_all()
         counts = ", ".join(f"{n} {name}" for name, n in counters.dump().items())
         _log.info("totals: %s", counts)

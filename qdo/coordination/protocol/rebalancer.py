@@ -470,6 +470,11 @@ class Rebalancer(Machine):
     # --- called by the leader's discovery of queues -----------------------------------
 
     @property
+    def workers(self) -> frozenset[str]:
+        """The workers that it knows; none unless it leads."""
+        return frozenset(self._roll.workers if self.leading else ())
+
+    @property
     def queues(self) -> tuple[str, ...] | None:
         return self._queue_nodes.listed if self.leading else None
 

@@ -80,7 +80,7 @@ class Retention(Duty):
 
     def _trim(self, slot: Slot | None) -> None:
         claim = slot.claim if slot is not None else None
-        if claim is None or not claim.open:
+        if slot is None or claim is None or not claim.open or slot.is_pool:
             return
         try:
             if _limits_letters(self._settings.now):

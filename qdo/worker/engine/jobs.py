@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from qdo.app import App
 from qdo.brokers.base import Broker
@@ -26,7 +26,7 @@ from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
-from qdo.worker.engine.slot import ClaimSink, Slot
+from qdo.worker.engine.slot import ClaimSink, PoolSink, Slot
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, check_lease
 from qdo.worker.metrics.meters import JobMeter
 
@@ -52,7 +52,7 @@ def check_jobs(
     :raises UsageError: with the remedy, naming the first such job and its queues.
     :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.
     """
-    _check_time(app.jobs, broker)
+    _check_features(app.jobs, broker)
     if not orders_differ(broker) and not broker.capabilities.checks_config:
         return
     unfit: dict[Job, list[str]] = {}
@@ -67,9 +67,14 @@ def check_jobs(
         _log.warning("%s", sentence)
 
 
-def _check_time(jobs: Iterable[Job], broker: Broker) -> None:
+def _check_features(jobs: Iterable[Job], broker: Broker) -> None:
     hold = broker.capabilities.hold_seconds
     for job in jobs:
+        if job.pool and not broker.capabilities.requests:
+            raise UsageError(
+                reason=f"job {job.name}: pool=True requires a broker that stores requests, which "
+                "SQS and Kinesis do not; give requests an app with a PostgreSQL or SQLite broker"
+            )
         if job.order == "priority" and not broker.positions.stable:
             raise UsageError(
                 reason=f"job {job.name}: order='priority' requires stable positions, which SQS "
@@ -145,6 +150,8 @@ class BoundJob:
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
     executor: str = "greenlet"
+    pool: bool = False
+    """It runs requests."""
     gate: Gate | None = None
     """Gives the permits that each message needs; None if it needs none."""
     meter: JobMeter | None = None
@@ -208,6 +215,7 @@ class JobTable:
                 job.batch_wait_seconds,
                 job.timeout_seconds,
                 self._executor.kind(job),
+                job.pool,
                 self._limits.gate(job),
                 None if meters is None else meters.of(job.queues),
             )
@@ -249,6 +257,11 @@ class Turn:
     member: ClaimSink
     claim: Claim
     job: BoundJob
+
+    @property
+    def pool(self) -> PoolSink:
+        """Its member, if its job runs requests."""
+        return cast("PoolSink", self.member)
 
     @property
     def in_force(self) -> bool:

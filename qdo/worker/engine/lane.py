@@ -58,6 +58,11 @@ class LanePermits:
         self._waiting: dict[LaneOwner, None] = {}
 
     @property
+    def free(self) -> int:
+        """The number of lanes that may still start."""
+        return self._free
+
+    @property
     def waiting(self) -> int:
         """The number of queues that wait for a permit."""
         return sum(lanes.wants_permit for lanes in self._waiting)

@@ -297,6 +297,8 @@ class Lanes:
             self._lanes[key] = lane
             self._ready.append(lane)
         failure = self.progress.take_failure(row[0])
+        if failure is None and self._subscription is not None:
+            failure = self._subscription.failure(row[0])
         if failure is not None:
             lane.failures.append(failure)
         lane.rows.append(row)

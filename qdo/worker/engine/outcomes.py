@@ -22,6 +22,7 @@ import logging
 import time
 
 from qdo.backoff import Backoff
+from qdo.brokers.base import Subscription
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.callables import check_done
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
@@ -38,7 +39,7 @@ from qdo.jobs.retry import (
     only_waits,
 )
 from qdo.message import Message
-from qdo.outcomes import Outcome, Skip, Stop
+from qdo.outcomes import Outcome, OutcomeName, Skip, Stop
 from qdo.text import describe, describe_traceback, pluralize
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import Turn
@@ -70,7 +71,7 @@ BROKER_BACKOFF = Backoff(0.1, 5.0)
 """How long a queue waits after its broker failed; the worker retries forever."""
 KEY_SECONDS = 2.0
 """How often a queue that is blocked by a missing key looks for it."""
-EXPIRED_REASON = "the broker took it back; it runs when it is received again"
+EXPIRED_REASON = Subscription.lost_reason
 
 _broker_log = logging.getLogger(f"{__name__}.broker")
 """Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
@@ -88,7 +89,7 @@ class Outcomes:
 
     def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
         """Apply the policy to an attempt that did not return."""
-        if isinstance(error, KeyMissingError):
+        if isinstance(error, KeyMissingError) and not turn.job.pool:
             return self._wait_for_key(turn, message, error)
         kinds, waits = type(error).__mro__, only_waits(error)
         if waits:
@@ -117,11 +118,12 @@ class Outcomes:
     def note_expired(self, slot: Slot, position: int) -> None:
         """Count a message that the broker took back."""
         self._counters.expired += 1
+        subscription = slot.subscription
         _log.warning(
             "%s: message %s is no longer held: %s",
             where(slot),
             self._message_id(position),
-            EXPIRED_REASON,
+            EXPIRED_REASON if subscription is None else subscription.lost_reason,
         )
 
     def _message_id(self, position: int) -> str:
@@ -145,6 +147,8 @@ class Outcomes:
         """Carry out a decision about a failed attempt, unless the queue was lost."""
         if not turn.in_force:
             return self._lost(turn.slot, message, error)
+        if turn.job.pool:
+            return self._apply_in_pool(turn, message, error, decision)
         match decision:
             case RetryMessage():
                 return self._retry(turn, message, error, decision)
@@ -156,6 +160,46 @@ class Outcomes:
                 return self._block(turn, message, error, decision)
             case StopWorker():
                 return self._stop(turn.slot, message, decision)
+
+    def _apply_in_pool(
+        self, turn: Turn, message: Message, error: BaseException, decision: Decision
+    ) -> TurnResult:
+        """Record how an attempt of a request ended: any worker may run the next one."""
+        if isinstance(error, KeyMissingError):  # another worker may have the key
+            decision = RetryMessage(KEY_SECONDS, counts=False)
+        pool, reason, position = turn.pool, describe(error), message.position
+        kind: OutcomeName = "dead-letter"
+        level = logging.ERROR
+        match decision:
+            case RetryMessage():
+                kind, level = ("retry" if decision.counts else "wait"), logging.WARNING
+                failed = message.attempt - (not decision.counts)
+                pool.put_back(position, failed, decision.after_seconds, reason)
+                self._counters.retried += decision.counts
+            case StopWorker():
+                pool.put_back(position, message.attempt - 1, 0.0, reason)
+                turn.claim.done = position
+                return self._stop(turn.slot, message, decision)
+            case SkipMessage():
+                kind, level = "skip", logging.INFO
+                pool.end(position, "skipped", decision.reason)
+                self._counters.skipped += 1
+            case DeadLetterMessage() | BlockQueue():
+                pool.end(position, "failed", decision.reason)
+                self._counters.dead_lettered += 1
+        turn.claim.done = position
+        self._observers.report(message, kind, reason)
+        _log.log(
+            level,
+            "%s: attempt %d of request %s ended, outcome %s: %s",
+            where(turn.slot),
+            message.attempt,
+            message.id,
+            kind,
+            reason,
+            exc_info=traceback_for_log(error, kind == "dead-letter" or message.attempt == 1),
+        )
+        return TurnResult.MORE
 
     def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:
         self._observers.report(message, "lost", describe(error))

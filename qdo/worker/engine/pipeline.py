@@ -111,7 +111,7 @@ class Pipeline:
             turn = Turn(slot, member, claim, self._engine.jobs.find(slot.queue))
         except UnreachableError as error:
             return self._outcomes.broker_failed(slot, "no message is started", error)
-        if turn.job is NO_JOB or not self._subscriptions.needed or slot.subscription is not None:
+        if not self._subscriptions.needed(turn):
             return turn
         try:
             self._subscriptions.begin(turn)

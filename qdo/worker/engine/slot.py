@@ -68,6 +68,18 @@ class ClaimSink(Protocol):
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
 
 
+class PoolSink(ClaimSink, Protocol):
+    """Receives the reports of a pool as well; see `pools.subscription.PoolMember`."""
+
+    def subscribe(
+        self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
+    ) -> Subscription: ...
+
+    def put_back(self, position: int, failed: int, seconds: float, error: str) -> None: ...
+
+    def end(self, position: int, outcome: str, error: str) -> None: ...
+
+
 class LaneGroup(Protocol):
     """The lanes of a queue as its slot sees them; see `lanes.Lanes`."""
 
@@ -211,6 +223,11 @@ class Slot:
         if self.gathering_until:
             return True
         return self.lanes is not None and self.lanes.takes_more
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether it has requests: no node and no messages of the broker belong to it."""
+        return hasattr(self.member, "subscribe")
 
     @property
     def waits_for_key(self) -> bool:

@@ -27,24 +27,31 @@ from qdo.jobs.retry import (
 )
 from qdo.text import pluralize
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.jobs import NO_JOB, Turn
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.slot import Row, Slot, SlotState, TurnResult, where
 from qdo.worker.executors.base import MessageExpired
 
 
 class Subscriptions:
-    """The subscriptions of one worker process; `needed` tells whether the broker is polled."""
+    """The subscriptions of one worker process."""
 
     def __init__(self, broker: Broker, clock: Callable[[], float]) -> None:
-        self.needed = broker.capabilities.subscriptions
+        self._needed = broker.capabilities.subscriptions
         self._broker = broker
         self._clock = clock
+
+    def needed(self, turn: Turn) -> bool:
+        """Return whether a turn reads through a subscription that it does not have yet."""
+        if turn.slot.subscription is not None or turn.job is NO_JOB:
+            return False
+        return self._needed or turn.job.pool
 
     def begin(self, turn: Turn) -> None:
         """Subscribe to the messages of a claim; raise any error of the broker."""
         slot, claim, batch = turn.slot, turn.claim, turn.job.batch
-        subscription = self._broker.subscribe(
+        subscribe = turn.pool.subscribe if turn.job.pool else self._broker.subscribe
+        subscription = subscribe(
             slot.queue,
             claim.done,
             claim.unconfirmed,

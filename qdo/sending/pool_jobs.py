@@ -1,0 +1,175 @@
+"""Jobs of pools: what they get, and how their results are stored, in whatever process they run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from qdo.brokers.requests import PAUSED, RUNNING, Take
+from qdo.callables import check_done, is_async
+from qdo.errors import RequestCancelledError, UnreachableError, UsageError
+from qdo.message import Message
+from qdo.outcomes import DeadLetter, Retry
+from qdo.sending.replies import reply_messages, sealed
+from qdo.system.clock import clock
+from qdo.text import describe
+
+if TYPE_CHECKING:
+    from qdo.sending.sender import Sender
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+NOTE_SECONDS = 1.0
+"""`Request.progress` is stored this often at most."""
+LOOK_SECONDS = 0.25
+"""How often a paused request looks whether it goes on."""
+REPEAT_SECONDS = 1.0
+"""Pause after an end that could not be stored; the first one is shorter."""
+MOST_NOTE = 200
+
+
+class Request(Message):
+    """A request as the job of its pool gets it; its `body` has the parameters.
+
+    Its methods wait for the broker: ``async def`` jobs call them with `asyncio.to_thread`.
+    """
+
+    __slots__ = ("_app", "_noted_at", "_take")
+    _app: Sender
+    _noted_at: float
+    _take: Take
+
+    @classmethod
+    def of(cls, app: Sender, message: Message) -> Request:
+        """Return the request that a worker passes as a message."""
+        request = cls.__new__(cls)
+        for name in Message.__slots__:
+            if hasattr(message, name):
+                setattr(request, name, getattr(message, name))
+        number, _, owner = message.headers.get("qdo-take", "").partition(" ")
+        if not owner or not number.isdigit():
+            raise UsageError(reason=f"{message.queue!r} is a pool, not a queue; use app.request")
+        request._app, request._noted_at = app, 0.0
+        request._take = Take(message.id, owner, int(number))
+        return request
+
+    @property
+    def pool(self) -> str:
+        """Name of its pool."""
+        return self.queue
+
+    @property
+    def take(self) -> int:
+        """How often a worker took it; a sink that rejects smaller numbers rejects late writes."""
+        return self._take.number
+
+    def progress(self, progress: float | str) -> None:
+        """Show a share from 0 to 1, or a text, in `qdo requests`; stored once a second at most.
+
+        >>> request.progress(0.5)
+        """
+        if isinstance(progress, str):
+            note = progress[:MOST_NOTE]
+        elif type(progress) in (int, float) and 0 <= progress <= 1:
+            note = f"{progress:.0%}"
+        else:
+            raise UsageError(
+                reason=f"progress must be a number from 0 to 1 or text, got {progress!r:.60}"
+            )
+        if clock() - self._noted_at >= NOTE_SECONDS:
+            self._noted_at = clock()
+            try:
+                self._app.broker.requests.note(self._take, RUNNING, note)
+            except UnreachableError as error:
+                _log.debug("the progress of request %s is not shown: %s", self.id, error)
+
+    def pause(self, note: str = "") -> Any:
+        """Wait until `Handle.resume` or ``qdo requests resume``; return the value given there.
+
+        The request keeps its place in the pool. It begins again if its worker stops meanwhile.
+
+        :raises RequestCancelledError: it was cancelled.
+        """
+        store = self._app.broker.requests
+        events = self._replies("paused")
+        _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
+        while True:
+            found = _repeated(lambda: store.state(self.id))
+            mark = json.loads(found[1]) if found is not None and found[1] else {}
+            if "resume" in mark:
+                _repeated(lambda: store.note(self._take, RUNNING, None))
+                return mark["resume"]
+            if found is None or found[0] != PAUSED or "cancel" in mark:
+                reason = mark.get("cancel", "another worker has it, or it is over")
+                raise RequestCancelledError(
+                    id=self.id, pool=self.pool, outcome="cancelled", reason=reason
+                )
+            if self.stopping:
+                raise Retry(after=0, counts=False)
+            time.sleep(LOOK_SECONDS)
+
+    def _replies(self, outcome: str, result: Any = None) -> list[Any]:
+        reply = self.headers.get("qdo-reply")
+        return reply_messages(self._app, self.id, self.pool, reply, outcome, result)
+
+    def _begin(self) -> None:
+        events = self._replies("started")
+        if events:
+            _repeated(lambda: self._app.broker.requests.note(self._take, RUNNING, None, events))
+
+    def _finish(self, result: Any, function: Callable[..., Any]) -> None:
+        """Store the result: the request is over with it, unless another worker has it by now."""
+        try:
+            if result is not None:
+                check_done(result, function, "job")
+            content = sealed(self._app, self.pool, result)
+            messages = self._replies("done", result)
+        except UsageError as error:
+            raise DeadLetter(f"its result cannot be stored: {error}") from error
+        store = self._app.broker.requests
+        if not _repeated(lambda: store.end(self._take, "done", content, messages=messages)):
+            _log.warning(
+                "request %s of pool %s: the result of take %d is dropped, because the request is"
+                " over or was taken again",
+                self.id,
+                self.pool,
+                self.take,
+            )
+
+
+def _repeated(call: Callable[[], _T]) -> _T:
+    """Call until the broker answers: the place of a request stays taken meanwhile."""
+    pause = REPEAT_SECONDS / 20
+    while True:
+        try:
+            return call()
+        except UnreachableError as error:
+            _log.warning("retrying in %.2f s: %s", pause, describe(error))
+            time.sleep(pause)
+            pause = REPEAT_SECONDS
+
+
+def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a pool's job as workers call it: it stores what the job returns."""
+    if is_async(function):
+
+        async def arun(message: Message, context: Any) -> None:
+            request = Request.of(app, message)
+            await asyncio.to_thread(request._begin)
+            result = await function(request, context)
+            await asyncio.to_thread(request._finish, result, function)
+
+        return functools.wraps(function)(arun)
+
+    def run(message: Message, context: Any) -> None:
+        request = Request.of(app, message)
+        request._begin()
+        request._finish(function(request, context), function)
+
+    return functools.wraps(function)(run)

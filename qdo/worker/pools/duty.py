@@ -1,0 +1,168 @@
+"""The duty "pools": lets a worker take requests while it is registered.
+
+A registration claims every pool that has a job here, with its own lease: no node is written, and
+any number of workers claim the same pool. Names of workers are never used again, so what a worker
+took is its own as long as its node exists; see `returner`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import gevent
+from gevent.event import Event
+
+from qdo.app import App
+from qdo.brokers.requests import RequestStore
+from qdo.coordination.member import Member
+from qdo.coordination.protocol.claims import Claim
+from qdo.errors import QdoError
+from qdo.queues import is_glob
+from qdo.system.home_loop import LoopMailbox
+from qdo.text import describe
+from qdo.worker.duties.duty import CurrentMember, Duty
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.lane import LanePermits
+from qdo.worker.pools.subscription import PoolMember, PoolSubscription
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often a worker looks without being woken: a process may die before it wakes others."""
+IDLE_SECONDS = 0.02
+"""Shortest time between two looks of an idle worker."""
+SPREAD_SECONDS = 0.005
+"""Longest random pause before a look: one request does not wake all workers into one lock."""
+
+
+class PoolDuty(Duty):
+    """Claims pools and wakes them.
+
+    :param takes: whether the settings of this worker let it take a pool.
+    """
+
+    name = "pools"
+    ends_at_drain = False
+
+    def __init__(
+        self,
+        app: App,
+        store: RequestStore,
+        dispatcher: Dispatcher,
+        gate: HoldGate,
+        permits: LanePermits,
+        takes: Callable[[str], bool],
+        current: CurrentMember,
+    ) -> None:
+        self.quiet = False
+        self._app = app
+        self._store = store
+        self._dispatcher = dispatcher
+        self._gate = gate
+        self._permits = permits
+        self._takes = takes
+        self._current = current
+        globs = [job.queues for job in app.jobs if job.pool]
+        self._named = {glob for glob in globs if not is_glob(glob)}
+        self._has_globs = any(map(is_glob, globs))
+        self._member: Member | None = None
+        self._claims: dict[str, tuple[PoolMember, Claim]] = {}
+        self._woken = Event()
+        self._draining = False
+
+    def run(self) -> None:
+        mailbox = LoopMailbox()
+        try:
+            stop_listening = self._store.listen(lambda: mailbox.post(self._woken.set))
+            try:
+                while not self._draining:
+                    self._woken.wait(self._step_or_warn())
+                    self._woken.clear()
+                    gevent.sleep(IDLE_SECONDS * self.quiet + random.uniform(0, SPREAD_SECONDS))  # nosec B311
+            finally:
+                stop_listening()
+        finally:
+            mailbox.close()
+
+    def _step_or_warn(self) -> float:
+        try:
+            return self.step()
+        except QdoError as error:
+            text = "cannot look for requests, retrying in %g s: %s"
+            _log.warning(text, LOOK_SECONDS, describe(error))
+            return LOOK_SECONDS
+
+    def step(self) -> float:
+        """Claim pools, and take what waits; return the seconds until the next step."""
+        member = self._current.member
+        if member is not self._member:
+            self._lose()
+            self._member = member
+        if member is None:
+            return LOOK_SECONDS
+        names = self._named | set(self._store.pools() if self._has_globs else ())
+        for pool in filter(self._is_mine, names - self._claims.keys()):
+            self._claim(member, pool)
+        subscriptions = [each.subscription for each, _ in self._claims.values()]
+        for subscription in filter(None, subscriptions):
+            subscription.look()
+            subscription.poll_now()
+        self._dispatcher.wake(self._claims)
+        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
+        dues = [each.next_due for each in subscriptions if each is not None and each.next_due]
+        pause = min(dues, default=float("inf")) - time.time()
+        return min(max(pause, IDLE_SECONDS), LOOK_SECONDS)
+
+    def _is_mine(self, pool: str) -> bool:
+        job = self._app.job_for(pool)
+        return job is not None and job.pool and self._takes(pool)
+
+    def _claim(self, member: Member, pool: str) -> None:
+        job = self._app.job_for(pool)
+        if job is None:
+            return
+        one_by_one, lanes = bool(job.limits or job.per_queue_rate), job.lanes
+
+        def places(held: int) -> int:
+            """Return the free places; with limits, only the next request waits for a permit."""
+            return 1 if one_by_one or not self._permits.free else lanes - held
+
+        make = partial(
+            PoolSubscription,
+            self._app,
+            self._store,
+            pool,
+            member.name,
+            places,
+            wake=partial(self._dispatcher.wake, [pool]),
+        )
+        own = PoolMember(member.name, make)
+        fence = int(member.name.rpartition("-")[2]) + 1
+        claim = Claim(pool, fence, 0, member.lease)
+        self._claims[pool] = own, claim
+        self._gate.admit(claim)
+        self._dispatcher.claimed(own, claim)
+
+    def _lose(self) -> None:
+        """Drop the claims of a registration that is over."""
+        claims, self._claims = self._claims, {}
+        for _, claim in claims.values():
+            self._dispatcher.lost(claim)
+
+    def drain(self) -> None:
+        """Take nothing more; running requests finish."""
+        self._draining = True
+        for own, claim in self._claims.values():
+            claim.close()
+            self._dispatcher.releasing(own, claim)
+
+    def join(self, seconds: float) -> None:
+        """Wait until requests that were not started are back in their pools."""
+        for own, _ in self._claims.values():
+            if own.subscription is not None:
+                own.subscription.join(seconds)

@@ -1,0 +1,300 @@
+"""The requests of one pool that a worker has in its hands, as a subscription of its engine.
+
+To the engine a pool is a mailbox: a request that was taken is a message that was received. Its
+position only numbers what this worker took. Nothing is read ahead of free places, so requests wait
+in the broker, where any worker may take them.
+
+A take whose answer was lost may have been stored, also later than the worker has looked. So each
+take also returns the requests that the broker counts as this worker's and that it does not run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import gevent
+from gevent.lock import Semaphore
+
+from qdo.backoff import Backoff
+from qdo.brokers.base import Reader, Subscription
+from qdo.brokers.requests import RequestStore, TakenRequest
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.encoding import with_header
+from qdo.message import NORMAL
+from qdo.sending.messages import time_text
+from qdo.sending.replies import reply_messages
+from qdo.sending.sender import Sender
+from qdo.text import describe
+from qdo.worker.engine.slot import Row
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+REPEAT = Backoff(0.05, 5.0)
+"""Pauses between attempts to tell the broker how a request ended; the place is taken meanwhile."""
+
+
+class PoolSubscription(Subscription):
+    """What one registration of a worker took of a pool.
+
+    :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
+    :param places: returns how many requests may be taken beside a number of held ones.
+    :param on_lost: called with the position of a request that is to end.
+    :param wake: called when a place is free.
+    """
+
+    lost_reason = "it was cancelled"
+
+    def __init__(
+        self,
+        app: Sender,
+        store: RequestStore,
+        pool: str,
+        owner: str,
+        places: Callable[[int], int],
+        on_lost: Callable[[int], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.next_due: float | None = None
+        self._app = app
+        self._store = store
+        self._pool = pool
+        self._owner = owner
+        self._places = places
+        self._on_lost = on_lost
+        self._wake = wake
+        self._held: dict[int, tuple[TakenRequest, Row]] = {}
+        self._positions: dict[str, int] = {}
+        """Positions by id, also of requests whose end is not stored yet."""
+        self._cancelled: dict[int, str] = {}
+        self._told: set[int] = set()
+        """Positions whose end, or return to the pool, this worker has stored itself."""
+        self._done: set[str] = set()
+        """Ids of jobs that have returned since the last take: their job has stored the end."""
+        self._last = 0
+        self._dry = False
+        self._taking = Semaphore()
+        self._ends: list[Any] = []
+
+    # --- for the engine ---
+
+    def reader(self, after: int) -> Reader:
+        return _PoolReader(self, after)
+
+    def at_tip(self) -> bool:
+        return self._dry and not self._positions
+
+    def is_held(self, position: int) -> bool:
+        return position in self._held and position not in self._cancelled
+
+    def failure(self, position: int) -> FailureRecord | None:
+        request, _ = self._held[position]
+        if not request.failed:
+            return None
+        error = request.error or ""
+        return FailureRecord(position, request.failed, error, crashed=request.crashed)
+
+    def done(self, position: int) -> None:
+        found = self._held.pop(position, None)
+        if found is None:
+            return
+        reason = self._cancelled.pop(position, None)
+        if reason is not None:
+            self._spawn(self._end, position, found[0], "cancelled", reason)
+            return
+        if position in self._told:
+            self._told.discard(position)
+        else:
+            self._done.add(found[0].take.id)
+        self._forget(position, found[0])
+        self._wake()
+
+    def poll_now(self) -> None:
+        self._dry = False
+
+    def close(self) -> None:
+        """Put back what was not started; it returns at once, see `join`."""
+        held, self._held = self._held, {}
+        for position, (request, _) in held.items():
+            if position in self._told:
+                self._forget(position, request)
+            elif (reason := self._cancelled.pop(position, None)) is not None:
+                self._spawn(self._end, position, request, "cancelled", reason)
+            else:
+                self._spawn(self._put_back, position, request, request.failed, 0.0, request.error)
+
+    def join(self, seconds: float) -> None:
+        """Wait until what `close` began is stored, at most so long."""
+        gevent.joinall(self._ends, timeout=seconds)
+        gevent.killall(self._ends)
+
+    # --- taking ---
+
+    def rows(self, after: int, limit: int) -> Sequence[Row]:
+        """Return held requests behind a position, or take some."""
+        rows = [row for position, (_, row) in self._held.items() if position > after][:limit]
+        if rows or not self.may_start():
+            return rows
+        places = 0 if self._dry else min(limit, self._places(len(self._held)))
+        return self._take(places) if places > 0 else []
+
+    def look(self) -> None:
+        """Look for marks of running requests, and for those of lost answers."""
+        if self._held and self.may_start() and self._take(0):
+            self._wake()
+
+    def _take(self, places: int) -> list[Row]:
+        with self._taking:
+            done, self._done = self._done, set()
+            try:
+                taken = self._store.take(self._owner, self._pool, places, list(self._positions))
+            except BaseException:
+                self._done |= done
+                raise
+            self.next_due = taken.next_due
+            self._dry = len(taken.requests) < places or (not places and self._dry)
+            rows = []
+            for request in taken.requests:
+                if request.take.id in done:  # middleware left out the job, which ends a request
+                    self._spawn(self._end, 0, request, "done", None)
+                else:
+                    rows.append(self._hold(request))
+        for id, mark in taken.marks.items():
+            if id in self._positions and "cancel" in (found := json.loads(mark)):
+                self._cancel(self._positions[id], str(found["cancel"]))
+        return rows
+
+    def _hold(self, request: TakenRequest) -> Row:
+        position = self._last = self._last + 1
+        body, headers = request.content
+        take, priority = request.take, request.priority
+        headers = with_header(
+            headers or "{}",
+            qdo_id=take.id,
+            qdo_take=f"{take.number} {take.owner}",
+            qdo_sent=time_text(request.asked),
+            qdo_priority=None if priority == NORMAL else str(priority),
+            qdo_reply=request.reply,
+        )
+        row = (position, body, None, headers)
+        self._held[position] = request, row
+        self._positions[take.id] = position
+        return row
+
+    def _cancel(self, position: int, reason: str) -> None:
+        if self.is_held(position) and position not in self._told:
+            self._cancelled[position] = reason
+            self._on_lost(position)
+            self._wake()
+
+    # --- telling the broker ---
+
+    def put_back(self, position: int, failed: int, seconds: float, error: str | None) -> None:
+        """Let a request wait again; it returns once that is stored."""
+        self._told.add(position)
+        self._put_back(position, self._held[position][0], failed, seconds, error)
+
+    def finish(self, position: int, outcome: str, error: str) -> None:
+        """Record an outcome other than "done"; it returns once that is stored."""
+        self._told.add(position)
+        self._end(position, self._held[position][0], outcome, error)
+
+    def _put_back(
+        self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
+    ) -> None:
+        due = time.time() + seconds if seconds else 0.0
+        self._repeat(request, lambda: self._store.put_back(request.take, failed, due, error))
+        self._forget(position, request)
+
+    def _end(self, position: int, request: TakenRequest, outcome: str, error: str | None) -> None:
+        def end() -> bool:
+            told = request.take.id, self._pool, request.reply
+            messages = reply_messages(self._app, *told, outcome, error=error)
+            return self._store.end(request.take, outcome, error=error, messages=messages)
+
+        self._repeat(request, end)
+        self._forget(position, request)
+        self._wake()
+
+    def _forget(self, position: int, request: TakenRequest) -> None:
+        if self._positions.get(request.take.id) == position:
+            del self._positions[request.take.id]
+
+    def _repeat(self, request: TakenRequest, call: Callable[[], _T]) -> _T:
+        """Call until the broker answers: until then the request is this worker's."""
+        failures = 0
+        while True:
+            try:
+                return call()
+            except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+                failures += 1
+                pause = REPEAT.delay(failures, random.random())  # nosec B311 # spreads pauses
+                _log.warning(
+                    "%s, pool %s: cannot store how request %s ended, retrying in %.2f s: %s",
+                    self._owner,
+                    self._pool,
+                    request.take.id,
+                    pause,
+                    describe(error),
+                )
+                gevent.sleep(pause)
+
+    def _spawn(self, function: Callable[..., None], *args: Any) -> None:
+        self._ends = [each for each in self._ends if not each.ready()]
+        self._ends.append(gevent.spawn(function, *args))
+
+
+class _PoolReader:
+    def __init__(self, subscription: PoolSubscription, after: int) -> None:
+        self._subscription = subscription
+        self._after = after
+
+    def fetch(self, limit: int) -> Sequence[Row]:
+        rows = self._subscription.rows(self._after, limit)
+        if rows:
+            self._after = rows[-1][0]
+        return rows
+
+
+class PoolMember:
+    """The registration of a worker as the claim of its pool sees it: nothing is recorded in nodes.
+
+    :ivar subscription: None until the first turn of the claim.
+    :param subscribe: makes it, with the function to call for a request that is to end.
+    """
+
+    def __init__(
+        self, name: str, subscribe: Callable[[Callable[[int], None]], PoolSubscription]
+    ) -> None:
+        self.name = name
+        self.subscription: PoolSubscription | None = None
+        self._subscribe = subscribe
+
+    def subscribe(
+        self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
+    ) -> PoolSubscription:
+        self.subscription = self._subscribe(on_lost)
+        return self.subscription
+
+    def put_back(self, position: int, failed: int, seconds: float, error: str) -> None:
+        if self.subscription is not None:
+            self.subscription.put_back(position, failed, seconds, error)
+
+    def end(self, position: int, outcome: str, error: str) -> None:
+        if self.subscription is not None:
+            self.subscription.finish(position, outcome, error)
+
+    def progress(self, claim: Claim) -> None:
+        pass
+
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        pass
