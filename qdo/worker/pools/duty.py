@@ -28,7 +28,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.lane import LanePermits
-from qdo.worker.pools.subscription import PoolMember, PoolSubscription
+from qdo.worker.pools.subscription import MARKS_SECONDS, PoolMember, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +114,10 @@ class PoolDuty(Duty):
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
         self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
-        dues = [each.next_due for each in subscriptions if each is not None and each.next_due]
-        pause = min(dues, default=float("inf")) - time.time()
-        return min(max(pause, IDLE_SECONDS), LOOK_SECONDS)
+        now = time.time()
+        some = [each for each in subscriptions if each is not None]
+        dues = [each.next_due - now for each in some if each.next_due and each.next_due > now]
+        return min([MARKS_SECONDS if any(each.busy for each in some) else LOOK_SECONDS, *dues])
 
     def _is_mine(self, pool: str) -> bool:
         job = self._app.job_for(pool)

@@ -30,12 +30,15 @@ from qdo.message import NORMAL
 from qdo.sending.messages import time_text
 from qdo.sending.replies import reply_messages
 from qdo.sending.sender import Sender
+from qdo.system.clock import clock
 from qdo.text import describe
 from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+MARKS_SECONDS = 0.2
+"""How often a worker that runs requests looks whether they were cancelled."""
 REPEAT = Backoff(0.05, 5.0)
 """Pauses between attempts to tell the broker how a request ended; the place is taken meanwhile."""
 
@@ -79,6 +82,7 @@ class PoolSubscription(Subscription):
         """Ids of jobs that have returned since the last take: their job has stored the end."""
         self._last = 0
         self._dry = False
+        self._look_at = 0.0
         self._taking = Semaphore()
         self._ends: list[Any] = []
 
@@ -118,6 +122,11 @@ class PoolSubscription(Subscription):
     def poll_now(self) -> None:
         self._dry = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether it holds requests."""
+        return bool(self._held)
+
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         held, self._held = self._held, {}
@@ -146,8 +155,8 @@ class PoolSubscription(Subscription):
 
     def look(self) -> None:
         """Look for marks of running requests, and for those of lost answers."""
-        if self._held and self.may_start() and self._take(0):
-            self._wake()
+        if self._held and clock() >= self._look_at and self.may_start():
+            self._take(0)
 
     def _take(self, places: int) -> list[Row]:
         with self._taking:
@@ -157,6 +166,7 @@ class PoolSubscription(Subscription):
             except BaseException:
                 self._done |= done
                 raise
+            self._look_at = clock() + MARKS_SECONDS
             self.next_due = taken.next_due
             self._dry = len(taken.requests) < places or (not places and self._dry)
             rows = []
