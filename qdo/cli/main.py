@@ -40,7 +40,7 @@ SECTIONS: Mapping[str, Table] = {
         "resume": ("holds", "resume", "Let paused queues continue."),
     },
     "Fleet": {
-        "move": ("placement", "move", "Hand a queue to a certain worker."),
+        "move": ("workers", "move", "Hand a queue to a certain worker."),
         "action": (
             "workers",
             "action",
