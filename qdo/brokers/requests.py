@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qdo.brokers.base import Outgoing
+from qdo.encoding import decoded_headers
 from qdo.message import NORMAL
 
 WAITING, RUNNING, PAUSED, OVER = range(4)
@@ -130,6 +131,11 @@ class RequestRecord:
     @property
     def id(self) -> str:
         return self.take.id
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its worker is told to cancel it."""
+        return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
 
 
 @dataclass(frozen=True, slots=True)
