@@ -27,6 +27,7 @@ from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
 from qdo.jobs.timers import TimerDeclarations
 from qdo.operators import OperatorCalls
+from qdo.sending.requests import RequestCalls
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class OutboxTable(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class App(OperatorCalls, TimerDeclarations):
+class App(OperatorCalls, RequestCalls, TimerDeclarations):
     """A named application: its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)

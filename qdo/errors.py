@@ -421,6 +421,10 @@ class RequestNotFoundError(NotFoundError):
     """request {id!r} does not exist: it has expired, or no request of this app had this id"""
 
 
+class RequestStateError(RejectedError):
+    """request {id!r} must be {expected} for this, but is {state}; nothing was changed"""
+
+
 class RequestFailedError(QdoError):
     """request {id!r} of pool {pool!r} ended as {outcome}: {reason}"""
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qdo.brokers.base import Outgoing
-from qdo.encoding import is_utf8, utf8_text
+from qdo.encoding import decoded_headers, is_utf8, utf8_text
 from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
 from qdo.message import NORMAL
 from qdo.queues import check_queue_name
@@ -138,6 +138,11 @@ class RequestRecord:
     @property
     def id(self) -> str:
         return self.take.id
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its worker is told to cancel it."""
+        return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ SECTIONS: Mapping[str, Table] = {
         "resume": ("holds", "resume", "Let paused queues continue."),
     },
     "Fleet": {
-        "move": ("placement", "move", "Hand a queue to a certain worker."),
+        "move": ("workers", "move", "Hand a queue to a certain worker."),
         "action": (
             "workers",
             "action",
@@ -52,6 +52,7 @@ SECTIONS: Mapping[str, Table] = {
             "Change settings of all processes while they run.",
         ),
         "limits": ("limits", "limits", "List, set and delete limits of jobs in all processes."),
+        "requests": ("requests", "requests", "List, cancel, resume and retry requests of pools."),
         "timers": ("fleet", "timers", "List timers, and send the message of one now."),
         "locks": ("fleet", "locks", "List the holders of locks, and the processes that wait."),
         "documents": (

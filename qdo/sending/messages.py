@@ -62,7 +62,7 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     """Return a checked message in the form that brokers take; see `App.send`."""
     check_queue_name(message.queue)
     if message.key is not None:
-        _check_key(message.key)
+        check_key(message.key)
     data, head = encoded(message.queue, message.body, message.headers)
     if head is not None:
         _check_headers(message.queue, head)
@@ -70,7 +70,7 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     if message.after is not None:
         head = with_header(head, qdo_after=_time_of_documents(message.after))
     if message.priority != NORMAL:
-        head = with_header(head, qdo_priority=_priority(message.priority))
+        head = with_header(head, qdo_priority=priority_text(message.priority))
     delay, at, dedup_key, once = message.delay_seconds, message.at, message.dedup_key, message.once
     plain = delay is None and at is None and dedup_key is None and message.dedup_seconds is None
     if plain and once is None:
@@ -93,7 +93,7 @@ def _time_of_documents(after: Any) -> str:
     return str(after)
 
 
-def _priority(priority: Any) -> str:
+def priority_text(priority: Any) -> str:
     if type(priority) is not int or not 0 <= priority <= 9:
         raise UsageError(
             reason=f"priority must be an integer from 0, the most urgent, to 9, got {priority!r}"
@@ -101,7 +101,7 @@ def _priority(priority: Any) -> str:
     return str(priority)
 
 
-def _check_key(key: Any) -> None:
+def check_key(key: Any) -> None:
     if not isinstance(key, str):
         raise UsageError(reason=f"the key of a message must be text, got {key!r:.60}")
     if len(key) > MAX_KEY:
@@ -198,7 +198,7 @@ def build_send_options(
         raise UsageError(reason="use delay_seconds or at, not both")
     due: float | None = None
     if delay_seconds is not None:
-        if not _is_number(delay_seconds) or delay_seconds < 0:
+        if not is_number(delay_seconds) or delay_seconds < 0:
             raise UsageError(
                 reason=f"delay_seconds must be a number of at least 0, got {delay_seconds!r}"
             )
@@ -222,12 +222,12 @@ def _unix_time(at: Moment) -> float:
                 "tzinfo=datetime.timezone.utc"
             )
         return at.timestamp()
-    if not _is_number(at):
+    if not is_number(at):
         raise UsageError(reason=f"at must be a datetime or a Unix time in seconds, got {at!r}")
     return float(at)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
     )
@@ -254,7 +254,7 @@ def _dedup_key(key: Any) -> str:
 def _dedup_seconds(seconds: float | None) -> float:
     if seconds is None:
         return DEDUP_SECONDS
-    if not _is_number(seconds) or not 0 < seconds <= MAX_DEDUP_SECONDS:
+    if not is_number(seconds) or not 0 < seconds <= MAX_DEDUP_SECONDS:
         raise UsageError(
             reason=f"dedup_seconds must be a number above 0 and at most {MAX_DEDUP_SECONDS}, 366"
             f" days, got {seconds!r}"

@@ -31,7 +31,7 @@ import qdo.cli.commands.status, qdo.cli.commands.tree
 import qdo.cli.commands.setup, qdo.cli.commands.send
 import qdo.cli.commands.documents, qdo.cli.commands.fleet, qdo.cli.commands.fleet
 import qdo.cli.commands.fleet
-import qdo.cli.commands.workers, qdo.cli.commands.placement
+import qdo.cli.commands.workers
 import qdo.cli.commands.holds
 import qdo.cli.commands.seek, qdo.cli.changing, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config

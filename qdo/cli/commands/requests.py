@@ -1,0 +1,240 @@
+"""`qdo requests`: list, show, cancel, resume and retry requests of pools."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TextIO
+
+import click
+
+from qdo.brokers.requests import STATES, RequestRecord, RequestStore
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import note_in_action_log, open_connections
+from qdo.cli.options import output_option, require_app, with_settings
+from qdo.cli.output import each_shown, emit, print_facts, print_heading, print_message
+from qdo.cli.readings import SHARED
+from qdo.encoding import decode_strictly
+from qdo.errors import RequestNotFoundError, UsageError
+from qdo.ops import requests as ops
+from qdo.sending.requests import Handle, RequestCalls
+from qdo.settings.settings import Settings
+from qdo.settings.vaults import vault_of
+from qdo.text import short_duration
+
+_POOL_COLUMNS = {
+    **{name: name.upper() for name in ("pool", "waiting", "running", "paused")},
+    "oldest": "OLDEST",
+}
+_COLUMNS = ("id", "pool", "state", "age", "owner", "failed", "note")
+
+
+@click.group()
+def requests() -> None:
+    """List requests and change them: work that any worker of the app does.
+
+    \b
+    qdo requests list --app shop:app
+    qdo requests list --app shop:app invoice --state running
+    qdo requests show --app shop:app ID
+    qdo requests cancel --app shop:app ID --reason "wrong order"
+    qdo requests resume --app shop:app ID '"approved"'
+    qdo requests retry --app shop:app ID
+    """
+
+
+@contextmanager
+def _store(settings: Settings) -> Iterator[RequestStore | None]:
+    """Yield the requests of the app, None if nothing was sent or asked yet."""
+    require_app(settings)
+    with open_connections(settings, coordinator=False) as connections:
+        broker = connections.known_broker()
+        yield None if broker is None else broker.requests
+
+
+@contextmanager
+def _found(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestRecord]]:
+    """Yield the calls of the app, over the open broker, and a request."""
+    require_app(settings)
+    with open_connections(settings, coordinator=False) as connections:
+        broker = connections.known_broker()
+        if broker is None:
+            raise RequestNotFoundError(what="request", name=id, id=id)
+        calls = RequestCalls(settings.app, {})
+        with calls.override_broker(broker, settings):
+            yield calls, ops.found(broker.requests, id)
+
+
+@requests.command("list")
+@click.argument("pool", required=False)
+@click.option("--state", type=click.Choice(STATES), help="Only requests in this state.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, ops.MOST),
+    default=100,
+    show_default=True,
+    help="The number of requests, the oldest first.",
+)
+@with_settings(*SHARED)
+@output_option
+def list_(pool: str | None, state: str | None, limit: int, form: str, settings: Settings) -> None:
+    """List the pools with requests that are not over, or the requests of POOL, oldest first.
+
+    OLDEST is the age of the oldest request that waits and is due. With --state but without POOL,
+    list the requests of all pools. FAILED counts failed attempts. NOTE is the progress that the job
+    reported, or its last error. A request that is over is listed until its result expires.
+    """
+    with _store(settings) as store:
+        if pool is None and state is None:
+            _list_pools([] if store is None else ops.pool_items(store, time.time()), form)
+            return
+        states = () if state is None else (STATES.index(state),)
+        records = [] if store is None else store.records(pool, states, limit + 1)
+        if not records:
+            print_message("no such requests")
+        with each_shown(lambda each: f"request {each.id}") as rows:
+            items = rows(records[:limit], partial(ops.request_item, now=time.time()))
+            shown = [*map(_row, items)] if form == "table" else items
+            emit("qdo.requests/1", shown, form, _COLUMNS)
+        if len(records) > limit:
+            print_message(f"hint: only the oldest {limit} requests are listed; see --limit")
+
+
+def _list_pools(items: list[dict[str, Any]], form: str) -> None:
+    if not items:
+        print_message("hint: no request waits or runs")
+    if form == "table":
+        for item in items:
+            item["oldest"] = _duration(item["oldest_seconds"])
+    emit("qdo.pools/1", items, form, _POOL_COLUMNS)
+
+
+def _duration(seconds: float | None) -> str | None:
+    return None if seconds is None else short_duration(seconds)
+
+
+def _row(item: dict[str, Any]) -> dict[str, Any]:
+    state = "being cancelled" if item["cancelling"] else item["outcome"] or item["state"]
+    note = item["note"] or item["error"]
+    return {**item, "state": state, "age": _duration(item["age_seconds"]), "note": note}
+
+
+@requests.command()
+@click.argument("id")
+@click.option("--body", "with_body", is_flag=True, help="Also show body, result and tag.")
+@with_settings(*SHARED, "keys")
+@output_option
+def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
+    """Show everything about a request; its body, result and tag only with --body.
+
+    They are decrypted if `keys` has their keys. The body of a request that is done is deleted.
+    """
+    with _found(settings, id) as (_, record):
+        vault = vault_of(settings, settings.app) if with_body else None
+        item = ops.whole_item(record, time.time(), vault, with_body)
+    if form != "table":
+        emit("qdo.request/1", [item], form)
+        return
+    row = _row(item)
+    print_heading(f"{item['id']}: {row['state']}", item["error"], None)
+    facts = {key: row[key] for key in ("pool", "owner", "note", "asked", "due", "started", "until")}
+    facts |= {key: item[key] for key in ("take", "failed", "priority", "then", "key")}
+    for name in ("body", "result"):
+        facts[name] = _content_text(name, item)
+    facts["tag"] = None if item.get("tag") is None else _json(item["tag"])
+    print_facts([(key, None if text is None else str(text)) for key, text in facts.items()])
+
+
+def _content_text(name: str, item: dict[str, Any]) -> str | None:
+    if name in item:
+        return _json(item[name])
+    size = item[f"{name}_bytes"]
+    if size is None:
+        return None
+    text = item.get(f"{name}_base64") or item.get(f"{name}_error")
+    return f"{size} bytes" if text is None else f"{size} bytes: {text}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- changing ---
+
+
+def _changing_request(function: Any) -> Any:
+    """Add the argument and the options of a command that changes a request."""
+    shared = changing(with_settings(*SHARED)(output_option(function)))
+    return requests.command()(click.argument("id")(shared))
+
+
+@_changing_request
+def cancel(consent: Consent, **given: Any) -> None:
+    """Cancel a request: one that waits never runs, the job of a running one is interrupted.
+
+    --reason becomes the error of the request. If `then` was given, that queue gets the message.
+    """
+    _change("cancel", lambda handle: handle.cancel(consent.reason), consent, asks=True, **given)
+
+
+@_changing_request
+@click.argument("value", default="null")
+def resume(value: str, **given: Any) -> None:
+    """Let a paused request continue: its job gets VALUE, which is JSON."""
+    try:
+        parsed = decode_strictly(value)
+    except (ValueError, RecursionError) as error:
+        reason = (
+            f"VALUE must be JSON, got {value[:60]!r}: {str(error) or 'it is nested too deeply'}"
+        )
+        raise UsageError(reason=f"{reason}; write text in double quotes") from error
+    _change("resume", lambda handle: handle.resume(parsed), **given)
+
+
+@_changing_request
+def retry(**given: Any) -> None:
+    """Let a request wait again that has failed, or was skipped or cancelled.
+
+    Its attempts begin anew. A request that is done cannot: its body is deleted. The queue of `then`
+    gets another message when it ends.
+    """
+    _change("retry", None, **given)
+
+
+def _change(
+    verb: str,
+    act: Callable[[Handle], object] | None,
+    consent: Consent,
+    id: str,
+    form: str,
+    settings: Settings,
+    asks: bool = False,
+) -> None:
+    """Change a request, and then write an entry of the action log."""
+    with _found(settings, id) as (calls, record):
+        ops.check_change(verb, record)
+        item = {"id": id, "pool": record.pool, "was": ops.state_text(record), "state": None}
+        show = partial(_show_change, verb, item, False)
+        if not consent.given(f"{verb} request {id}", show, form, asks=asks):
+            return
+        store = calls.broker.requests
+        if act is None:
+            ops.retry(store, id)
+        elif act(Handle(calls, id)) is False:
+            ops.check_change(verb, ops.found(store, id))  # it has ended meanwhile
+        after = store.find(id)
+        item["state"] = None if after is None else ops.state_text(after)
+        values = {"state": item["was"]}, {"pool": record.pool, "state": item["state"]}
+        note_in_action_log(settings, f"requests {verb}", id, *values, consent.reason)
+        _show_change(verb, item, True, form)
+
+
+def _show_change(
+    verb: str, item: dict[str, Any], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    columns = ("id", "pool", "was", "state")
+    emit(f"qdo.requests-{verb}/1", [{**item, "executed": executed}], form, columns, out)

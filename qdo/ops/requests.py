@@ -1,0 +1,128 @@
+"""Requests as operators see them: counts of pools, items, and which changes are possible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qdo.brokers.requests import OVER, PAUSED, STATES, Content, RequestRecord, RequestStore
+from qdo.encoding import decoded_headers
+from qdo.errors import RequestNotFoundError, RequestStateError
+from qdo.ops.dead_letters import body_value, decrypted
+from qdo.text import iso_time
+
+if TYPE_CHECKING:
+    from qdo.encryption.bodies import BodyVault
+
+MOST = 1000
+"""How many requests are listed at most."""
+
+
+def pool_items(store: RequestStore, now: float) -> list[dict[str, Any]]:
+    """Return the numbers of each pool with requests that are not over, by name."""
+    return [
+        {
+            "pool": pool,
+            "waiting": counts.waiting,
+            "running": counts.running,
+            "paused": counts.paused,
+            "oldest_seconds": None if counts.oldest is None else _age(counts.oldest, now),
+        }
+        for pool, counts in sorted(store.counts().items())
+    ]
+
+
+def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
+    """Return a request without its body, its result, and other values of the app."""
+    reply = decoded_headers(record.reply) or {}
+    return {
+        "id": record.id,
+        "pool": record.pool,
+        "state": STATES[record.state],
+        "outcome": record.outcome,
+        "cancelling": record.is_cancelled,
+        "age_seconds": _age(record.asked, now),
+        "owner": record.take.owner or None,
+        "take": record.take.number,
+        "failed": record.failed,
+        "priority": record.priority,
+        "note": record.note,
+        "error": record.error,
+        "asked": iso_time(record.asked),
+        "due": iso_time(record.due or None),
+        "started": iso_time(record.started or None),
+        "until": iso_time(record.until or None),
+        "then": reply.get("then"),
+        "key": reply.get("key"),
+    }
+
+
+def whole_item(
+    record: RequestRecord, now: float, vault: BodyVault | None, with_body: bool
+) -> dict[str, Any]:
+    """Return everything about a request; body, result and tag only `with_body`.
+
+    :param vault: decrypts them; None without keys.
+    """
+    item = request_item(record, now)
+    for name, content in (("body", record.content), ("result", record.result)):
+        item[f"{name}_bytes"] = None if content is None else len(content[0])
+        if with_body and content is not None and content[0]:
+            item |= _content_item(name, record.pool, content, vault)
+    if with_body:
+        item["tag"] = (decoded_headers(record.reply) or {}).get("tag")
+    return item
+
+
+def _content_item(
+    name: str, pool: str, content: Content, vault: BodyVault | None
+) -> dict[str, Any]:
+    body, headers, fault = decrypted(pool, *content, vault)
+    found = {"body_error": fault} if fault is not None else body_value(body, headers)
+    return {key.replace("body", name, 1): value for key, value in found.items()}
+
+
+def _age(since: float, now: float) -> float:
+    return round(max(0.0, now - since), 1)
+
+
+def found(store: RequestStore, id: str) -> RequestRecord:
+    """Return a request; raise RequestNotFoundError if it does not exist."""
+    record = store.find(id)
+    if record is None:
+        raise RequestNotFoundError(what="request", name=id, id=id)
+    return record
+
+
+def state_text(record: RequestRecord) -> str:
+    """Return the state of a request for people, its outcome if it is over."""
+    if record.is_cancelled:
+        return "being cancelled"
+    return record.outcome or STATES[record.state]
+
+
+def check_change(change: str, record: RequestRecord) -> None:
+    """Raise RequestStateError if a request is not in the state that a change needs.
+
+    :param change: "cancel", "resume" or "retry".
+    """
+    state = state_text(record)
+    if change == "cancel" and record.state == OVER:
+        expected = "waiting, running or paused"
+    elif change == "resume" and state != STATES[PAUSED]:
+        expected = "paused"
+    elif change == "retry" and (record.state != OVER or state == "done"):
+        expected = "failed, skipped or cancelled"
+    else:
+        return
+    raise RequestStateError(id=record.id, expected=expected, state=state)
+
+
+def retry(store: RequestStore, id: str) -> None:
+    """Let a request wait again that is over and not done.
+
+    :raises RequestStateError: it is done, or not over.
+    """
+    if not store.retry(id):
+        record = found(store, id)
+        check_change("retry", record)
+        raise RequestStateError(id=id, expected="over, with its body", state=state_text(record))

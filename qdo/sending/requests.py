@@ -1,0 +1,346 @@
+"""Requests as apps ask for them: checked, stored, watched, cancelled, and their results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import unicodedata
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
+from qdo.encoding import encoded, strict_json
+from qdo.errors import (
+    RequestCancelledError,
+    RequestFailedError,
+    RequestNotFoundError,
+    RequestStateError,
+    RequestTimeoutError,
+    UsageError,
+)
+from qdo.message import NORMAL
+from qdo.queues import check_queue_name
+from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
+from qdo.sending.replies import opened, reply_messages
+from qdo.sending.sender import Sender
+from qdo.text import one_line, printable
+
+if TYPE_CHECKING:
+    from qdo.brokers.requests import RequestStore
+
+MAX_ID = 200
+MAX_VALUE_BYTES = 64 * 1024
+"""Largest tag, and largest value for `Handle.resume`, as JSON."""
+MAX_KEEP_SECONDS = 366 * 86_400
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.005, 0.25
+"""Between two looks for a result."""
+RESULT_KEYS = frozenset({"request", "pool", "outcome", "result", "error"})
+"""What a reply adds to the tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """One request, with the parameters of `App.request`."""
+
+    pool: str
+    body: Any
+    id: str | None = None
+    then: str | None = None
+    key: str | None = None
+    tag: Mapping[str, Any] | None = None
+    events: bool = False
+    priority: int = NORMAL
+    delay_seconds: float | None = None
+    at: Moment | None = None
+    keep_seconds: float = 3600.0
+
+
+class Handle:
+    """A request of an app, whether this process asked for it or another one.
+
+    :ivar id: its id.
+    """
+
+    __slots__ = ("_sender", "id")
+
+    def __init__(self, sender: Sender, id: str) -> None:
+        self._sender = sender
+        self.id = id
+
+    @property
+    def state(self) -> str:
+        """Its state now: "waiting", "running", "paused" or "over".
+
+        :raises RequestNotFoundError: it has expired, or never existed.
+        """
+        return STATES[self._record().state]
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        """Wait until the request is over, and return what its job returned: JSON or bytes.
+
+        >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
+        {'url': 'https://example.org/18.pdf'}
+
+        It asks the broker every 5 to 250 milliseconds.
+
+        :param timeout_seconds: how long to wait; None: forever.
+        :raises RequestFailedError: it has failed, or its job skipped it; `details` has the outcome.
+        :raises RequestCancelledError: it was cancelled.
+        :raises RequestTimeoutError: it is not over in time.
+        :raises RequestNotFoundError: it has expired, or never existed.
+        """
+        patience = _Patience(timeout_seconds)
+        while (record := self._record()).state != OVER:
+            time.sleep(patience.pause(record))
+        return self._result(record)
+
+    async def aresult(self, timeout_seconds: float | None = None) -> Any:
+        """Wait like `result`, from a coroutine, without blocking its loop."""
+        import asyncio  # slow to import, and most apps do not need it
+
+        patience = _Patience(timeout_seconds)
+        while (record := await asyncio.to_thread(self._record)).state != OVER:
+            await asyncio.sleep(patience.pause(record))
+        return self._result(record)
+
+    def cancel(self, reason: str = "") -> bool:
+        """Cancel the request; return False if it was over already, with another outcome.
+
+        One that waits never runs. The job of a running one is interrupted within a second; if it
+        ends before that, the outcome is its own.
+
+        :param reason: text for the error of the request, and for the message of `then`.
+        :raises RequestNotFoundError: it has expired, or never existed.
+        """
+        if not isinstance(reason, str):
+            raise _invalid("reason", "text", reason)
+        error, store = printable(one_line(reason)), self._store
+        mark = json.dumps({"cancel": error})
+        while (record := self._record()).state != OVER:
+            if record.state != WAITING:
+                done = store.mark(self.id, mark)
+            else:
+                asked = self.id, record.pool, record.reply
+                told = reply_messages(self._sender, *asked, "cancelled", None, error or None)
+                done = store.end(record.take, "cancelled", None, error or None, told)
+            if done:  # otherwise it was taken or has ended meanwhile
+                return True
+        return record.outcome == "cancelled"
+
+    def resume(self, value: Any = None) -> None:
+        """Let a paused request continue: `pause` of its job returns the value.
+
+        :param value: JSON of at most 64 KiB.
+        :raises RequestStateError: it is not paused, or is being cancelled.
+        :raises RequestNotFoundError: it has expired, or never existed.
+        """
+        mark = _small_json("the value of resume", {"resume": value})
+        record = self._record()
+        state = "being cancelled" if record.is_cancelled else STATES[record.state]
+        if state != STATES[PAUSED] or not self._store.mark(self.id, mark):
+            raise RequestStateError(id=self.id, expected="paused", state=state)
+
+    @property
+    def _store(self) -> RequestStore:
+        return self._sender.broker.requests
+
+    def _record(self) -> RequestRecord:
+        record = self._store.find(self.id)
+        if record is None:
+            raise RequestNotFoundError(what="request", name=self.id, id=self.id)
+        return record
+
+    def _result(self, record: RequestRecord) -> Any:
+        reason, outcome = record.error or "it has no reason", record.outcome
+        if outcome == "done" and record.result is not None:
+            try:
+                return opened(self._sender, record.pool, record.result)
+            except ValueError as error:  # another program wrote it
+                reason = f"its result cannot be read: {error}"
+        kind = RequestCancelledError if outcome == "cancelled" else RequestFailedError
+        raise kind(id=self.id, pool=record.pool, outcome=outcome, reason=reason)
+
+    def __repr__(self) -> str:
+        return f"<Handle of request {self.id!r}>"
+
+
+class _Patience:
+    """How long to wait for a result, in pauses that grow."""
+
+    def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and not (is_number(seconds) and seconds >= 0):
+            raise _invalid("timeout_seconds", "a number of at least 0, or None", seconds)
+        self._seconds = seconds
+        self._end = float("inf") if seconds is None else time.monotonic() + seconds
+        self._next = FIRST_PAUSE_SECONDS
+
+    def pause(self, record: RequestRecord) -> float:
+        """Return the seconds until the next look; raise RequestTimeoutError if time is over."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            known = {"id": record.id, "pool": record.pool, "state": STATES[record.state]}
+            raise RequestTimeoutError(seconds=self._seconds, **known)
+        pause, self._next = self._next, min(self._next * 1.5, LAST_PAUSE_SECONDS)
+        return min(pause, left)
+
+
+class RequestCalls(Sender):
+    """The calls of an app that asks for requests."""
+
+    def request(
+        self,
+        pool: str,
+        body: Any,
+        *,
+        id: str | None = None,
+        then: str | None = None,
+        key: str | None = None,
+        tag: Mapping[str, Any] | None = None,
+        events: bool = False,
+        priority: int = NORMAL,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        keep_seconds: float = 3600.0,
+        connection: Any = None,
+    ) -> Handle:
+        """Ask for a run of the pool's job on any worker; it is stored when this returns.
+
+        >>> app.request("invoice", {"order": 17}, id="17/invoice", then="order-17")
+        <Handle of request '17/invoice'>
+
+        :param body: as in `send`.
+        :param id: 1 to 200 characters; without one it gets a random id. If a request with this id,
+            pool and body exists, nothing is stored, and the handle is that of the existing one.
+        :param then: a queue that gets a message with the outcome: `request`, `pool`, `outcome`,
+            `result` and `error`.
+        :param key: the key of that message.
+        :param tag: further keys of that message's body.
+        :param events: that queue also gets messages with the outcomes "started" and "paused".
+        :param priority: 0 to 9, the smallest first, as in `send`.
+        :param delay_seconds: as in `send`; so is `at`.
+        :param keep_seconds: how long the result can be read once the request is over.
+        :param connection: ask if, and only if, its transaction commits, as in `send`.
+        :raises RequestExistsError: a request with this id has another pool or body.
+        :raises UsageError: a value is invalid.
+        :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
+        :raises UnsupportedError: the broker is SQS or Kinesis.
+        :raises UnreachableError: the broker cannot be reached.
+        """
+        given = (id, then, key, tag, events, priority, delay_seconds, at, keep_seconds)
+        return self.request_many([RequestTerms(pool, body, *given)], connection=connection)[0]
+
+    def request_many(
+        self, requests: Iterable[RequestTerms | Mapping[str, Any]], *, connection: Any = None
+    ) -> list[Handle]:
+        """Ask for many requests at once, all or none; return their handles.
+
+        :param requests: dicts with the parameters of `request`.
+        :param connection: as in `request`.
+        """
+        terms = [_terms_of(each) for each in requests]
+        plain = [_plain(each) for each in terms]
+        parts = zip(terms, plain, self.ready(plain), strict=True)
+        new = [_new_request(*each) for each in parts]
+        if new:
+            self.broker.requests.ask(new, connection)
+        return [Handle(self, each.id) for each in new]
+
+    async def arequest(self, pool: str, body: Any, **terms: Any) -> Handle:
+        """Ask like `request`, from a coroutine, without blocking its loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.request, pool, body, **terms)
+
+    def handle(self, id: str) -> Handle:
+        """Return the handle of a request that was asked for elsewhere, or earlier."""
+        return Handle(self, _checked_id(id))
+
+
+def _terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
+    if isinstance(request, RequestTerms):
+        return request
+    if not isinstance(request, Mapping):
+        raise _invalid("a request", "a dict", request)
+    try:
+        return RequestTerms(**request)
+    except TypeError as error:
+        names = ", ".join(each.name for each in fields(RequestTerms))
+        reason = f"a request as a dict must have the keys {names}: {error}"
+        raise UsageError(reason=reason) from error
+
+
+def _plain(request: RequestTerms) -> Outgoing:
+    body, headers = encoded(check_queue_name(request.pool), request.body, None)
+    return Outgoing(request.pool, body, None, headers)
+
+
+def _new_request(request: RequestTerms, plain: Outgoing, stored: Outgoing) -> NewRequest:
+    keep = request.keep_seconds
+    if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
+        raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
+    options = build_send_options(request.delay_seconds, request.at)
+    return NewRequest(
+        pool=request.pool,
+        id=uuid.uuid4().hex if request.id is None else _checked_id(request.id),
+        content=(stored.body, stored.headers),
+        digest=_digest(plain),
+        priority=int(priority_text(request.priority)),
+        due=max(0.0, (options and options.due) or 0.0),
+        reply=_reply(request),
+        keep_seconds=float(keep),
+    )
+
+
+def _digest(plain: Outgoing) -> bytes:
+    """Return the digest of pool, content type and body."""
+    about = json.dumps([plain.queue, plain.headers]).encode()
+    return hashlib.sha256(b"%d %s%s" % (len(about), about, plain.body)).digest()
+
+
+def _reply(request: RequestTerms) -> str | None:
+    tag = request.tag
+    if request.then is None:
+        if request.key is not None or tag is not None or request.events:
+            raise UsageError(reason="key, tag and events require then, the queue that gets them")
+        return None
+    check_queue_name(request.then)
+    if request.key is not None:
+        check_key(request.key)
+    if type(request.events) is not bool:
+        raise _invalid("events", "True or False", request.events)
+    if tag is not None:
+        if not isinstance(tag, dict) or RESULT_KEYS & tag.keys():
+            names = ", ".join(sorted(RESULT_KEYS))
+            raise _invalid("tag", f"a dict without the keys {names}", tag)
+        _small_json("tag", tag)
+    reply = {"then": request.then, "key": request.key, "tag": tag, "events": request.events}
+    return json.dumps(reply)
+
+
+def _small_json(what: str, value: Any) -> str:
+    try:
+        data = strict_json(value)
+    except ValueError as error:
+        raise UsageError(reason=f"{what} must be JSON, got {value!r:.80}: {error}") from error
+    if len(data) > MAX_VALUE_BYTES:
+        raise _invalid(what, f"JSON of at most {MAX_VALUE_BYTES} bytes", f"{len(data)} bytes")
+    return data.decode()
+
+
+def _checked_id(id: Any) -> str:
+    if (
+        not isinstance(id, str)
+        or not 0 < len(id) <= MAX_ID
+        or any(unicodedata.category(each) in ("Cc", "Cs") for each in id)
+    ):
+        rule = f"text of 1 to {MAX_ID} characters without control characters and surrogates"
+        raise _invalid("the id of a request", rule, id)
+    return id
+
+
+def _invalid(what: str, rule: str, found: Any) -> UsageError:
+    return UsageError(reason=f"{what} must be {rule}, got {found!r:.80}")
