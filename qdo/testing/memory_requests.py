@@ -222,6 +222,10 @@ class MemoryRequests(RequestStore):
             row = self._rows.get(id)
             return None if row is None else row.record
 
+    def state(self, id: str) -> tuple[int, str | None] | None:
+        found = self.find(id)
+        return None if found is None else (found.state, found.mark)
+
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:
