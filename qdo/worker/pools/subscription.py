@@ -50,9 +50,8 @@ class PoolSubscription(Subscription):
     :param places: returns how many requests may be taken beside a number of held ones.
     :param on_lost: called with the position of a request that is to end.
     :param wake: called when a place is free.
+    :param now: returns the Unix time in seconds.
     """
-
-    lost_reason = "it was cancelled"
 
     def __init__(
         self,
@@ -63,6 +62,7 @@ class PoolSubscription(Subscription):
         places: Callable[[int], int],
         on_lost: Callable[[int], None],
         wake: Callable[[], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.next_due: float | None = None
         self._app = app
@@ -72,6 +72,7 @@ class PoolSubscription(Subscription):
         self._places = places
         self._on_lost = on_lost
         self._wake = wake
+        self._now = now
         self._held: dict[int, tuple[TakenRequest, Row]] = {}
         self._positions: dict[str, int] = {}
         """Positions by id, also of requests whose end is not stored yet."""
@@ -177,7 +178,7 @@ class PoolSubscription(Subscription):
                     rows.append(self._hold(request))
         for id, mark in taken.marks.items():
             if id in self._positions and "cancel" in (found := json.loads(mark)):
-                self._cancel(self._positions[id], str(found["cancel"]))
+                self._cancel(id, str(found["cancel"]))
         return rows
 
     def _hold(self, request: TakenRequest) -> Row:
@@ -197,8 +198,12 @@ class PoolSubscription(Subscription):
         self._positions[take.id] = position
         return row
 
-    def _cancel(self, position: int, reason: str) -> None:
+    def _cancel(self, id: str, reason: str) -> None:
+        position = self._positions[id]
         if self.is_held(position) and position not in self._told:
+            _log.info(
+                "%s, pool %s: request %s is cancelled: %s", self._owner, self._pool, id, reason
+            )
             self._cancelled[position] = reason
             self._on_lost(position)
             self._wake()
@@ -218,7 +223,7 @@ class PoolSubscription(Subscription):
     def _put_back(
         self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
     ) -> None:
-        due = time.time() + seconds if seconds else 0.0
+        due = self._now() + seconds if seconds else 0.0
         self._repeat(request, lambda: self._store.put_back(request.take, failed, due, error))
         self._forget(position, request)
 
