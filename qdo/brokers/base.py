@@ -71,8 +71,6 @@ class Subscription(abc.ABC):
     """Called when `unconfirmed` no longer returns any name; set by the engine, which records it."""
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
     """Returns the positions of the messages whose jobs run; set by the engine."""
-    lost_reason = "the broker took it back; it runs when it is received again"
-    """Why a message is no longer held, for logs."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:

@@ -23,15 +23,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qdo.brokers.base import Outgoing
-from qdo.encoding import decoded_headers
+from qdo.encoding import decoded_headers, is_utf8, utf8_text
+from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
 from qdo.message import NORMAL
+from qdo.queues import check_queue_name
 
+MAX_ID_CHARACTERS = 200
+EXPIRED_AT_ONCE = 1000
+TAKEN_BYTES = 32 * 1024 * 1024
+"""A take is complete once its bodies have this size."""
 WAITING, RUNNING, PAUSED, OVER = range(4)
 STATES = ("waiting", "running", "paused", "over")
 """The names of the states, by number."""
 
 Content = tuple[bytes, "str | None"]
 """A body or a result as it is stored, with its headers (JSON object of str to str, or None)."""
+NO_CONTENT: Content = (b"", None)
 
 
 class Take(NamedTuple):
@@ -91,7 +98,7 @@ class TakenRequest:
 class Taken:
     """The answer to `RequestStore.take`.
 
-    :ivar marks: the marks of running requests that have one, by id.
+    :ivar marks: the marks of this worker's requests of the pool that have one, by id.
     :ivar next_due: Unix time in seconds at which the next waiting request of the pool is due, None
         without any; in the past if there were fewer places than requests.
     """
@@ -151,6 +158,59 @@ class PoolCounts:
     oldest: float | None
 
 
+def check_requests(requests: Sequence[NewRequest], most: int) -> int:
+    """Return the size of all bodies; raise an error if a store must refuse one of the requests.
+
+    :param most: the largest body that the broker stores.
+    """
+    for each in requests:
+        check_queue_name(each.pool)
+        if not 1 <= len(each.id) <= MAX_ID_CHARACTERS:
+            raise UsageError(
+                reason=f"the id of a request of pool {each.pool!r} must have 1 to "
+                f"{MAX_ID_CHARACTERS} characters, got {len(each.id)}"
+            )
+        texts = {"id": each.id, "headers": each.content[1], "reply": each.reply}
+        for word, text in texts.items():
+            check_request_text(f"the {word} of a request of pool {each.pool!r}", text)
+    return sum(check_content(each.pool, each.content, most) for each in requests)
+
+
+def check_content(pool: str, content: Content | None, most: int) -> int:
+    """Return the size of a body or result; raise MessageTooLargeError if it is above `most`."""
+    size = 0 if content is None else len(content[0])
+    if size > most:
+        raise MessageTooLargeError(queue=pool, size=size, limit=most)
+    return size
+
+
+def check_request_text(subject: str, text: str | None) -> None:
+    """Raise UsageError for text that not every store can keep."""
+    if text is not None and ("\0" in text or not is_utf8(text)):
+        raise UsageError(
+            reason=f"{subject} must not contain NUL or surrogate characters, which brokers cannot "
+            f"store, got {text!r}"
+        )
+
+
+def storable_text(text: str | None) -> str | None:
+    """Return a note or error with those characters escaped: an attempt must be able to end."""
+    return None if text is None else utf8_text(text).replace("\0", "\\x00")
+
+
+def is_resume(mark: str | None) -> bool:
+    """Return whether a mark resumes a request."""
+    return mark is not None and mark.startswith('{"resume"')
+
+
+def refuse_connection(connection: Any) -> None:
+    """Raise UnsupportedError for a connection of the app: this broker is no database of apps."""
+    if connection is not None:
+        what = "ask in a transaction of the app"
+        remedy = "give requests an app with a PostgreSQL broker"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
+
+
 class RequestStore(abc.ABC):
     """The requests of one app. Safe to use from several threads.
 
@@ -174,7 +234,8 @@ class RequestStore(abc.ABC):
 
         It also returns the requests that this worker owns and does not run, because the answer to
         an earlier take was lost; they are taken again, and may be more than `places`. With
-        `places` 0 it only returns these, and the marks.
+        `places` 0 it only returns these, and the marks. Further requests are left to the next take
+        once the bodies have `TAKEN_BYTES`.
 
         :param running: ids of the pool's requests that the worker runs.
         """
@@ -209,11 +270,17 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
-        """Let a running or paused request wait again; return whether the take was still valid."""
+        """Let a running or paused request wait again; return whether the take was still valid.
+
+        :param error: None keeps that of an earlier attempt.
+        """
 
     @abc.abstractmethod
     def retry(self, id: str) -> bool:
-        """Let a request wait again that is over and still has its body; return whether it was."""
+        """Let a request wait again that is over and still has its body; return whether it was.
+
+        Its attempts count anew. Its take gets another number: the end that it had does not end it.
+        """
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str) -> bool:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from qdo.brokers.base import (
@@ -31,6 +32,7 @@ from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, 
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
+from qdo.testing.memory_requests import MemoryRequests, RequestContents
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch ends at this total size of bodies, as in the embedded broker."""
@@ -67,11 +69,12 @@ class _Delayed:
 
 @dataclass(slots=True)
 class Contents:
-    """The queues, delayed messages and listeners of an app."""
+    """The queues, delayed messages, listeners and requests of an app."""
 
     queues: dict[str, _Queue] = field(default_factory=dict)
     delayed: list[_Delayed] = field(default_factory=list)
     listeners: list[Wake] = field(default_factory=list)
+    requests: RequestContents = field(default_factory=RequestContents)
 
     def queue(self, name: str) -> _Queue:
         return self.queues.setdefault(name, _Queue())
@@ -142,6 +145,7 @@ class MemoryBroker(Broker):
         peek=True,
         max_body_bytes=MAX_STORED_BODY_BYTES,
         dedup=True,
+        requests=True,
     )
     id_node = ID_NODE
 
@@ -152,21 +156,30 @@ class MemoryBroker(Broker):
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
+        self._requests = MemoryRequests(store, self._contents, lambda some: self._add(some)[1])
+
+    @property
+    def requests(self) -> MemoryRequests:
+        return self._requests
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        check_messages(messages)
         with self._store.lock:
-            if self._closed:
-                raise UsageError(reason="this broker is closed: open a new one to send")
-            stored: list[str] = []
-            now = self._store.clock()
-            ids = [self._send(message, now, stored) for message in messages]
-            listeners = list(self._contents.listeners)
-        wake_all(listeners, stored)
+            ids, wake = self._add(messages)
+        wake()
         return ids
+
+    def _add(self, messages: Sequence[Outgoing]) -> tuple[list[str], Callable[[], None]]:
+        """Store messages; return their ids, and a function that wakes the listeners."""
+        check_messages(messages)
+        if self._closed:
+            raise UsageError(reason="this broker is closed: open a new one to send")
+        stored: list[str] = []
+        now = self._store.clock()
+        ids = [self._send(message, now, stored) for message in messages]
+        return ids, partial(wake_all, list(self._contents.listeners), stored)
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
         return self.send_many(messages)  # there is nothing to wait for

@@ -22,7 +22,6 @@ import logging
 import time
 
 from qdo.backoff import Backoff
-from qdo.brokers.base import Subscription
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.callables import check_done
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
@@ -71,7 +70,7 @@ BROKER_BACKOFF = Backoff(0.1, 5.0)
 """How long a queue waits after its broker failed; the worker retries forever."""
 KEY_SECONDS = 2.0
 """How often a queue that is blocked by a missing key looks for it."""
-EXPIRED_REASON = Subscription.lost_reason
+EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 _broker_log = logging.getLogger(f"{__name__}.broker")
 """Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
@@ -117,13 +116,14 @@ class Outcomes:
 
     def note_expired(self, slot: Slot, position: int) -> None:
         """Count a message that the broker took back."""
+        if slot.is_pool:
+            return  # it was cancelled
         self._counters.expired += 1
-        subscription = slot.subscription
         _log.warning(
             "%s: message %s is no longer held: %s",
             where(slot),
             self._message_id(position),
-            EXPIRED_REASON if subscription is None else subscription.lost_reason,
+            EXPIRED_REASON,
         )
 
     def _message_id(self, position: int) -> str:

@@ -28,7 +28,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.lane import LanePermits
-from qdo.worker.pools.subscription import PoolMember, PoolSubscription
+from qdo.worker.pools.subscription import MARKS_SECONDS, PoolMember, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class PoolDuty(Duty):
         permits: LanePermits,
         takes: Callable[[str], bool],
         current: CurrentMember,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.quiet = False
         self._app = app
@@ -67,6 +68,7 @@ class PoolDuty(Duty):
         self._permits = permits
         self._takes = takes
         self._current = current
+        self._now = now
         globs = [job.queues for job in app.jobs if job.pool]
         self._named = {glob for glob in globs if not is_glob(glob)}
         self._has_globs = any(map(is_glob, globs))
@@ -114,9 +116,10 @@ class PoolDuty(Duty):
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
         self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
-        dues = [each.next_due for each in subscriptions if each is not None and each.next_due]
-        pause = min(dues, default=float("inf")) - time.time()
-        return min(max(pause, IDLE_SECONDS), LOOK_SECONDS)
+        now = self._now()
+        some = [each for each in subscriptions if each is not None]
+        dues = [each.next_due - now for each in some if each.next_due and each.next_due > now]
+        return min([MARKS_SECONDS if any(each.busy for each in some) else LOOK_SECONDS, *dues])
 
     def _is_mine(self, pool: str) -> bool:
         job = self._app.job_for(pool)
@@ -140,6 +143,7 @@ class PoolDuty(Duty):
             member.name,
             places,
             wake=partial(self._dispatcher.wake, [pool]),
+            now=self._now,
         )
         own = PoolMember(member.name, make)
         fence = int(member.name.rpartition("-")[2]) + 1

@@ -30,12 +30,15 @@ from qdo.message import NORMAL
 from qdo.sending.messages import time_text
 from qdo.sending.replies import reply_messages
 from qdo.sending.sender import Sender
+from qdo.system.clock import clock
 from qdo.text import describe
 from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+MARKS_SECONDS = 0.2
+"""How often a worker that runs requests looks whether they were cancelled."""
 REPEAT = Backoff(0.05, 5.0)
 """Pauses between attempts to tell the broker how a request ended; the place is taken meanwhile."""
 
@@ -47,9 +50,8 @@ class PoolSubscription(Subscription):
     :param places: returns how many requests may be taken beside a number of held ones.
     :param on_lost: called with the position of a request that is to end.
     :param wake: called when a place is free.
+    :param now: returns the Unix time in seconds.
     """
-
-    lost_reason = "it was cancelled"
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class PoolSubscription(Subscription):
         places: Callable[[int], int],
         on_lost: Callable[[int], None],
         wake: Callable[[], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.next_due: float | None = None
         self._app = app
@@ -69,6 +72,7 @@ class PoolSubscription(Subscription):
         self._places = places
         self._on_lost = on_lost
         self._wake = wake
+        self._now = now
         self._held: dict[int, tuple[TakenRequest, Row]] = {}
         self._positions: dict[str, int] = {}
         """Positions by id, also of requests whose end is not stored yet."""
@@ -79,6 +83,7 @@ class PoolSubscription(Subscription):
         """Ids of jobs that have returned since the last take: their job has stored the end."""
         self._last = 0
         self._dry = False
+        self._look_at = 0.0
         self._taking = Semaphore()
         self._ends: list[Any] = []
 
@@ -118,6 +123,11 @@ class PoolSubscription(Subscription):
     def poll_now(self) -> None:
         self._dry = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether it holds requests."""
+        return bool(self._held)
+
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         held, self._held = self._held, {}
@@ -146,8 +156,8 @@ class PoolSubscription(Subscription):
 
     def look(self) -> None:
         """Look for marks of running requests, and for those of lost answers."""
-        if self._held and self.may_start() and self._take(0):
-            self._wake()
+        if self._held and clock() >= self._look_at and self.may_start():
+            self._take(0)
 
     def _take(self, places: int) -> list[Row]:
         with self._taking:
@@ -157,6 +167,7 @@ class PoolSubscription(Subscription):
             except BaseException:
                 self._done |= done
                 raise
+            self._look_at = clock() + MARKS_SECONDS
             self.next_due = taken.next_due
             self._dry = len(taken.requests) < places or (not places and self._dry)
             rows = []
@@ -167,7 +178,7 @@ class PoolSubscription(Subscription):
                     rows.append(self._hold(request))
         for id, mark in taken.marks.items():
             if id in self._positions and "cancel" in (found := json.loads(mark)):
-                self._cancel(self._positions[id], str(found["cancel"]))
+                self._cancel(id, str(found["cancel"]))
         return rows
 
     def _hold(self, request: TakenRequest) -> Row:
@@ -187,8 +198,12 @@ class PoolSubscription(Subscription):
         self._positions[take.id] = position
         return row
 
-    def _cancel(self, position: int, reason: str) -> None:
+    def _cancel(self, id: str, reason: str) -> None:
+        position = self._positions[id]
         if self.is_held(position) and position not in self._told:
+            _log.info(
+                "%s, pool %s: request %s is cancelled: %s", self._owner, self._pool, id, reason
+            )
             self._cancelled[position] = reason
             self._on_lost(position)
             self._wake()
@@ -208,7 +223,7 @@ class PoolSubscription(Subscription):
     def _put_back(
         self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
     ) -> None:
-        due = time.time() + seconds if seconds else 0.0
+        due = self._now() + seconds if seconds else 0.0
         self._repeat(request, lambda: self._store.put_back(request.take, failed, due, error))
         self._forget(position, request)
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from tests.support.aws.clients import ACCOUNT
-from tests.support.aws.http1 import Request
+from tests.support.aws.http1 import HttpRequest
 
 _REGION = re.compile(r"Credential=[^/]+/\d+/([\w-]+)/")
 _JSON_KIND = {"sqs": "application/x-amz-json-1.0", "kinesis": "application/x-amz-json-1.1"}
@@ -31,7 +31,7 @@ class Call:
     attempt: str = ""
 
     @classmethod
-    def of(cls, request: Request) -> Call:
+    def of(cls, request: HttpRequest) -> Call:
         target, _, action = request.header("x-amz-target").partition(".")
         service = _SERVICES.get(target, "s3")
         region = _REGION.search(request.header("authorization"))
@@ -110,7 +110,7 @@ REFUSALS = {
 }
 
 
-def refuse(request: Request, call: Call, fault: str) -> int:
+def refuse(request: HttpRequest, call: Call, fault: str) -> int:
     """Answer a request with an error in the format of its service; return the status."""
     refusal = REFUSALS[fault]
     index = ("sqs", "kinesis", "s3").index(call.service)

@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.support.aws import http1
 from tests.support.aws.errors import REFUSALS, Call, refuse
-from tests.support.aws.http1 import Connection, Request
+from tests.support.aws.http1 import Connection, HttpRequest
 from tests.support.aws.server_process import ServerProcess, serving
 
 FAULTS = ("pass", "slow", "unanswered", "reset-before", "reset-after", "cut", "page", *REFUSALS)
@@ -128,7 +128,7 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: HttpRequest) -> None:
         """Answer control requests; handle all other requests in a task."""
         if request.path.startswith("/_proxy/"):
             self._administer(request)
@@ -151,7 +151,7 @@ class Forwarder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pass(self, request: Request, rule: FaultRule, entry: LoggedRequest) -> None:
+    async def _pass(self, request: HttpRequest, rule: FaultRule, entry: LoggedRequest) -> None:
         try:
             answer = await self._forward(
                 request, self._s3 if entry.service == "s3" else self._upstream
@@ -170,7 +170,7 @@ class Forwarder:
             return
         request.connection.answer(answer)
 
-    async def _forward(self, request: Request, address: tuple[str, int]) -> bytes:
+    async def _forward(self, request: HttpRequest, address: tuple[str, int]) -> bytes:
         """Return a server's whole answer to a request."""
         reader, writer = await asyncio.open_connection(*address)
         try:
@@ -185,7 +185,7 @@ class Forwarder:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def _administer(self, request: Request) -> None:
+    def _administer(self, request: HttpRequest) -> None:
         answer: Any = {}
         if request.path == "/_proxy/log":
             answer = [asdict(entry) for entry in self._log]

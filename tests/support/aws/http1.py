@@ -14,11 +14,11 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 _EXPECTS = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
-_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
+_REASONS = {200: "OK", 400: "Bad HttpRequest", 403: "Forbidden", 404: "Not Found",
             500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
-class Request:
+class HttpRequest:
     """A request as received.
 
     :ivar head: the request line and the headers, without the empty line behind them.
@@ -63,7 +63,7 @@ class Request:
         self.connection.answer(head.encode() + body)
 
 
-Handler = Callable[[Request], None]
+Handler = Callable[[HttpRequest], None]
 
 
 class Connection(asyncio.Protocol):
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         raw, self._buffer = self._buffer[start:finish], self._buffer[finish:]
         self._busy, self._continued = True, False
         self._last = bool(_CLOSES.search(head))
-        self._handle(Request(self, head, body, raw))
+        self._handle(HttpRequest(self, head, body, raw))
         return True
 
 

@@ -33,7 +33,7 @@ import ujson
 
 from tests.support.aws import http1
 from tests.support.aws.clients import client
-from tests.support.aws.http1 import Connection, Request
+from tests.support.aws.http1 import Connection, HttpRequest
 from tests.support.aws.kinesis_stream import (
     ITERATOR_SECONDS,
     READS_PER_SECOND,
@@ -81,7 +81,7 @@ class KinesisServer:
     def now(self) -> float:
         return time.time() + self._ahead
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: HttpRequest) -> None:
         target = _TARGET.search(request.head)
         if target is None:
             self._administer(request)
@@ -204,7 +204,7 @@ class KinesisServer:
 
     # --- control requests
 
-    def _administer(self, request: Request) -> None:
+    def _administer(self, request: HttpRequest) -> None:
         asked = ujson.loads(request.body) if request.body else {}
         answer: Json = {}
         if request.path == "/_set":

@@ -25,7 +25,7 @@ from typing import Any
 import ujson
 
 from tests.support.aws import http1
-from tests.support.aws.http1 import Connection, Request
+from tests.support.aws.http1 import Connection, HttpRequest
 from tests.support.aws.sqs_queue import MOST_SECONDS, Queue, SqsMessage
 from tests.support.aws.sqs_request_log import EntryFaults, RequestLog
 from tests.support.aws.sqs_service import SqsService
@@ -42,7 +42,7 @@ _REST_SECONDS = 0.001
 class _Poll:
     """A receive that waits."""
 
-    request: Request
+    request: HttpRequest
     limit: int
     visibility: int
     asked: dict[str, Any]
@@ -68,7 +68,7 @@ class SqsServer:
 
     # --- requests
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: HttpRequest) -> None:
         """Answer a request at once, or a receive after the pause."""
         if self._pause_seconds and b"AmazonSQS.ReceiveMessage" in request.head:
             loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class SqsServer:
         else:
             self._handle(request)
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: HttpRequest) -> None:
         """Answer a request, or keep it as a poll."""
         self._peak = max(self._peak, len(self.connections))
         target = _TARGET.search(request.head)
@@ -105,11 +105,11 @@ class SqsServer:
             self._log.of(action, name).errors += 1
             _refuse(request, error)
 
-    def _service(self, request: Request) -> SqsService:
+    def _service(self, request: HttpRequest) -> SqsService:
         region = _REGION.search(request.head)
         if region is None:
             raise SqsError(
-                "MissingAuthenticationToken", "Request is missing Authentication Token", 403
+                "MissingAuthenticationToken", "HttpRequest is missing Authentication Token", 403
             )
         found = self._regions.get(region[1])
         if found is None:
@@ -118,7 +118,7 @@ class SqsServer:
 
     # --- receiving
 
-    def _receive(self, queue: Queue, asked: dict[str, Any], request: Request) -> None:
+    def _receive(self, queue: Queue, asked: dict[str, Any], request: HttpRequest) -> None:
         limit = within(asked, "MaxNumberOfMessages", 1, 1, 10)
         visibility = within(
             asked, "VisibilityTimeout", queue.number_of("VisibilityTimeout"), 0, MOST_SECONDS
@@ -183,7 +183,7 @@ class SqsServer:
 
     # --- control requests
 
-    def _administer(self, request: Request) -> None:
+    def _administer(self, request: HttpRequest) -> None:
         asked = ujson.loads(request.body) if request.body else {}
         path = request.path
         if path == "/_log":
@@ -216,16 +216,16 @@ class SqsServer:
         }
 
 
-def _host(request: Request) -> str:
+def _host(request: HttpRequest) -> str:
     found = _HOST.search(request.head)
     return found[1].decode().strip() if found else "127.0.0.1"
 
 
-def _reply(request: Request, answer: dict[str, Any]) -> None:
+def _reply(request: HttpRequest, answer: dict[str, Any]) -> None:
     request.reply(200, ujson.dumps(answer, escape_forward_slashes=False).encode())
 
 
-def _refuse(request: Request, error: SqsError) -> None:
+def _refuse(request: HttpRequest, error: SqsError) -> None:
     answer = {"__type": f"com.amazonaws.sqs#{error.code}", "message": error.message}
     fault = "Sender" if error.status < 500 else "Receiver"
     headers = (
