@@ -12,7 +12,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
+from qdo.brokers.requests import (
+    MAX_ID_CHARACTERS,
+    OVER,
+    PAUSED,
+    STATES,
+    WAITING,
+    NewRequest,
+    RequestRecord,
+)
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
     RequestCancelledError,
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 
-MAX_ID = 200
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
@@ -341,10 +348,12 @@ def _small_json(what: str, value: Any) -> str:
 def _checked_id(id: Any) -> str:
     if (
         not isinstance(id, str)
-        or not 0 < len(id) <= MAX_ID
+        or not 0 < len(id) <= MAX_ID_CHARACTERS
         or any(unicodedata.category(each) in ("Cc", "Cs") for each in id)
     ):
-        rule = f"text of 1 to {MAX_ID} characters without control characters and surrogates"
+        rule = (
+            f"text of 1 to {MAX_ID_CHARACTERS} characters without control characters and surrogates"
+        )
         raise _invalid("the id of a request", rule, id)
     return id
 
