@@ -11,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
+import select
 import stat
+import threading
 import uuid
+from collections.abc import Callable
 
 from qdo.system.files import PRIVATE, Rights, make_folder, opened_folder
+from qdo.system.native import guarded
 from qdo.text import join_some
 
 log = logging.getLogger(__name__)
@@ -62,6 +67,53 @@ class WakeupPipe:
                 os.unlink(self._path)
             os.close(self._fd)
             self._fd = -1
+
+
+class PipeThread:
+    """Calls `step` after each notification, on a thread (a greenlet under gevent).
+
+    The pipe exists from the beginning: no change after that goes unnoticed.
+
+    :param step: returns the seconds after which it is called even without a notification.
+    """
+
+    def __init__(self, folder: str, rights: Rights, step: Callable[[], float]) -> None:
+        self._pipe = WakeupPipe(folder, rights)
+        self._step = step
+        self.stopping = False
+        self._closed = False
+        self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
+        self._thread = threading.Thread(
+            target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; `step` is not called afterwards. Idempotent."""
+        self.stopping = True
+        if self._thread.ident is None:
+            self._pipe.close()
+        elif self._thread.is_alive():
+            with self._closing:
+                if not self._closed:
+                    self._pipe.ring_self()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), select.POLLIN)
+        try:
+            while not self.stopping:
+                # Round up: if it woke a moment too early, no message would be due.
+                poll.poll(math.ceil(self._step() * 1000))
+                self._pipe.drain()
+        finally:
+            with self._closing:
+                self._closed = True
+                self._pipe.close()
 
 
 def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:

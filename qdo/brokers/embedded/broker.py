@@ -17,6 +17,7 @@ from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
 from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
+from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
@@ -147,6 +148,7 @@ class EmbeddedBroker(Broker):
         peek=True,
         max_body_bytes=MAX_BODY_BYTES,
         dedup=True,
+        requests=True,
     )
 
     def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
@@ -172,6 +174,9 @@ class EmbeddedBroker(Broker):
                 self.dead_letters = EmbeddedDeadLetters(
                     self._reading, path, app, self._writer, self.id_node
                 )
+                self._requests = EmbeddedRequests(
+                    self._reading, path, app, self._writer, self.id_node, self._checked_size
+                )
             except BaseException:
                 self._reading.close()
                 raise
@@ -185,6 +190,10 @@ class EmbeddedBroker(Broker):
     def waiting(self) -> int:
         """How many calls of this process wait for their commit."""
         return self._writer.waiting
+
+    @property
+    def requests(self) -> EmbeddedRequests:
+        return self._requests
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
@@ -265,6 +274,7 @@ class EmbeddedBroker(Broker):
     def close(self) -> None:
         for listener in self._listeners:
             listener.stop()
+        self._requests.close()
         with unforked:
             self._reading.close()
         self._writer.close()  # last: the file's guard goes with it

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import select
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers.embedded.schema import Query
@@ -14,9 +11,8 @@ from qdo.errors import DatabaseError
 from qdo.system.files import Rights
 from qdo.system.fork_guard import unforked
 from qdo.system.logs import RetryLog
-from qdo.system.native import guarded
 from qdo.system.sqlite import ReplacedFileCheck, translate
-from qdo.system.wakeup_pipes import WakeupPipe
+from qdo.system.wakeup_pipes import PipeThread
 
 FETCH_BYTES = 32 * 1024 * 1024
 """Largest size of all bodies in one fetch. The first body may be larger."""
@@ -140,53 +136,28 @@ class CommitListener:
         self._look_seconds = look_seconds
         self._move = move
         self._retries = RetryLog(log, f"file {path}")
-        self._stopping = False
-        self._closed = False
-        self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
-        # Create the pipe before the look: no message after the look goes unnoticed.
-        self._pipe = WakeupPipe(wakeups, Rights.of(path))
+        # Before the look: no message after the look goes unnoticed.
+        self._pipe = PipeThread(wakeups, Rights.of(path), self._step_or_warn)
         try:
             with unforked:
                 (newest,) = _NEWEST.only(connection)
         except sqlite3.Error as error:
-            self._pipe.close()
+            self._pipe.stop()
             raise translate(path, error) from error
         self._seen: int = newest or 0
-        self._thread = threading.Thread(
-            target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
-        )
-        self._thread.start()
+        self._pipe.start()
 
     def stop(self) -> None:
         """Stop listening; `wake` is not called afterwards. Idempotent."""
-        self._stopping = True
-        if self._thread.is_alive():
-            with self._closing:
-                if not self._closed:
-                    self._pipe.ring_self()
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        self._pipe.stop()
 
     def step(self) -> float:
         """Move due messages and wake changed queues; return the seconds to wait."""
         left = self._move()
         names = self._changed()
-        if names and not self._stopping:
+        if names and not self._pipe.stopping:
             self._wake(names)
         return self._look_seconds if left is None else min(left, self._look_seconds)
-
-    def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._pipe.fileno(), select.POLLIN)
-        try:
-            while not self._stopping:
-                # Round up: if it woke a moment too early, no message would be due.
-                poll.poll(math.ceil(self._step_or_warn() * 1000))
-                self._pipe.drain()
-        finally:
-            with self._closing:
-                self._closed = True
-                self._pipe.close()
 
     def _step_or_warn(self) -> float:
         try:

@@ -72,6 +72,43 @@ _DEDUP = """
     CREATE INDEX dedup_by_until ON dedup (until);
 """
 """`until` is a UUIDv1 time."""
+_REQUESTS = """
+    CREATE TABLE requests (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        app TEXT NOT NULL,
+        id TEXT NOT NULL,
+        pool TEXT NOT NULL,
+        state INTEGER NOT NULL DEFAULT 0,
+        priority INTEGER NOT NULL,
+        due REAL NOT NULL,
+        rank REAL NOT NULL,
+        owner TEXT NOT NULL DEFAULT '',
+        take INTEGER NOT NULL DEFAULT 0,
+        failed INTEGER NOT NULL DEFAULT 0,
+        crashed INTEGER NOT NULL DEFAULT 0,
+        asked REAL NOT NULL,
+        started REAL NOT NULL DEFAULT 0,
+        keep REAL NOT NULL,
+        until REAL NOT NULL DEFAULT 0,
+        digest BLOB NOT NULL,
+        reply TEXT,
+        mark TEXT,
+        note TEXT,
+        error TEXT,
+        outcome TEXT,
+        result_headers TEXT,
+        result BLOB,
+        headers TEXT,
+        body BLOB NOT NULL,
+        UNIQUE (app, id)
+    );
+    CREATE INDEX requests_waiting ON requests (app, pool, rank, number) WHERE state = 0;
+    CREATE INDEX requests_held ON requests (app, owner, pool) WHERE state IN (1, 2);
+    CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
+"""
+"""See `qdo.brokers.requests`. Times are Unix times in seconds. `rank` is the priority of a request
+that may be taken, and otherwise the time at which it is due, so one index answers both questions:
+of which priority the next one is, and when the next one is due. `due` stays as it was given."""
 _NO_ID_TWICE = f"""
     DROP INDEX queues_by_head;
     ALTER TABLE queues RENAME TO old_queues;
@@ -87,7 +124,7 @@ _NO_ID_TWICE = f"""
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
-    version=3,
+    version=4,
     schema=_QUEUES
     + """
     CREATE TABLE file (
@@ -121,10 +158,12 @@ MESSAGES = Format(
     INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
     """  # nosec B608 # constants
     + _DELAYED
-    + _DEDUP,
+    + _DEDUP
+    + _REQUESTS,
     upgrades={
         1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
         2: _NO_ID_TWICE,
+        3: _REQUESTS,
     },
 )
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""
@@ -134,9 +173,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),
     "I": (int, NoneType),
     "r": (float,),
+    "R": (float, NoneType),
     "t": (str,),
     "T": (str, NoneType),
     "b": (bytes,),
+    "B": (bytes, NoneType),
 }
 """By letter: integer, real, text, and blob; a capital allows NULL."""
 

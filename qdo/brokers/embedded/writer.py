@@ -126,7 +126,11 @@ class _Tail:
 
 
 class Transaction:
-    """The operations of a call that holds the write lock; `rings` wakes listeners after it."""
+    """The operations of a call that holds the write lock.
+
+    :ivar rings: whether to wake listeners of queues after it.
+    :ivar wakes_takers: whether to wake listeners of requests after it.
+    """
 
     def __init__(
         self,
@@ -137,6 +141,7 @@ class Transaction:
     ) -> None:
         self.connection = connection
         self.rings = False
+        self.wakes_takers = False
         self._app = app
         self._clock = clock
         self._began = clock()
@@ -236,7 +241,9 @@ class Writer(GroupedCalls[Work]):
         self._path = path
         self._app = app
         self._wakeups = wakeups
-        self._clock = clock
+        # Apart, so that a message wakes no worker that waits for requests. The ring passes it over.
+        self.request_wakeups = f"{wakeups}/.requests"
+        self.clock = clock
         self._limit = limit
         with unforked:
             self._connection = open_database(path, MESSAGES)
@@ -289,7 +296,7 @@ class Writer(GroupedCalls[Work]):
         """Commit `calls` in one transaction; return the error, None on success."""
         try:
             with self._fork_guard:
-                rings, results = self._commit(calls)
+                transaction, results = self._commit(calls)
         except sqlite3.Error as error:
             translation = translate(self._path, error)
             translation.__cause__ = error
@@ -297,16 +304,18 @@ class Writer(GroupedCalls[Work]):
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return error
         self.commits += 1
-        if rings:
+        if transaction.rings:
             wakeup_pipes.notify_all(self._wakeups)
+        if transaction.wakes_takers:
+            wakeup_pipes.notify_all(self.request_wakeups)
         for call, result in zip(calls, results, strict=True):
             call.finish(result)
         return None
 
-    def _commit(self, calls: list[GroupedCall[Work]]) -> tuple[bool, list[Any]]:
-        """Return whether listeners must be woken, and the result of each call."""
+    def _commit(self, calls: list[GroupedCall[Work]]) -> tuple[Transaction, list[Any]]:
+        """Return the transaction, which knows whom to wake, and the result of each call."""
         connection = self._connection
-        transaction = Transaction(connection, self._app, self._clock, self._limit())
+        transaction = Transaction(connection, self._app, self.clock, self._limit())
         self._watch.check()
         self._gate.begin(connection)
         try:
@@ -319,4 +328,4 @@ class Writer(GroupedCalls[Work]):
             raise
         # Only now is it certain that the commit is in the file that other processes open.
         self._watch.check()
-        return transaction.rings, results
+        return transaction, results

@@ -1,0 +1,499 @@
+"""Requests in the embedded broker's file.
+
+Every change is one statement that checks the take, in the transaction that sends its messages.
+`take` looks without the write lock first, because idle workers look often.
+
+Rows that another program damaged do not stop other requests. They are repaired when they are met.
+A request that lost its body this way gets an empty one, which no job can decode, so it fails with
+its message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded.delayed import send_with_options
+from qdo.brokers.embedded.schema import Query, Row
+from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.requests import (
+    EXPIRED_AT_ONCE,
+    OVER,
+    PAUSED,
+    RUNNING,
+    STATES,
+    TAKEN_BYTES,
+    WAITING,
+    Content,
+    NewRequest,
+    PoolCounts,
+    RequestRecord,
+    RequestStore,
+    Take,
+    Taken,
+    TakenRequest,
+    check_content,
+    check_request_text,
+    check_requests,
+    refuse_connection,
+    storable_text,
+)
+from qdo.encoding import MAX_STORED_BODY_BYTES
+from qdo.errors import DatabaseCorruptError, RequestExistsError
+from qdo.positions import time_of_position
+from qdo.system.files import Rights
+from qdo.system.fork_guard import unforked
+from qdo.system.sqlite import ReplacedFileCheck, translated
+from qdo.system.wakeup_pipes import PipeThread
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
+"""Time between calls of `wake` without a wakeup."""
+
+_ADD = """
+INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body)
+VALUES (:app, :id, :pool, :priority, :due, CASE WHEN :due <= :now THEN :priority ELSE :due END,
+        :now, :keep, :digest, :reply, :headers, :body) ON CONFLICT (app, id) DO NOTHING
+"""
+_DIGEST = Query("SELECT digest FROM requests WHERE app = :app AND id = :id", "b")
+_MARKS = Query(
+    "SELECT id, mark FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"
+    " AND state IN (1, 2) AND mark IS NOT NULL",
+    "tt",
+)
+_NEXT = Query(
+    "SELECT rank FROM requests WHERE app = :app AND pool = :pool AND state = 0"
+    " ORDER BY rank LIMIT 1",
+    "r",
+)
+_MAKE_DUE = """
+UPDATE requests SET rank = priority
+WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now
+"""
+_TAKEN = "SELECT number, id, take, headers, body, priority, failed, crashed, error, asked, reply"
+_OF_LOST = """
+FROM requests WHERE app = :app AND owner = :owner AND pool = :pool AND state IN (1, 2)
+AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY number
+"""
+_LOST_ID = Query(f"SELECT id {_OF_LOST} LIMIT 1", "t")  # nosec B608 # constants
+_LOST = Query(f"{_TAKEN} {_OF_LOST}", "itiTbiiiTrT")  # nosec B608 # constants
+_DUE = Query(
+    f"{_TAKEN} FROM requests WHERE app = :app AND pool = :pool AND state = 0 AND rank < 10"  # nosec B608
+    " ORDER BY rank, number LIMIT :places",
+    "itiTbiiiTrT",
+)
+_RUN = """
+UPDATE requests SET state = 1, owner = ?, take = take + 1, started = ?, note = NULL WHERE number = ?
+"""
+_OF_TAKE = "WHERE app = :app AND id = :id AND owner = :owner AND take = :take"
+_NOTE = f"""
+UPDATE requests SET state = :state, note = :note,
+       mark = CASE WHEN :state = 1 AND mark LIKE '{{"resume"%' THEN NULL ELSE mark END
+{_OF_TAKE} AND state IN (1, 2)
+"""  # nosec B608 # constants
+_END = f"""
+UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, until = :now + keep,
+       result_headers = :headers, result = :result,
+       headers = CASE :outcome WHEN 'done' THEN NULL ELSE headers END,
+       body = CASE :outcome WHEN 'done' THEN x'' ELSE body END
+{_OF_TAKE} AND state < 3
+"""  # nosec B608 # constants
+_ENDED = Query(f"SELECT state FROM requests {_OF_TAKE} AND state = 3", "i")  # nosec B608
+_WAIT = "state = 0, owner = '', note = NULL"
+_PUT_BACK = f"""
+UPDATE requests SET {_WAIT}, due = :due, rank = CASE WHEN :due <= :now THEN priority ELSE :due END,
+       crashed = crashed AND failed = :failed, failed = :failed, error = coalesce(:error, error)
+{_OF_TAKE} AND state IN (1, 2)
+"""  # nosec B608 # constants
+_GIVE_BACK = f"""
+UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 1, failed = failed + 1
+WHERE app = :app AND owner = :owner AND state IN (1, 2)
+"""  # nosec B608 # constants
+_RETRY = f"""
+UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 0, failed = 0, take = take + 1,
+       error = NULL, outcome = NULL, result_headers = NULL, result = NULL, until = 0
+WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
+"""  # nosec B608 # constants
+_MARK = "UPDATE requests SET mark = :mark WHERE app = :app AND id = :id AND state IN (1, 2)"
+_OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
+_RECORD_FIELDS = (
+    *("pool", "state", "priority", "asked", "due", "failed", "started"),
+    *("note", "error", "mark", "reply", "outcome", "until"),
+)
+_RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
+_RECORD_TYPES = "ittitiirrirTTTTTr"
+_FIND = Query(
+    f"{_RECORD}, headers, body, result_headers, result FROM requests"  # nosec B608
+    " WHERE app = :app AND id = :id",
+    _RECORD_TYPES + "TbTB",
+)
+_CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
+_LIST = {
+    condition: Query(
+        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        " AND (:pool IS NULL OR pool = :pool) AND state IN (SELECT value FROM json_each(:states))"
+        " ORDER BY number LIMIT :limit",
+        _RECORD_TYPES + "TbTB",
+    )
+    for condition in ("true", *_CONDITIONS)
+}
+"""By condition, with which SQLite finds the right index."""
+_POOLS = Query(
+    """
+WITH RECURSIVE pools (name) AS (
+    SELECT min(pool) FROM requests WHERE app = :app AND state = 0
+    UNION ALL
+    SELECT (SELECT min(pool) FROM requests WHERE app = :app AND state = 0 AND pool > name)
+    FROM pools WHERE name IS NOT NULL)
+SELECT name FROM pools WHERE name IS NOT NULL
+""",
+    "t",
+)
+"""One search of the index for each pool, not a look at each request."""
+_COUNTS = Query(
+    """
+SELECT pool, state, count(*), min(CASE WHEN due <= :now THEN max(asked, due) END)
+FROM requests WHERE app = :app AND state = 0 GROUP BY pool
+UNION ALL SELECT pool, state, count(*), NULL
+FROM requests WHERE app = :app AND state IN (1, 2) GROUP BY pool, state ORDER BY state
+""",
+    "tiiR",
+)
+_EXPIRED = Query(
+    "SELECT number FROM requests WHERE app = :app AND state = 3 AND until <= :now"
+    f" LIMIT {EXPIRED_AT_ONCE}",  # nosec B608 # constants
+    "i",
+)
+_EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # nosec B608 # constants
+
+_BODY = 4
+_NEUTRAL = {"TEXT": "''", "INTEGER": "0", "REAL": "0.0", "BLOB": "x''"}
+
+T = TypeVar("T")
+
+
+def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
+    """Execute a statement for the app; return how many rows it changed."""
+    of = {**values, "app": transaction.app, "now": _now(transaction)}
+    return transaction.connection.execute(statement, of).rowcount
+
+
+def _now(transaction: Transaction) -> float:
+    return time_of_position(transaction.now())
+
+
+def _add(transaction: Transaction, request: NewRequest) -> bool:
+    body, headers = request.content
+    added = _execute(
+        transaction,
+        _ADD,
+        id=request.id,
+        pool=request.pool,
+        priority=request.priority,
+        due=request.due,
+        keep=request.keep_seconds,
+        digest=request.digest,
+        reply=request.reply,
+        headers=headers,
+        body=body,
+    )
+    if not added:
+        of = {"app": transaction.app, "id": request.id}
+        if _DIGEST.only(transaction.connection, of) != (request.digest,):
+            raise RequestExistsError(id=request.id)
+    transaction.wakes_takers = True
+    return added > 0
+
+
+def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
+    connection, now = transaction.connection, _now(transaction)
+    _execute(transaction, _MAKE_DUE, **of)
+    of = {**of, "app": transaction.app}
+    with (
+        contextlib.closing(_LOST.each(connection, of)) as lost,
+        contextlib.closing(_DUE.each(connection, of)) as due,
+    ):  # before the rows are changed
+        rows = _fitting(itertools.chain(lost, due))
+    connection.executemany(_RUN, [(of["owner"], now, row[0]) for row in rows])
+    requests = [_taken(of["owner"], of["pool"], row) for row in rows]
+    return replace(_look(connection, of), requests=requests)
+
+
+def _fitting(rows: Iterable[Row]) -> list[Row]:
+    """Return the first rows, up to the one with which the bodies reach `TAKEN_BYTES`."""
+    chosen = []
+    size = 0
+    for row in rows:
+        chosen.append(row)
+        size += len(row[_BODY])
+        if size >= TAKEN_BYTES:
+            break
+    return chosen
+
+
+def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> Taken:
+    """Return what a worker may know without the write lock."""
+    (next_due,) = _NEXT.first(connection, of) or (None,)
+    return Taken((), dict(_MARKS.all(connection, of)), next_due)
+
+
+def _taken(owner: str, pool: str, row: Row) -> TakenRequest:
+    _, id, number, headers, body, priority, failed, crashed, error, asked, reply = row
+    return TakenRequest(
+        take=Take(id, owner, number + 1),
+        pool=pool,
+        content=(body, headers),
+        priority=priority,
+        failed=failed,
+        crashed=bool(crashed),
+        error=error,
+        asked=asked,
+        reply=reply,
+    )
+
+
+def _record(row: Row) -> RequestRecord:
+    _, id, owner, number, *values, headers, body, result_headers, result = row
+    return RequestRecord(
+        Take(id, owner, number),
+        **dict(zip(_RECORD_FIELDS, values, strict=True)),
+        content=(body, headers),
+        result=None if result is None else (result, result_headers),
+    )
+
+
+def _guard(take: Take) -> dict[str, Any]:
+    return {"id": take.id, "owner": take.owner, "take": take.number}
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _repair(transaction: Transaction) -> int:
+    """Replace values of a wrong type, or that are no text, in the app's rows; return their number.
+
+    A request whose body or headers are replaced has an empty body then.
+    """
+    connection = transaction.connection
+    connection.create_function("is_text", 1, _is_text)
+    right: dict[str, str] = {}
+    other: dict[str, str] = {}
+    for _, name, kind, required, _, is_key in connection.execute("PRAGMA table_info(requests)"):
+        if not is_key:
+            right[name] = f"typeof({name}) = '{kind.lower()}'"
+            if kind == "TEXT":
+                right[name] += f" AND is_text(CAST({name} AS BLOB))"
+            if not required:
+                right[name] = f"({name} IS NULL OR {right[name]})"
+            other[name] = _NEUTRAL[kind] if required else "NULL"
+    damaged = f"NOT ({' AND '.join(right.values())})"
+    right["body"] = right["headers"] = f"({right['body']} AND {right['headers']})"
+    other |= {"id": "'damaged ' || number", "error": "'another program damaged its row'"}
+    right["error"] = "false"
+    changes = [
+        f"{each} = CASE WHEN {right[each]} THEN {each} ELSE {other[each]} END" for each in right
+    ]
+    return _execute(
+        transaction, f"UPDATE requests SET {', '.join(changes)} WHERE app = :app AND {damaged}"
+    )
+
+
+class EmbeddedRequests(RequestStore):
+    """The requests of one app in a file.
+
+    :param check: returns the size of a message; raises the error of one that cannot be stored.
+    """
+
+    def __init__(
+        self,
+        reading: sqlite3.Connection,
+        path: str,
+        app: str,
+        writer: Writer,
+        node: int,
+        check: Callable[[Outgoing], int],
+    ) -> None:
+        self._reading = reading
+        self._path = path
+        self._app = app
+        self._writer = writer
+        self._node = node
+        self._check = check
+        self._watch = ReplacedFileCheck(path)
+        self._listeners: list[PipeThread] = []
+
+    def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
+        refuse_connection(connection)
+        size = check_requests(requests, MAX_STORED_BODY_BYTES)
+        return self._run(lambda transaction: [_add(transaction, each) for each in requests], size)
+
+    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+        known = json.dumps([*running])
+        of = {"owner": owner, "pool": pool, "places": max(places, 0), "running": known}
+        seen = self._repaired(lambda: self._look(of))
+        is_due = seen.next_due is not None and seen.next_due <= self._now()
+        if (places > 0 and is_due) or self._read(_LOST_ID, **of):
+            return self._run(lambda transaction: _take(transaction, of))
+        self._watch.check()  # a deleted file would look like an empty pool forever
+        return seen
+
+    def _look(self, of: dict[str, Any]) -> Taken:
+        with unforked, translated(self._path):
+            return _look(self._reading, {**of, "app": self._app})
+
+    def note(
+        self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
+    ) -> bool:
+        return self._change(_NOTE, take, messages, state=state, note=storable_text(note))
+
+    def end(
+        self,
+        take: Take,
+        outcome: str,
+        result: Content | None = None,
+        error: str | None = None,
+        messages: Sequence[Outgoing] = (),
+    ) -> bool:
+        size = check_content(take.id, result, MAX_STORED_BODY_BYTES)
+        data, headers = result or (None, None)
+        of = {"outcome": outcome, "result": data, "headers": headers, "error": storable_text(error)}
+        return self._change(_END, take, messages, size, **of) or bool(
+            self._read(_ENDED, **_guard(take))
+        )
+
+    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
+        of = {"failed": failed, "due": due, "error": storable_text(error)}
+        return self._alter(_PUT_BACK, **_guard(take), **of) > 0
+
+    def retry(self, id: str) -> bool:
+        check_request_text("the id of a request", id)
+        return self._alter(_RETRY, id=id) > 0
+
+    def mark(self, id: str, mark: str) -> bool:
+        check_request_text("the id of a request", id)
+        check_request_text("the mark of a request", mark)
+        return self._alter(_MARK, id=id, mark=mark) > 0
+
+    def owners(self) -> list[str]:
+        return [owner for (owner,) in self._read(_OWNERS)]
+
+    def give_back(self, owner: str) -> int:
+        return self._alter(_GIVE_BACK, owner=owner)
+
+    def find(self, id: str) -> RequestRecord | None:
+        check_request_text("the id of a request", id)
+        for row in self._read(_FIND, id=id):
+            return _record(row)
+        return None
+
+    def records(
+        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+    ) -> list[RequestRecord]:
+        wanted = {*states} or {WAITING, RUNNING, PAUSED, OVER}
+        of = {"pool": pool, "states": json.dumps([*wanted]), "limit": limit}
+        conditions = {_CONDITIONS[each] for each in wanted} if states else {"true"}
+        found = [self._read(_LIST[each], **of) for each in conditions]
+        return [_record(row) for row in sorted(itertools.chain(*found))[:limit]]
+
+    def pools(self) -> list[str]:
+        return [pool for (pool,) in self._read(_POOLS)]
+
+    def counts(self) -> dict[str, PoolCounts]:
+        counts: dict[str, PoolCounts] = {}
+        for pool, state, count, oldest in self._read(_COUNTS, now=self._now()):
+            before = counts.get(pool) or PoolCounts(0, 0, 0, oldest)
+            counts[pool] = replace(before, **{STATES[state]: count})
+        return counts
+
+    def expire(self) -> int:
+        if not self._read(_EXPIRED, now=self._now()):
+            return 0  # without taking the write lock: most calls find nothing
+        return self._run(lambda transaction: _execute(transaction, _EXPIRE))
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        def step() -> float:
+            wake()
+            return QUIET_SECONDS
+
+        with translated(self._path):
+            listener = PipeThread(self._writer.request_wakeups, Rights.of(self._path), step)
+        listener.start()
+        self._listeners.append(listener)
+        return listener.stop
+
+    def close(self) -> None:
+        """Stop all listeners."""
+        for listener in self._listeners:
+            listener.stop()
+
+    def _now(self) -> float:
+        return time_of_position(self._writer.clock())
+
+    def _read(self, query: Query, **values: Any) -> list[Row]:
+        def read() -> list[Row]:
+            with unforked, translated(self._path):
+                return query.all(self._reading, {**values, "app": self._app})
+
+        return self._repaired(read)
+
+    def _run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
+        return self._repaired(lambda: self._writer.run(work, size))
+
+    def _alter(self, statement: str, **values: Any) -> int:
+        """Change requests that may be taken, or that have a mark, from now on."""
+
+        def work(transaction: Transaction) -> int:
+            changed = _execute(transaction, statement, **values)
+            transaction.wakes_takers = transaction.wakes_takers or changed > 0
+            return changed
+
+        return self._run(work)
+
+    def _change(
+        self,
+        statement: str,
+        take: Take,
+        messages: Sequence[Outgoing],
+        size: int = 0,
+        **values: Any,
+    ) -> bool:
+        """Change a request if the take is valid, and send messages."""
+        size += sum(map(self._check, messages))
+
+        def work(transaction: Transaction) -> bool:
+            changed = _execute(transaction, statement, **_guard(take), **values)
+            if changed and messages:
+                send_with_options(transaction, messages, self._node)
+            return changed > 0
+
+        return self._run(work, size)
+
+    def _repaired(self, work: Callable[[], T]) -> T:
+        """Do some work; if it meets rows that another program damaged, repair them, and repeat."""
+        try:
+            return work()
+        except DatabaseCorruptError as error:
+            repaired = self._writer.run(_repair)
+            if not repaired:
+                raise  # damage of another kind
+            log.warning(
+                "%s: another program damaged %d requests of app %s; those without a body fail: %s",
+                self._path,
+                repaired,
+                self._app,
+                error,
+            )
+            return work()
