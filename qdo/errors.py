@@ -434,8 +434,8 @@ class RequestCancelledError(RequestFailedError):
 
 
 class RequestTimeoutError(RejectedError):
-    """request {id!r} of pool {pool!r} must be over within {seconds:g} s, but is {state}; call
-    result again, or cancel it"""
+    """request {id!r} must be over within {seconds:g} s, but is {state}; call result again, or
+    cancel it"""
 
 
 # --- live settings ---------------------------------------------------------------

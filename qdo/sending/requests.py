@@ -9,10 +9,18 @@ import unicodedata
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
+from qdo.brokers.requests import (
+    MAX_ID_CHARACTERS,
+    OVER,
+    PAUSED,
+    STATES,
+    WAITING,
+    NewRequest,
+    RequestRecord,
+)
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
     RequestCancelledError,
@@ -32,7 +40,8 @@ from qdo.text import one_line, printable
 if TYPE_CHECKING:
     from qdo.brokers.requests import RequestStore
 
-MAX_ID = 200
+_Found = TypeVar("_Found")
+
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
@@ -77,7 +86,7 @@ class Handle:
 
         :raises RequestNotFoundError: it has expired, or never existed.
         """
-        return STATES[self._record().state]
+        return STATES[self._look()]
 
     def result(self, timeout_seconds: float | None = None) -> Any:
         """Wait until the request is over, and return what its job returned: JSON or bytes.
@@ -93,19 +102,19 @@ class Handle:
         :raises RequestTimeoutError: it is not over in time.
         :raises RequestNotFoundError: it has expired, or never existed.
         """
-        patience = _Patience(timeout_seconds)
-        while (record := self._record()).state != OVER:
-            time.sleep(patience.pause(record))
-        return self._result(record)
+        patience = _Patience(self.id, timeout_seconds)
+        while (state := self._look()) != OVER:
+            time.sleep(patience.pause(state))
+        return self._result(self._record())
 
     async def aresult(self, timeout_seconds: float | None = None) -> Any:
         """Wait like `result`, from a coroutine, without blocking its loop."""
         import asyncio  # slow to import, and most apps do not need it
 
-        patience = _Patience(timeout_seconds)
-        while (record := await asyncio.to_thread(self._record)).state != OVER:
-            await asyncio.sleep(patience.pause(record))
-        return self._result(record)
+        patience = _Patience(self.id, timeout_seconds)
+        while (state := await asyncio.to_thread(self._look)) != OVER:
+            await asyncio.sleep(patience.pause(state))
+        return self._result(await asyncio.to_thread(self._record))
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel the request; return False if it was over already, with another outcome.
@@ -148,11 +157,17 @@ class Handle:
     def _store(self) -> RequestStore:
         return self._sender.broker.requests
 
+    def _look(self) -> int:
+        """Return its state, without reading body and result."""
+        return self._known(self._store.state(self.id))[0]
+
     def _record(self) -> RequestRecord:
-        record = self._store.find(self.id)
-        if record is None:
+        return self._known(self._store.find(self.id))
+
+    def _known(self, found: _Found | None) -> _Found:
+        if found is None:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
-        return record
+        return found
 
     def _result(self, record: RequestRecord) -> Any:
         reason, outcome = record.error or "it has no reason", record.outcome
@@ -171,19 +186,18 @@ class Handle:
 class _Patience:
     """How long to wait for a result, in pauses that grow."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, id: str, seconds: float | None) -> None:
         if seconds is not None and not (is_number(seconds) and seconds >= 0):
             raise _invalid("timeout_seconds", "a number of at least 0, or None", seconds)
-        self._seconds = seconds
+        self._id, self._seconds = id, seconds
         self._end = float("inf") if seconds is None else time.monotonic() + seconds
         self._next = FIRST_PAUSE_SECONDS
 
-    def pause(self, record: RequestRecord) -> float:
+    def pause(self, state: int) -> float:
         """Return the seconds until the next look; raise RequestTimeoutError if time is over."""
         left = self._end - time.monotonic()
         if left <= 0:
-            known = {"id": record.id, "pool": record.pool, "state": STATES[record.state]}
-            raise RequestTimeoutError(seconds=self._seconds, **known)
+            raise RequestTimeoutError(id=self._id, seconds=self._seconds, state=STATES[state])
         pause, self._next = self._next, min(self._next * 1.5, LAST_PAUSE_SECONDS)
         return min(pause, left)
 
@@ -334,10 +348,12 @@ def _small_json(what: str, value: Any) -> str:
 def _checked_id(id: Any) -> str:
     if (
         not isinstance(id, str)
-        or not 0 < len(id) <= MAX_ID
+        or not 0 < len(id) <= MAX_ID_CHARACTERS
         or any(unicodedata.category(each) in ("Cc", "Cs") for each in id)
     ):
-        rule = f"text of 1 to {MAX_ID} characters without control characters and surrogates"
+        rule = (
+            f"text of 1 to {MAX_ID_CHARACTERS} characters without control characters and surrogates"
+        )
         raise _invalid("the id of a request", rule, id)
     return id
 
