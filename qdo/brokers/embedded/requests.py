@@ -315,6 +315,7 @@ def _repair(transaction: Transaction) -> int:
 class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
+    :ivar stops: stop the listeners, for a broker that is closed.
     :param check: returns the size of a message; raises the error of one that cannot be stored.
     """
 
@@ -334,7 +335,7 @@ class EmbeddedRequests(RequestStore):
         self._node = node
         self._check = check
         self._watch = ReplacedFileCheck(path)
-        self._listeners: list[PipeThread] = []
+        self.stops: list[Callable[[], None]] = []
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
@@ -438,13 +439,8 @@ class EmbeddedRequests(RequestStore):
         with translated(self._path):
             listener = PipeThread(self._writer.request_wakeups, Rights.of(self._path), step)
         listener.start()
-        self._listeners.append(listener)
+        self.stops.append(listener.stop)
         return listener.stop
-
-    def close(self) -> None:
-        """Stop all listeners."""
-        for listener in self._listeners:
-            listener.stop()
 
     def _now(self) -> float:
         return time_of_position(self._writer.clock())
