@@ -135,6 +135,7 @@ _FIND = Query(
     " WHERE app = :app AND id = :id",
     _RECORD_TYPES + "TbTB",
 )
+_STATE = Query("SELECT state, mark FROM requests WHERE app = :app AND id = :id", "iT")
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     condition: Query(
@@ -397,6 +398,12 @@ class EmbeddedRequests(RequestStore):
         check_request_text("the id of a request", id)
         for row in self._read(_FIND, id=id):
             return _record(row)
+        return None
+
+    def state(self, id: str) -> tuple[int, str | None] | None:
+        check_request_text("the id of a request", id)
+        for state, mark in self._read(_STATE, id=id):
+            return state, mark
         return None
 
     def records(

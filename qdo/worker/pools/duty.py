@@ -22,6 +22,7 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import QdoError
 from qdo.queues import is_glob
+from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox
 from qdo.text import describe
 from qdo.worker.duties.duty import CurrentMember, Duty
@@ -83,13 +84,19 @@ class PoolDuty(Duty):
             stop_listening = self._store.listen(lambda: mailbox.post(self._woken.set))
             try:
                 while not self._draining:
+                    before, began = self._taken(), clock()
                     self._woken.wait(self._step_or_warn())
+                    rest = 0.0 if self._taken() > before else began + IDLE_SECONDS - clock()
+                    gevent.sleep(max(0.0, rest) + random.uniform(0, SPREAD_SECONDS))  # nosec B311
                     self._woken.clear()
-                    gevent.sleep(IDLE_SECONDS * self.quiet + random.uniform(0, SPREAD_SECONDS))  # nosec B311
             finally:
                 stop_listening()
         finally:
             mailbox.close()
+
+    def _taken(self) -> int:
+        subscriptions = [each.subscription for each, _ in self._claims.values()]
+        return sum(each.taken for each in subscriptions if each is not None)
 
     def _step_or_warn(self) -> float:
         try:

@@ -46,6 +46,7 @@ REPEAT = Backoff(0.05, 5.0)
 class PoolSubscription(Subscription):
     """What one registration of a worker took of a pool.
 
+    :ivar taken: how many requests it has taken, the position of the last one.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
     :param places: returns how many requests may be taken beside a number of held ones.
     :param on_lost: called with the position of a request that is to end.
@@ -81,7 +82,7 @@ class PoolSubscription(Subscription):
         """Positions whose end, or return to the pool, this worker has stored itself."""
         self._done: set[str] = set()
         """Ids of jobs that have returned since the last take: their job has stored the end."""
-        self._last = 0
+        self.taken = 0
         self._dry = False
         self._look_at = 0.0
         self._taking = Semaphore()
@@ -182,7 +183,7 @@ class PoolSubscription(Subscription):
         return rows
 
     def _hold(self, request: TakenRequest) -> Row:
-        position = self._last = self._last + 1
+        position = self.taken = self.taken + 1
         body, headers = request.content
         take, priority = request.take, request.priority
         headers = with_header(
