@@ -75,6 +75,7 @@ SELECT id, owner, take, pool, state, priority, asked, due, failed, started, note
 _FIND = f"""
 {_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
+_STATE = "SELECT state, mark FROM {schema}.find_request(%(app)s, %(id)s)"
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
@@ -271,6 +272,11 @@ class PostgresqlRequests(RequestStore):
         check_request_text("the id of a request", id)
         rows = self._read(_FIND, id=id)
         return _record(*rows[0]) if rows else None
+
+    def state(self, id: str) -> tuple[int, str | None] | None:
+        check_request_text("the id of a request", id)
+        rows = self._read(_STATE, id=id)
+        return tuple(rows[0]) if rows else None
 
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
