@@ -23,6 +23,7 @@ from qdo.sending.messages import (
 from qdo.sending.once import release_numbers
 from qdo.settings.settings import Settings, check_names, code_origin
 from qdo.settings.sources import load
+from qdo.system.home_loop import at_home
 from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Sender:
         self.webhooks: dict[str, DeclaredWebhook] = {}
         """The webhooks that `webhook` has declared, by path."""
         self._settings: Settings | None = None
-        self._broker = PerProcess(self._open_broker, owner=name)
+        self._broker = PerProcess(self._open_broker, run=at_home, owner=name)
 
     # --- settings ---
 

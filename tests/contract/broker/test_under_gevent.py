@@ -44,6 +44,27 @@ print("stored", broker.catalog.backlog("q", 0).count)
 broker.close()
 """
 
+_OPENING = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import sys
+import gevent
+import qdo
+from qdo.system.home_loop import home_loop
+from qdo.system.native import start_thread
+
+with home_loop(), gevent.Timeout(60):
+    for _ in range(10):
+        app, opened = qdo.App("app", broker="sqlite:" + sys.argv[1]), []
+        for _ in range(4):
+            start_thread(lambda: opened.append(app.broker))
+            gevent.spawn(lambda: opened.append(app.broker))
+        while len(opened) < 8:
+            gevent.sleep(0.001)
+        print(len({*map(id, opened)}))
+        app.close()
+"""
+
 _PLAIN = """
 import sys
 from qdo.brokers.registry import open_broker
@@ -100,6 +121,11 @@ def test_waiting_for_the_write_lock_lets_other_greenlets_run(tmp_path: Path) -> 
         "sent 99 shared True",
         "stored 100",
     ]
+
+
+def test_jobs_in_threads_open_the_broker_of_their_app_once(tmp_path: Path) -> None:
+    """Jobs in threads and in greenlets need it at the same time, and each of them gets it."""
+    assert run(_OPENING, str(tmp_path / "m.db")).split() == ["1"] * 10
 
 
 def test_gevent_is_not_imported_where_it_is_not_used(tmp_path: Path) -> None:
