@@ -156,7 +156,9 @@ class MemoryBroker(Broker):
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
-        self._requests = MemoryRequests(store, self._contents, lambda some: self._add(some)[1])
+        self._requests = MemoryRequests(
+            self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
+        )
 
     @property
     def requests(self) -> MemoryRequests:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import (
@@ -34,9 +35,6 @@ from qdo.brokers.requests import (
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import RequestExistsError
 from qdo.positions import time_of_position
-
-if TYPE_CHECKING:
-    from qdo.testing.memory_broker import Contents, MemoryStore
 
 _SLACK_SECONDS = 1e-5
 """Tolerance: a Unix time as a float has an error of a microsecond."""
@@ -93,19 +91,21 @@ class MemoryRequests(RequestStore):
 
     def __init__(
         self,
-        store: MemoryStore,
-        contents: Contents,
+        contents: RequestContents,
+        lock: AbstractContextManager[Any],
+        clock: Callable[[], int],
         send: Callable[[Sequence[Outgoing]], Callable[[], None]],
     ) -> None:
-        self._store = store
-        self._rows = contents.requests.rows
-        self._listeners = contents.requests.listeners
+        self._rows = contents.rows
+        self._listeners = contents.listeners
+        self._lock = lock
+        self._clock = clock
         self._send = send
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
         check_requests(requests, MAX_STORED_BODY_BYTES)
-        with self._store.lock:
+        with self._lock:
             now = self._now()
             added: dict[str, StoredRequest] = {}
             new = []
@@ -121,7 +121,7 @@ class MemoryRequests(RequestStore):
         return new
 
     def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
-        with self._store.lock:
+        with self._lock:
             now = self._now()
             of_pool = [each for each in self._rows.values() if each.record.pool == pool]
             own = [each for each in of_pool if _owner(each) == owner]
@@ -181,7 +181,7 @@ class MemoryRequests(RequestStore):
 
     def retry(self, id: str) -> bool:
         check_request_text("the id of a request", id)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             if row is None or row.record.state != OVER or row.record.outcome == "done":
                 return False
@@ -195,7 +195,7 @@ class MemoryRequests(RequestStore):
     def mark(self, id: str, mark: str) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             if row is None or not _owner(row):
                 return False
@@ -203,11 +203,11 @@ class MemoryRequests(RequestStore):
         return self._wake()
 
     def owners(self) -> list[str]:
-        with self._store.lock:
+        with self._lock:
             return sorted({_owner(each) for each in self._rows.values()} - {""})
 
     def give_back(self, owner: str) -> int:
-        with self._store.lock:
+        with self._lock:
             own = [each for each in self._rows.values() if _owner(each) == owner]
             for each in own:
                 each.crashed = True
@@ -218,7 +218,7 @@ class MemoryRequests(RequestStore):
 
     def find(self, id: str) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             return None if row is None else row.record
 
@@ -229,7 +229,7 @@ class MemoryRequests(RequestStore):
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:
-        with self._store.lock:
+        with self._lock:
             return [
                 replace(each, content=NO_CONTENT, result=None)
                 for each in (row.record for row in self._rows.values())
@@ -240,7 +240,7 @@ class MemoryRequests(RequestStore):
         return [pool for pool, each in self.counts().items() if each.waiting]
 
     def counts(self) -> dict[str, PoolCounts]:
-        with self._store.lock:
+        with self._lock:
             records = [each.record for each in self._rows.values() if each.record.state != OVER]
             now = self._now() + _SLACK_SECONDS
         numbers = Counter((each.pool, each.state) for each in records)
@@ -259,7 +259,7 @@ class MemoryRequests(RequestStore):
         }
 
     def expire(self) -> int:
-        with self._store.lock:
+        with self._lock:
             now = self._now() + _SLACK_SECONDS
             over = [each.record for each in self._rows.values() if each.record.state == OVER]
             gone = [each.id for each in over if each.until <= now][:EXPIRED_AT_ONCE]
@@ -269,17 +269,17 @@ class MemoryRequests(RequestStore):
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         key = object()
-        with self._store.lock:
+        with self._lock:
             self._listeners[key] = wake
 
         def stop() -> None:
-            with self._store.lock:
+            with self._lock:
                 self._listeners.pop(key, None)
 
         return stop
 
     def _now(self) -> float:
-        return time_of_position(self._store.clock())
+        return time_of_position(self._clock())
 
     def _change(
         self,
@@ -289,7 +289,7 @@ class MemoryRequests(RequestStore):
         messages: Sequence[Outgoing] = (),
     ) -> bool:
         """Change a request in one of some states if the take is valid, and send messages."""
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(take.id)
             if row is None or row.record.take != take or row.record.state not in states:
                 return False
@@ -299,7 +299,7 @@ class MemoryRequests(RequestStore):
         return True
 
     def _wake(self) -> bool:
-        with self._store.lock:
+        with self._lock:
             listeners = list(self._listeners.values())
         for wake in listeners:
             wake()
