@@ -178,7 +178,6 @@ class Outcomes:
                 self._counters.retried += decision.counts
             case StopWorker():
                 pool.put_back(position, message.attempt - 1, 0.0, reason)
-                turn.claim.done = position
                 return self._stop(turn.slot, message, decision)
             case SkipMessage():
                 kind, level = "skip", logging.INFO
