@@ -156,7 +156,8 @@ class MemoryBroker(Broker):
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
-        self._requests = MemoryRequests(store, self._contents, lambda some: self._add(some)[1])
+        contents = self._contents.requests
+        self._requests = MemoryRequests(store, contents, lambda some: self._add(some)[1])
 
     @property
     def requests(self) -> MemoryRequests:
