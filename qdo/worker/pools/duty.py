@@ -136,7 +136,7 @@ class PoolDuty(Duty):
 
     def _is_mine(self, pool: str) -> bool:
         job = self._app.job_for(pool)
-        return job is not None and job.pool and self._takes(pool)
+        return job is not None and job.pool and self._takes(pool) and not self._draining
 
     def _claim(self, member: Member, pool: str) -> None:
         job = self._app.job_for(pool)
@@ -146,7 +146,7 @@ class PoolDuty(Duty):
 
         def places(held: int) -> int:
             """Return the free places; with limits, only the next request waits for a permit."""
-            return 1 if one_by_one or not self._permits.free else lanes - held
+            return min(lanes - held, 1 if one_by_one else max(1, self._permits.free))
 
         make = partial(
             PoolSubscription,
