@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from qdo.errors import UsageError
 
@@ -21,7 +22,7 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg.
     """
     if isinstance(connection, psycopg.Connection):
-        return connection.execute, connection
+        return connection.cursor(row_factory=tuple_row).execute, connection
     sqlalchemy: Any = sys.modules.get("sqlalchemy")
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):

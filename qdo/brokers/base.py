@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
+from qdo.brokers.outgoing import DEDUP_SECONDS as DEDUP_SECONDS
+from qdo.brokers.outgoing import LASTING_DEDUP_SECONDS as LASTING_DEDUP_SECONDS
+from qdo.brokers.outgoing import Outgoing as Outgoing
+from qdo.brokers.outgoing import SendOptions as SendOptions
+from qdo.brokers.requests import RequestStore
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError
-from qdo.message import Message
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
 
 if TYPE_CHECKING:
-    from qdo.brokers.requests import RequestStore
     from qdo.coordination.znodes.queue_node import FailureRecord
 
 OPEN_POLL = "poll "
@@ -163,12 +166,6 @@ class DelayedMessages:
         return set()
 
 
-DEDUP_SECONDS = 300.0
-"""Default window of a deduplication key."""
-LASTING_DEDUP_SECONDS = 604_800.0
-"""Window of what outboxes and repeated attempts send again: their longest pause in between."""
-
-
 REFERENCE = "store it elsewhere and send a reference"
 NO_DELAY = "send without delay_seconds and at (--delay, --at)"
 NO_DEDUP = "send without dedup_key (--dedup-key)"
@@ -214,35 +211,6 @@ class Capabilities:
     def lasting_dedup(self) -> bool:
         """Whether deduplication keys may be valid for `LASTING_DEDUP_SECONDS`."""
         return self.dedup and (self.dedup_seconds or LASTING_DEDUP_SECONDS) >= LASTING_DEDUP_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """When a message is delivered, and whether it is stored.
-
-    :ivar due: Unix time in seconds before which it must not be delivered; None: at once.
-    :ivar dedup_key: a queue stores the first message with a key. For `dedup_seconds` from its
-        sending, sending another returns the id of the first.
-    :ivar once: the message whose job sends this one, if the key is made from it.
-    """
-
-    due: float | None = None
-    dedup_key: str | None = None
-    dedup_seconds: float = DEDUP_SECONDS
-    once: Message | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message on its way to a broker, its body as it will be stored."""
-
-    queue: str
-    body: bytes
-    key: str | None = None
-    headers: str | None = None
-    """JSON object of str to str, or None."""
-    terms: SendOptions | None = None
-    """None for most: one field, because a million of these are made a minute."""
 
 
 class Row(NamedTuple):

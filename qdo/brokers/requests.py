@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qdo.brokers.base import Outgoing
+from qdo.brokers.outgoing import Outgoing
 from qdo.encoding import decoded_headers, is_utf8, utf8_text
 from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
 from qdo.message import NORMAL

@@ -180,8 +180,8 @@ class _PointedRequests(MemoryRequests):
     def __init__(
         self, broker: MemoryBroker, reach: Reach, on_pause: Callable[[str], None] = lambda id: None
     ) -> None:
-        contents = broker._contents.requests
-        super().__init__(broker._store, contents, lambda some: broker._add(some)[1])
+        store, contents = broker._store, broker._contents.requests
+        super().__init__(contents, store.lock, store.clock, lambda some: broker._add(some)[1])
         self._reach = reach
         self._on_pause = on_pause
 

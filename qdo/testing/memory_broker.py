@@ -156,8 +156,9 @@ class MemoryBroker(Broker):
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
-        contents = self._contents.requests
-        self._requests = MemoryRequests(store, contents, lambda some: self._add(some)[1])
+        self._requests = MemoryRequests(
+            self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
+        )
 
     @property
     def requests(self) -> MemoryRequests:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import (
@@ -82,30 +82,27 @@ class RequestContents:
     listeners: dict[object, Callable[[], None]] = field(default_factory=dict)
 
 
-class _Store(Protocol):
-    """A `MemoryStore`, as far as requests need one."""
-
-    clock: Callable[[], int]
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-
 class _StoredReads(RequestStore):
     """What is read of the requests of an app."""
 
-    def __init__(self, store: _Store, contents: RequestContents) -> None:
-        self._store = store
+    def __init__(
+        self,
+        contents: RequestContents,
+        lock: AbstractContextManager[Any],
+        clock: Callable[[], int],
+    ) -> None:
         self._rows = contents.rows
         self._listeners = contents.listeners
+        self._lock = lock
+        self._clock = clock
 
     def owners(self) -> list[str]:
-        with self._store.lock:
+        with self._lock:
             return sorted({_owner(each) for each in self._rows.values()} - {""})
 
     def find(self, id: str) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             return None if row is None else row.record
 
@@ -116,7 +113,7 @@ class _StoredReads(RequestStore):
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:
-        with self._store.lock:
+        with self._lock:
             return [
                 replace(each, content=NO_CONTENT, result=None)
                 for each in (row.record for row in self._rows.values())
@@ -127,7 +124,7 @@ class _StoredReads(RequestStore):
         return [pool for pool, each in self.counts().items() if each.waiting]
 
     def counts(self) -> dict[str, PoolCounts]:
-        with self._store.lock:
+        with self._lock:
             records = [each.record for each in self._rows.values() if each.record.state != OVER]
             now = self._now() + _SLACK_SECONDS
         numbers = Counter((each.pool, each.state) for each in records)
@@ -146,7 +143,7 @@ class _StoredReads(RequestStore):
         }
 
     def _now(self) -> float:
-        return time_of_position(self._store.clock())
+        return time_of_position(self._clock())
 
 
 class MemoryRequests(_StoredReads):
@@ -158,17 +155,18 @@ class MemoryRequests(_StoredReads):
 
     def __init__(
         self,
-        store: _Store,
         contents: RequestContents,
+        lock: AbstractContextManager[Any],
+        clock: Callable[[], int],
         send: Callable[[Sequence[Outgoing]], Callable[[], None]],
     ) -> None:
-        super().__init__(store, contents)
+        super().__init__(contents, lock, clock)
         self._send = send
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
         check_requests(requests, MAX_STORED_BODY_BYTES)
-        with self._store.lock:
+        with self._lock:
             now = self._now()
             added: dict[str, StoredRequest] = {}
             new = []
@@ -184,7 +182,7 @@ class MemoryRequests(_StoredReads):
         return new
 
     def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
-        with self._store.lock:
+        with self._lock:
             now = self._now()
             of_pool = [each for each in self._rows.values() if each.record.pool == pool]
             own = [each for each in of_pool if _owner(each) == owner]
@@ -244,7 +242,7 @@ class MemoryRequests(_StoredReads):
 
     def retry(self, id: str) -> bool:
         check_request_text("the id of a request", id)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             if row is None or row.record.state != OVER or row.record.outcome == "done":
                 return False
@@ -258,7 +256,7 @@ class MemoryRequests(_StoredReads):
     def mark(self, id: str, mark: str) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(id)
             if row is None or not _owner(row):
                 return False
@@ -266,7 +264,7 @@ class MemoryRequests(_StoredReads):
         return self._wake()
 
     def give_back(self, owner: str) -> int:
-        with self._store.lock:
+        with self._lock:
             own = [each for each in self._rows.values() if _owner(each) == owner]
             for each in own:
                 each.crashed = True
@@ -276,7 +274,7 @@ class MemoryRequests(_StoredReads):
         return len(own)
 
     def expire(self) -> int:
-        with self._store.lock:
+        with self._lock:
             now = self._now() + _SLACK_SECONDS
             over = [each.record for each in self._rows.values() if each.record.state == OVER]
             gone = [each.id for each in over if each.until <= now][:EXPIRED_AT_ONCE]
@@ -286,11 +284,11 @@ class MemoryRequests(_StoredReads):
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         key = object()
-        with self._store.lock:
+        with self._lock:
             self._listeners[key] = wake
 
         def stop() -> None:
-            with self._store.lock:
+            with self._lock:
                 self._listeners.pop(key, None)
 
         return stop
@@ -303,7 +301,7 @@ class MemoryRequests(_StoredReads):
         messages: Sequence[Outgoing] = (),
     ) -> bool:
         """Change a request in one of some states if the take is valid, and send messages."""
-        with self._store.lock:
+        with self._lock:
             row = self._rows.get(take.id)
             if row is None or row.record.take != take or row.record.state not in states:
                 return False
@@ -313,7 +311,7 @@ class MemoryRequests(_StoredReads):
         return True
 
     def _wake(self) -> bool:
-        with self._store.lock:
+        with self._lock:
             listeners = list(self._listeners.values())
         for wake in listeners:
             wake()

@@ -158,7 +158,7 @@ class EmbeddedBroker(Broker):
         self._clock = clock
         self._known_names: set[str] = set()
         self._logged_ahead = False
-        self._listeners: list[CommitListener] = []
+        self._stops: list[Callable[[], None]] = []
         with unforked:  # the file has no guard until there is a writer
             self._reading = open_database(path, MESSAGES)
             try:
@@ -235,7 +235,7 @@ class EmbeddedBroker(Broker):
             listener = CommitListener(
                 self._reading, self._path, self._app, self._wakeups, wake, LOOK_SECONDS, delays.step
             )
-        self._listeners.append(listener)
+        self._stops.append(listener.stop)
         return listener.stop
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
@@ -272,9 +272,8 @@ class EmbeddedBroker(Broker):
             )
 
     def close(self) -> None:
-        for listener in self._listeners:
-            listener.stop()
-        self._requests.close()
+        for stop in (*self._stops, *self._requests.stops):
+            stop()
         with unforked:
             self._reading.close()
         self._writer.close()  # last: the file's guard goes with it

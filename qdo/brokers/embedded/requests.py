@@ -25,12 +25,8 @@ from qdo.brokers.embedded.schema import Query, Row
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.requests import (
     EXPIRED_AT_ONCE,
-    OVER,
-    PAUSED,
-    RUNNING,
     STATES,
     TAKEN_BYTES,
-    WAITING,
     Content,
     NewRequest,
     PoolCounts,
@@ -140,7 +136,8 @@ _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     condition: Query(
         f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
-        " AND (:pool IS NULL OR pool = :pool) AND state IN (SELECT value FROM json_each(:states))"
+        " AND (:pool IS NULL OR pool = :pool)"
+        " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         " ORDER BY number LIMIT :limit",
         _RECORD_TYPES + "TbTB",
     )
@@ -315,6 +312,7 @@ def _repair(transaction: Transaction) -> int:
 class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
+    :ivar stops: stop the listeners, for a broker that is closed.
     :param check: returns the size of a message; raises the error of one that cannot be stored.
     """
 
@@ -334,7 +332,7 @@ class EmbeddedRequests(RequestStore):
         self._node = node
         self._check = check
         self._watch = ReplacedFileCheck(path)
-        self._listeners: list[PipeThread] = []
+        self.stops: list[Callable[[], None]] = []
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
@@ -409,9 +407,8 @@ class EmbeddedRequests(RequestStore):
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:
-        wanted = {*states} or {WAITING, RUNNING, PAUSED, OVER}
-        of = {"pool": pool, "states": json.dumps([*wanted]), "limit": limit}
-        conditions = {_CONDITIONS[each] for each in wanted} if states else {"true"}
+        of = {"pool": pool, "states": json.dumps([*states]), "limit": limit}
+        conditions = {_CONDITIONS[each] for each in states} or {"true"}
         found = [self._read(_LIST[each], **of) for each in conditions]
         return [_record(row) for row in sorted(itertools.chain(*found))[:limit]]
 
@@ -438,13 +435,8 @@ class EmbeddedRequests(RequestStore):
         with translated(self._path):
             listener = PipeThread(self._writer.request_wakeups, Rights.of(self._path), step)
         listener.start()
-        self._listeners.append(listener)
+        self.stops.append(listener.stop)
         return listener.stop
-
-    def close(self) -> None:
-        """Stop all listeners."""
-        for listener in self._listeners:
-            listener.stop()
 
     def _now(self) -> float:
         return time_of_position(self._writer.clock())

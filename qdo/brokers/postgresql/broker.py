@@ -16,6 +16,7 @@ from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
+from qdo.brokers.postgresql.requests import PostgresqlRequests
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import (
@@ -198,6 +199,7 @@ class PostgresqlBroker(Broker):
         max_body_bytes=MAX_BODY_BYTES,
         dedup=True,
         checks_config=True,
+        requests=True,
     )
 
     def __init__(self, address: SchemaAddress, app: str) -> None:
@@ -225,6 +227,14 @@ class PostgresqlBroker(Broker):
         self.dead_letters = PostgresqlDeadLetters(
             self._fetches, self._writer, schema, app, self.id_node
         )
+        self._requests = PostgresqlRequests(
+            address, app, self.id_node, self._fetches, self._writer, self._checked_size,
+            self._marks, self._listen_for_requests,
+        )  # fmt: skip
+
+    @property
+    def requests(self) -> PostgresqlRequests:
+        return self._requests
 
     @property
     def commits(self) -> int:
@@ -262,7 +272,7 @@ class PostgresqlBroker(Broker):
 
     def _change(self, messages: Sequence[Outgoing]) -> Change:
         work = SendWork(self._address.schema, self._app, messages, self._marks())
-        return Change(work, frozenset(message.queue for message in messages))
+        return Change(work, frozenset(message.queue for message in messages), UNKNOWN)
 
     def _marks(self) -> IdMarks | None:
         return None if self.dead_letters.marks is None else self.dead_letters.marks()
@@ -277,6 +287,13 @@ class PostgresqlBroker(Broker):
         listener = NotificationListener(self._address, self._app, wake)
         self._listeners.append(listener)
         return listener.stop
+
+    def _listen_for_requests(self, wake: Callable[[], None]) -> Callable[[], None]:
+        for listener in self._listeners:
+            if (stop := listener.listen_for_requests(wake)) is not None:
+                return stop
+        self._listeners.append(NotificationListener(self._address, self._app, None))
+        return self._listen_for_requests(wake)
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
         parameters = (self._app, queue, last, round(older_than * _SECOND))
@@ -308,7 +325,7 @@ class PostgresqlBroker(Broker):
 
     def close(self) -> None:
         for listener in self._listeners:
-            listener.stop()
+            listener.close()
         self._writer.close()
         self._fetches.close()
 

@@ -12,7 +12,8 @@ from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
-from qdo.encoding import ID, LEFT_ON_SERVER, parsed, utf8_text
+from qdo.brokers.requests import storable_text
+from qdo.encoding import ID, LEFT_ON_SERVER, parsed
 from qdo.positions import message_id
 from qdo.queues import check_queue_name
 
@@ -91,8 +92,8 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
         values = {
             **asdict(record),
             "app": self._app,
-            "error": _storable(record.error),
-            "traceback": _storable(record.traceback),
+            "error": storable_text(record.error),
+            "traceback": storable_text(record.traceback),
             "dead_at": record.dead_at or time.time(),
         }
         statement = self._sql(_STORE_LEFT if record.headers == LEFT_ON_SERVER else _STORE)
@@ -151,11 +152,6 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
         return self._writer.run(
             lambda connection: connection.execute(statement, parameters).rowcount
         )
-
-
-def _storable(text: str) -> str:
-    """Return text without characters that PostgreSQL cannot store: NUL, and stray surrogates."""
-    return utf8_text(text).replace("\0", "\\x00")
 
 
 _OF_QUEUE = """

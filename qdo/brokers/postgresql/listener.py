@@ -6,6 +6,9 @@ sender may die between its commit and its notification, and a pooler in transact
 none. A notification of queues that looks have returned before needs no look, which takes as long as
 fetching the message. Names from elsewhere are not believed: every role may notify.
 
+Listeners of requests share the connection. A notification that tells of requests wakes them, and so
+does a new connection; they look by themselves.
+
 Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
 again that a look has already seen. After each new connection or start of the server, the listener
 therefore wakes all queues once. A pooler keeps its connection while the server recovers from the
@@ -23,13 +26,15 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import psycopg
 
 from qdo.broker_errors import PostgresqlBusyError
 from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
 from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.brokers.postgresql.writer import REQUESTS
 from qdo.errors import QdoError
 from qdo.positions import format_position
 from qdo.system.logs import RetryLog
@@ -91,15 +96,19 @@ class NotificationListener:
 
     It has a connection of its own.
 
-    :param wake: called with the names of the queues that received messages.
+    :param wake: called with the names of the queues that received messages; None: only requests
+        are listened for.
     """
 
     def __init__(
-        self, address: SchemaAddress, app: str, wake: Callable[[Iterable[str]], None]
+        self, address: SchemaAddress, app: str, wake: Callable[[Iterable[str]], None] | None
     ) -> None:
         self._app = app
         self._address = address
         self._wake = wake
+        self._request_wakes: list[Callable[[], None]] = []
+        self._told_of_requests = False
+        self._waking = threading.RLock()  # so that none is called once it has stopped
         self._pooled = address.pooled
         schema = address.schema
         self._look_statement = (
@@ -145,9 +154,40 @@ class NotificationListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; `wake` is not called afterwards. Idempotent."""
-        self._stopping = True
+        """Stop listening for messages; `wake` is not called afterwards. Idempotent.
+
+        The connection stays while others listen for requests.
+        """
+        with self._waking:
+            self._wake = None
+        self._end_unless_used()
+
+    def listen_for_requests(self, wake: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `wake` when requests change; return a way to stop, None if this has ended."""
+        own = partial(wake)  # another object for each call
         with self._closing:
+            if self._stopping:
+                return None
+            self._request_wakes.append(own)
+        return partial(self._forget, own)
+
+    def close(self) -> None:
+        """Stop listening for messages and requests. Idempotent."""
+        with self._waking:
+            self._request_wakes.clear()
+        self.stop()
+
+    def _forget(self, wake: Callable[[], None]) -> None:
+        with self._waking:
+            if wake in self._request_wakes:
+                self._request_wakes.remove(wake)
+        self._end_unless_used()
+
+    def _end_unless_used(self) -> None:
+        with self._closing:
+            if self._wake is not None or self._request_wakes:
+                return
+            self._stopping = True
             if not self._closed:
                 os.write(self._pipe[1], b"x")
         if threading.current_thread() is not self._thread:
@@ -172,10 +212,16 @@ class NotificationListener:
     def _needs_look(self, payload: str) -> bool:
         """Note the queues that a notification names; return whether a look is necessary."""
         names = payload.split("/")[1:]
+        if names[:1] == [REQUESTS]:
+            self._told_of_requests = True
+            del names[0]
+            if not names:
+                return False
         if names and self._known.issuperset(names):
             self._named.update(names)
             return False
         if payload == AGAIN:
+            self._told_of_requests = True
             now = time.monotonic()
             self._again = [now + seconds for seconds in AGAIN_SECONDS]
         return True
@@ -220,7 +266,9 @@ class NotificationListener:
             self._told_of_locks = False
             pauses += [] if due is None else [due / _SECOND]
         now = time.monotonic()
-        self._again = [each for each in self._again if each > now]
+        later = [each for each in self._again if each > now]
+        self._told_of_requests |= self._pooled or len(later) < len(self._again)
+        self._again = later
         pauses += [each - now for each in self._again[:1]]
         return min(pauses)
 
@@ -249,14 +297,15 @@ class NotificationListener:
             limit = KNOWN_NAMES if first else None
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
+            self._told_of_requests = True
         # Set these late: after an error, the next look must find the same.
         self._next_xid, self._running, self._server_start = next_xid, running, server_start
         self._last_position, self._log_end = last, log_end
         self._bound.looked(next_xid, running)
         self._reconnected = False
         self._remember(names)
-        if names and not first and not self._stopping:  # at first, the caller reads all queues
-            self._wake(names)
+        if not first:  # at first, the caller reads all queues
+            self._wake_queues(names)
         return None if due is None else int(due)
 
     def _remember(self, names: Iterable[str]) -> None:
@@ -326,7 +375,17 @@ class NotificationListener:
                 return
 
     def _wake_named(self) -> None:
-        """Wake the queues that notifications have named since the last call."""
+        """Wake the queues, and requests, that notifications have named since the last call."""
         names, self._named = self._named, set()
-        if names and not self._stopping:
-            self._wake(names)
+        self._wake_queues(names)
+        if self._told_of_requests:
+            self._told_of_requests = False
+            for wake in list(self._request_wakes):
+                with self._waking:
+                    if wake in self._request_wakes:
+                        wake()
+
+    def _wake_queues(self, names: Collection[str]) -> None:
+        with self._waking:
+            if names and self._wake is not None:
+                self._wake(names)

@@ -88,7 +88,7 @@ class Fetches(GroupedCalls[Work]):
 
     def __init__(self, address: SchemaAddress, app: str, most: Callable[[], int]) -> None:
         super().__init__("reader")
-        self._most = most
+        self.most = most
         self._app = app
         self._address = address
         self._session = PostgresqlSession(address, self._prepare)
@@ -164,7 +164,7 @@ class Fetches(GroupedCalls[Work]):
         (fetch,) = wanted
         parameters = {
             "app": self._app, "name": fetch.queue, "after": fetch.after, "limit": fetch.limit,
-            "first": max(first, fetch.after), "last": last, "most": self._most(),
+            "first": max(first, fetch.after), "last": last, "most": self.most(),
         }  # fmt: skip
         with connection.cursor(binary=True) as cursor:
             return [cursor.execute(self._one, parameters, prepare=self.prepare).fetchall()]
@@ -180,7 +180,7 @@ class Fetches(GroupedCalls[Work]):
             "count": len(wanted),
             "first": first,
             "last": last,
-            "most": self._most(),
+            "most": self.most(),
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters, prepare=self.prepare).fetchall()

@@ -23,6 +23,8 @@ those of transactions which were not visible before.
 Progress is not stored here but in the coordinator, so a processed message is neither updated nor
 deleted. `trim` moves the end of the visible part of a queue (`queues.trimmed`); a partition is
 dropped when all its messages are hidden. Autovacuum ignores the partitions.
+
+Requests are the opposite: few rows that are changed, in one table that autovacuum cleans often.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 OLDEST_SERVER = 15
 PARTITION_SECONDS = 3600
 """Default length of a partition. The space of processed messages is free after the retention time
@@ -53,14 +55,23 @@ _TABLES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("about", "queues", "messages"), "SELECT"),
         "delayed": "SELECT, DELETE",
         "dead_letters": "SELECT, UPDATE, DELETE",
+        "requests": "SELECT",
     },
-    "onlooker": dict.fromkeys(("about", "queues", "messages", "delayed", "dead_letters"), "SELECT"),
+    "onlooker": dict.fromkeys(
+        ("about", "queues", "messages", "delayed", "dead_letters", "requests"), "SELECT"
+    ),
 }
+_MESSAGES = "text[], text[], text[], bytea[], text[], bigint[], text[], bigint[]"
 _SENDING = (
     "append(text, text[], text[], text[], bytea[], integer)",
+    "ask_requests(bigint, text, text[], text[], integer[], float8[], text[], float8[], bytea[],"
+    " text[], bytea[], integer)",
+    f"cancel_request(text, text, integer, text, {_MESSAGES})",
     "channel(text)",
-    "send(text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[], integer)",
-    "stage(bigint, text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[])",
+    "find_request(text, text)",
+    "mark_request(text, text, text)",
+    f"send(text, {_MESSAGES}, integer)",
+    f"stage(bigint, text, {_MESSAGES})",
 )
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
@@ -70,21 +81,27 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "drop_partitions()",
+        "expire_requests(text)",
+        "give_back_requests(text, text)",
         "limit_queues(text, integer)",
         "look(text, bigint, bigint[], bigint)",
         "move_due(text, integer, bigint)",
+        "report_requests(text, text[], text[], integer[], integer[], text[], integer[], float8[],"
+        f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
+        "retry_request(text, text)",
         "spans(bigint)",
+        "take_requests(text, text, text, integer, text[], bigint)",
         "trim(text, text, bigint, bigint)",
     ),
-    "onlooker": ("spans(bigint)",),
+    "onlooker": ("find_request(text, text)", "spans(bigint)"),
 }
 
 
 def grants(schema: str, role: str, kind: str) -> list[str]:
     """Return the statements that give a role the rights it needs, and no more.
 
-    A sender may send, and reads no message. A worker runs `qdo-worker` and every command. An
-    onlooker reads everything and changes nothing.
+    A sender may send and ask, reads no message, and finds requests by their ids. A worker runs
+    `qdo-worker` and every command. An onlooker reads everything and changes nothing.
 
     :param role: its name as it is, without quotes.
     :param kind: sender, worker or onlooker.
@@ -104,9 +121,13 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
     ]
 
 
-def script(schema: str, partition_seconds: int) -> str:
+def script(schema: str, partition_seconds: int, have: int = 0) -> str:
+    """Return the statements that create the schema, or add what its format `have` lacks."""
     resource = importlib.resources.files("qdo.brokers.postgresql").joinpath("schema.sql")
     text = resource.read_text(encoding="utf-8")
+    if have:
+        _, mark, rest = text.partition(f"\n-- Format {have + 1}:")
+        text = mark + rest
     return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
 
 
@@ -137,7 +158,9 @@ def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> in
     return None if found is None else int(found[0])
 
 
-def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> None:
+def check_format(
+    connection: PostgresqlConnection, address: SchemaAddress, oldest: int = FORMAT
+) -> None:
     """Raise SchemaMissingError, UsageError or SchemaNewerError if qdo cannot use the schema."""
     found = found_format(connection, address)
     if found is None:
@@ -145,7 +168,7 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
     owners = connection.execute(_OWNERS, (address.schema,)).fetchone()
     if owners is not None:
         raise _foreign_schema(address, *owners)
-    if found < FORMAT:
+    if found < oldest:
         raise UsageError(
             reason=f"schema {address.schema} in database {address.server} has format {found}, and "
             f"this version of qdo needs format {FORMAT}; upgrade it with `qdo admin broker init`",
@@ -177,32 +200,46 @@ def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> Postgres
 
 
 def is_missing(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
-    """Return whether `create` would create the schema; it raises the same errors."""
+    """Return whether `create` would change the schema; it raises the same errors."""
     check_server(connection, address)
-    if found_format(connection, address) is None:
+    found = found_format(connection, address)
+    if found is None:
         return True
-    check_format(connection, address)
-    return False
+    check_format(connection, address, oldest=1)
+    return found < FORMAT
 
 
 def create(
     connection: PostgresqlConnection, address: SchemaAddress, partition_seconds: int
 ) -> bool:
-    """Create the schema unless it exists; return whether it was created.
+    """Create or upgrade the schema unless it is current; return whether it was not.
 
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
     """
-    check_server(connection, address)
-    if found_format(connection, address) is None:
+    if is_missing(connection, address):
+        have = found_format(connection, address) or 0
+        if have:
+            _check_owner(connection, address)
         try:
             with connection.transaction():
-                connection.execute(script(address.schema, partition_seconds), prepare=False)
+                connection.execute(script(address.schema, partition_seconds, have), prepare=False)
             return True
         except errors.Error as error:
             if error.sqlstate == FOREIGN_SCHEMA:
                 owner = str(error.diag.message_detail)
                 raise _foreign_schema(address, owner, connection.info.user) from error
-            if found_format(connection, address) is None:  # else another process created it
+            if is_missing(connection, address):  # else another process created it
                 raise
     check_format(connection, address)
     return False
+
+
+def _check_owner(connection: PostgresqlConnection, address: SchemaAddress) -> None:
+    """Raise UsageError if the upgrade would give the schema parts of another role."""
+    query = "SELECT pg_get_userbyid(nspowner), current_user FROM pg_namespace WHERE nspname = %s"
+    owner, user = connection.execute(query, (address.schema,)).fetchone() or ("", "")
+    if owner != user:
+        raise UsageError(
+            reason=f"the role that upgrades schema {address.schema} must be its owner {owner}, got"
+            f" {user}; run this as {owner}"
+        )

@@ -1,5 +1,5 @@
--- The tables and functions of the PostgreSQL broker, format 1. `schema.py` explains them.
--- `qdo admin broker init` runs this with the name of the schema and the seconds of a partition.
+-- The tables and functions of the PostgreSQL broker. `schema.py` explains them. `qdo admin broker init`
+-- runs this with the name of the schema and the seconds of a partition, or the parts that are missing.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 -- The owner of a schema may replace its functions, which run with the rights of their owners.
@@ -709,7 +709,339 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
-
 INSERT INTO {schema}.about (format, node, partition_ticks) VALUES (
     1, (floor(random() * 281474976710656))::bigint | 1099511627776, {seconds}::bigint * 10000000);
+
+-- Format 2: requests, see `qdo.brokers.requests`. Times are Unix times in seconds, which the server's
+-- clock gives. States: 0 waiting, 1 running, 2 paused, 3 over.
+CREATE TABLE {schema}.requests (
+    app text NOT NULL,
+    id text NOT NULL CHECK (length(id) <= 200),
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    pool text NOT NULL CONSTRAINT pool_name CHECK (
+        length(pool) <= 200 AND pool NOT IN ('.', '..', 'zookeeper')
+        AND pool ~ '^[^/\u0001-\u001f\u007f-\u009f\ue000-\uf8ff\ufff0-\U0010ffff]+$'),
+    priority integer NOT NULL,
+    asked float8 NOT NULL,
+    due float8 NOT NULL CHECK (due < 'Infinity'),
+    state smallint NOT NULL DEFAULT 0,
+    owner text NOT NULL DEFAULT '',  -- stays once it is over, so that its end may be repeated
+    take integer NOT NULL DEFAULT 0,
+    failed integer NOT NULL DEFAULT 0,
+    crashed boolean NOT NULL DEFAULT false,
+    started float8 NOT NULL DEFAULT 0,
+    note text,
+    error text,
+    mark text CHECK (octet_length(mark) <= 1048576),
+    reply text CHECK (octet_length(reply) <= 1048576),
+    digest bytea NOT NULL CHECK (octet_length(digest) <= 64),
+    keep float8 NOT NULL CHECK (keep < 'Infinity'),
+    headers text CHECK (octet_length(headers) <= 131072),
+    body bytea CHECK (octet_length(body) <= 67108864),
+    outcome text,
+    result_headers text CHECK (octet_length(result_headers) <= 131072),
+    result bytea CHECK (octet_length(result) <= 67108864),
+    until float8 NOT NULL DEFAULT 0,
+    PRIMARY KEY (app, id)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
+    toast.autovacuum_vacuum_scale_factor = 0.02);
+-- With `due`, a take passes requests that are not due without reading them.
+CREATE INDEX requests_waiting ON {schema}.requests (app, pool, priority, number, due) WHERE state = 0;
+CREATE INDEX requests_owned ON {schema}.requests (app, owner) WHERE state IN (1, 2);
+CREATE INDEX requests_over ON {schema}.requests (app, until) WHERE state = 3;
+
+CREATE FUNCTION {schema}.unix_time() RETURNS float8
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN extract(epoch FROM clock_timestamp());
+END
+$$;
+
+-- Store requests unless their ids are known; return for each whether it was new. With a node, the
+-- transaction is one of the app, and notifies at its commit; see `stage`.
+CREATE FUNCTION {schema}.ask_requests(
+    of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
+    replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
+) RETURNS boolean[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    fresh text[] := ARRAY[]::text[];
+    added text[];
+    missing bigint;
+    other text;
+BEGIN
+    IF of_node <> (SELECT node FROM {schema}.about) THEN
+        RAISE EXCEPTION 'another schema' USING ERRCODE = 'QD002';
+    END IF;
+    PERFORM set_config('qdo.staged', CASE WHEN of_node IS NULL THEN 'off' ELSE 'on' END, true);
+    IF lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', lock_ms::text, true);
+    END IF;
+    LOOP
+        WITH new AS (
+            INSERT INTO {schema}.requests
+                (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
+                SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
+                    given.due, given.reply, given.keep, given.digest, given.head, given.body
+                FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
+                    WITH ORDINALITY AS given(
+                        pool, id, priority, due, reply, keep, digest, head, body, place)
+                ORDER BY given.place
+                ON CONFLICT DO NOTHING RETURNING id
+        ) SELECT array_agg(id) INTO added FROM new;
+        fresh := fresh || added;
+        IF cardinality(fresh) = cardinality(ids) THEN
+            RETURN array_fill(true, ARRAY[cardinality(ids)]);
+        END IF;
+        SELECT count(*) FILTER (WHERE known.id IS NULL),
+            min(given.id) FILTER (WHERE known.digest <> given.digest) INTO missing, other
+            FROM unnest(ids, digests) AS given(id, digest)
+            LEFT JOIN {schema}.requests AS known
+                ON app = of_app AND known.id = ANY (ids) AND known.id = given.id;
+        IF other IS NOT NULL THEN
+            RAISE EXCEPTION 'another request has this id' USING ERRCODE = 'QD004', DETAIL = other;
+        END IF;
+        EXIT WHEN missing = 0;  -- else they expired meanwhile
+    END LOOP;
+    RETURN ARRAY(
+        SELECT fresh.id IS NOT NULL AND place = min(place) OVER (PARTITION BY given.id)
+        FROM unnest(ids) WITH ORDINALITY AS given(id, place)
+        LEFT JOIN unnest(fresh) AS fresh(id) USING (id) ORDER BY place);
+END
+$$;
+
+-- As the notification of `send_staged`: only one of the transactions that commit at once notifies.
+CREATE FUNCTION {schema}.tell_of_requests() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.apps WHERE name = NEW.app) THEN
+        INSERT INTO {schema}.apps (name) VALUES (NEW.app) ON CONFLICT DO NOTHING;
+    END IF;
+    PERFORM FROM {schema}.apps WHERE name = NEW.app FOR NO KEY UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        PERFORM pg_notify({schema}.channel(NEW.app), 'again');
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER tell_of_requests AFTER INSERT ON {schema}.requests
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (current_setting('qdo.staged', true) = 'on')
+    EXECUTE FUNCTION {schema}.tell_of_requests();
+ALTER TABLE {schema}.requests ENABLE ALWAYS TRIGGER tell_of_requests;
+
+-- Take the requests of an owner that it does not run, and then due ones for its free places, up to
+-- `most_bytes` of bodies. Return them; the marks of all that it owns, in rows without `take`; and
+-- the due time of the next one that waits, in the last row.
+-- An index finds the ids of an array, whatever the statistics of the table are; a join may read all
+-- rows of the app.
+CREATE FUNCTION {schema}.take_requests(
+    of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint
+) RETURNS TABLE (
+    id text, take integer, priority integer, failed integer, crashed boolean, error text,
+    asked float8, reply text, headers text, body bytea, mark text, next_due float8
+)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    now float8 := {schema}.unix_time();
+BEGIN
+    -- Most calls find nothing: setting up the large statement takes longer than these questions.
+    IF EXISTS (
+        SELECT FROM {schema}.requests WHERE app = of_app AND owner = of_owner AND state IN (1, 2)
+            AND pool = of_pool AND id <> ALL (running)
+    ) OR places > 0 AND EXISTS (
+        SELECT FROM {schema}.requests WHERE app = of_app AND pool = of_pool AND state = 0
+            AND due <= now
+    ) THEN
+        RETURN QUERY
+        WITH own AS MATERIALIZED (
+            SELECT id, 0 AS place, priority, number, octet_length(body) AS size
+            FROM {schema}.requests
+            WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND pool = of_pool
+                AND id <> ALL (running)
+            FOR UPDATE SKIP LOCKED
+        ), next AS MATERIALIZED (
+            SELECT id, 1 AS place, priority, number, octet_length(body) AS size
+            FROM {schema}.requests
+            WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now
+            ORDER BY priority, number LIMIT greatest(places, 0)
+            FOR UPDATE SKIP LOCKED
+        ), chosen AS MATERIALIZED (
+            SELECT id FROM (
+                SELECT id, sum(size) OVER (ORDER BY place, priority, number) - size AS before
+                FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
+            ) AS sized WHERE before < most_bytes
+        ), taken AS (
+            UPDATE {schema}.requests AS held
+            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL
+            WHERE app = of_app AND id = ANY (ARRAY(SELECT id FROM chosen))
+            RETURNING held.*
+        )
+        SELECT id, take, priority, failed, crashed, error, asked, reply, headers, body, NULL,
+            NULL::float8
+        FROM taken ORDER BY priority, number;
+    END IF;
+    RETURN QUERY
+    SELECT id, NULL::integer, NULL::integer, NULL::integer, NULL::boolean, NULL, NULL::float8,
+        NULL, NULL, NULL::bytea, mark, NULL::float8
+    FROM {schema}.requests
+    WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND pool = of_pool
+        AND mark IS NOT NULL
+    UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, coalesce(
+        (SELECT due FROM {schema}.requests
+            WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now LIMIT 1),
+        (SELECT min(due) FROM {schema}.requests
+            WHERE app = of_app AND pool = of_pool AND state = 0 AND due > now));
+END
+$$;
+
+-- Set requests to a state if their takes are still valid, and send the messages of those; `places`
+-- names the request of each message. Return for each request whether its take was valid; for one
+-- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay.
+CREATE FUNCTION {schema}.report_requests(
+    of_app text, of_ids text[], owners text[], takes integer[], states integer[], notes text[],
+    failures integer[], due_times float8[], errors text[], outcomes text[], heads text[],
+    results bytea[], places integer[], names text[], keys text[], headers text[], bodies bytea[],
+    ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
+) RETURNS boolean[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    valid bigint[];
+BEGIN
+    IF lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', lock_ms::text, true);
+    END IF;
+    WITH changed AS (
+        UPDATE {schema}.requests AS held SET
+            state = given.state,
+            owner = CASE given.state WHEN 0 THEN '' ELSE held.owner END,
+            note = CASE given.state WHEN 3 THEN held.note ELSE given.note END,
+            mark = CASE WHEN given.state = 3 OR given.state = 1 AND held.state = 2
+                AND held.mark LIKE '{"resume"%' THEN NULL ELSE held.mark END,
+            crashed = held.crashed AND coalesce(given.failed = held.failed, true),
+            failed = coalesce(given.failed, held.failed),
+            due = coalesce(given.due, held.due),
+            error = CASE given.state WHEN 3 THEN given.error
+                ELSE coalesce(given.error, held.error) END,
+            headers = CASE given.outcome WHEN 'done' THEN NULL ELSE held.headers END,
+            body = CASE given.outcome WHEN 'done' THEN NULL ELSE held.body END,
+            outcome = given.outcome, result_headers = given.head, result = given.result,
+            until = CASE given.state WHEN 3 THEN {schema}.unix_time() + held.keep ELSE 0 END
+        FROM unnest(of_ids, owners, takes, states, notes, failures, due_times, errors, outcomes,
+            heads, results) WITH ORDINALITY AS given(
+                id, owner, take, state, note, failed, due, error, outcome, head, result, place)
+        WHERE app = of_app AND held.id = ANY (of_ids) AND held.id = given.id
+            AND held.owner = given.owner AND held.take = given.take
+            AND (held.state IN (1, 2) OR held.state = 0 AND given.state = 3)
+        RETURNING given.place
+    ) SELECT array_agg(place) INTO valid FROM changed;
+    IF valid IS NOT NULL AND names IS NOT NULL THEN
+        SELECT array_agg(name ORDER BY number), array_agg(key ORDER BY number),
+            array_agg(head ORDER BY number), array_agg(body ORDER BY number),
+            array_agg(id ORDER BY number), array_agg(due ORDER BY number),
+            array_agg(dedup_key ORDER BY number), array_agg(ticks ORDER BY number)
+            INTO names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks
+            FROM unnest(places, names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks)
+                WITH ORDINALITY AS given(
+                    place, name, key, head, body, id, due, dedup_key, ticks, number)
+            WHERE place = ANY (valid);
+        IF array_remove(ids, NULL) || array_remove(dedup_keys, NULL) <> '{}' THEN
+            PERFORM {schema}.send(
+                of_app, names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks, NULL);
+        ELSIF names IS NOT NULL THEN
+            PERFORM {schema}.append(of_app, names, keys, headers, bodies, NULL);
+        END IF;
+    END IF;
+    IF cardinality(valid) = cardinality(of_ids) THEN
+        RETURN array_fill(true, ARRAY[cardinality(of_ids)]);
+    END IF;
+    RETURN ARRAY(
+        SELECT place = ANY (coalesce(valid, '{}')) OR given.state = 3 AND EXISTS (
+            SELECT FROM {schema}.requests AS held
+            WHERE app = of_app AND held.id = given.id AND held.state = 3
+                AND held.owner = given.owner AND held.take = given.take)
+        FROM unnest(of_ids, owners, takes, states) WITH ORDINALITY
+            AS given(id, owner, take, state, place) ORDER BY place);
+END
+$$;
+
+-- End a request that waits, with the number of its last take. Senders may.
+CREATE FUNCTION {schema}.cancel_request(
+    of_app text, of_id text, of_take integer, why text, names text[], keys text[], headers text[],
+    bodies bytea[], ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[]
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN ({schema}.report_requests(
+        of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
+        ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
+        bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
+END
+$$;
+
+-- Set the mark of a running or paused request; return whether it is one.
+CREATE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE {schema}.requests SET mark = of_mark
+        WHERE app = of_app AND id = of_id AND state IN (1, 2);
+    RETURN FOUND;
+END
+$$;
+
+-- Let a request wait again that is over and has its body. What ended it before is an older take.
+CREATE FUNCTION {schema}.retry_request(of_app text, of_id text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE {schema}.requests SET state = 0, owner = '', take = take + 1, failed = 0,
+        crashed = false, due = {schema}.unix_time(), note = NULL, error = NULL, outcome = NULL,
+        result_headers = NULL, result = NULL, until = 0
+        WHERE app = of_app AND id = of_id AND state = 3 AND body IS NOT NULL;
+    RETURN FOUND;
+END
+$$;
+
+-- Let the requests of a worker that is gone wait again; return their number.
+CREATE FUNCTION {schema}.give_back_requests(of_app text, of_owner text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    given bigint;
+BEGIN
+    UPDATE {schema}.requests SET state = 0, owner = '', failed = failed + 1, crashed = true,
+        due = {schema}.unix_time(), note = NULL
+        WHERE app = of_app AND owner = of_owner AND state IN (1, 2);
+    GET DIAGNOSTICS given = ROW_COUNT;
+    RETURN given;
+END
+$$;
+
+-- Return a request to those who know its id.
+CREATE FUNCTION {schema}.find_request(of_app text, of_id text) RETURNS SETOF {schema}.requests
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM {schema}.requests WHERE app = of_app AND id = of_id;
+END
+$$;
+
+-- Delete requests that are over and were kept as long as asked; return their number.
+CREATE FUNCTION {schema}.expire_requests(of_app text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    now float8 := {schema}.unix_time();
+    gone bigint;
+BEGIN
+    DELETE FROM {schema}.requests WHERE app = of_app AND id = ANY (ARRAY(
+        SELECT id FROM {schema}.requests WHERE app = of_app AND state = 3 AND until <= now
+        ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
+END
+$$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+UPDATE {schema}.about SET format = 2;

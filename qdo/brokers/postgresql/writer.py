@@ -1,6 +1,7 @@
 """Group commit: all writes of a process go through one connection, which a native thread uses.
 
 The messages of a group are appended by one statement: one round trip, one transaction, one sync.
+So are requests asked, and their ends.
 If PostgreSQL refuses a group, each of its calls is repeated by itself, so that each gets its own
 error. If the connection is lost, nothing is repeated: the group may have been stored.
 
@@ -17,8 +18,10 @@ not ask the server for them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -40,7 +43,7 @@ from qdo.brokers.postgresql.session import (
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.encoding import is_utf8, with_header
 from qdo.encryption.marks import IdMarks
-from qdo.errors import QdoError, QueueLimitError, UsageError
+from qdo.errors import QdoError, QueueLimitError, RequestExistsError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
 
 T = TypeVar("T")
@@ -53,14 +56,34 @@ class Change:
 
     :ivar act: called with the connection, again after a rollback.
     :ivar queues: the queues that it locks; `UNKNOWN` when its caller does not say.
+    :ivar told: what to notify of, see `notification`.
     """
 
     act: Callable[[PostgresqlConnection], Any]
     queues: frozenset[str]
+    told: frozenset[str]
 
 
-Work: TypeAlias = "Sequence[Outgoing] | Change"
-"""Messages without options, or a change."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a statement that calls share.
+
+    :ivar act: called with the connection, the parts of all calls and the milliseconds that it may
+        wait for a lock; returns their results.
+    :ivar alone: parts with the same text do not share a statement.
+    :ivar queues: see `Change`.
+    :ivar told: see `Change`.
+    """
+
+    act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
+    part: Any
+    alone: str | None
+    queues: frozenset[str]
+    told: frozenset[str]
+
+
+Work: TypeAlias = "Sequence[Outgoing] | Change | Share"
+"""Messages without options, or something else."""
 
 NOTIFY_SECONDS = 0.002
 PAYLOAD_BYTES = 7999
@@ -73,8 +96,12 @@ ALONE_LOCK_SECONDS = 0.02
 """The same when the calls of a group are tried one by one to find those that must wait."""
 UNKNOWN = frozenset({""})
 """Stands for the queues of a change; it is not the name of a queue."""
+REQUESTS = "."
+"""Stands for the requests of an app in a notification; it cannot be the name of a queue."""
 TOO_MANY_QUEUES = "QD001"
 """SQLSTATE of the error that `lock_queues` raises."""
+REQUEST_EXISTS = "QD004"
+"""SQLSTATE of the error that `ask_requests` raises."""
 
 
 class _Held(NamedTuple):
@@ -114,9 +141,10 @@ class PostgresqlWriter(GroupedCalls[Work]):
         act: Callable[[PostgresqlConnection], T],
         size: int = 0,
         queues: frozenset[str] = UNKNOWN,
+        told: frozenset[str] = UNKNOWN,  # messages may be delayed, and queues deleted
     ) -> T:
         """Run `act` with the connection, in autocommit mode, and return its result."""
-        result: T = self.call(Change(act, queues), size)
+        result: T = self.call(Change(act, queues, told), size)
         return result
 
     # --- on the writing thread --------------------------------------------------------
@@ -146,14 +174,15 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._announce()
 
     def _write(self, calls: list[GroupedCall[Work]]) -> None:
-        self._write_appends([call for call in calls if not isinstance(call.work, Change)])
+        for group in _groups(calls):
+            self._write_together(group)
         for call in calls:
             if isinstance(call.work, Change):
                 self._keep_or_fail(call, self._changed(call))
 
-    def _write_appends(self, calls: list[GroupedCall[Work]]) -> None:
-        """Append the messages of all calls, if necessary one by one."""
-        error = self._append_all(calls, GROUP_LOCK_SECONDS) if calls else None
+    def _write_together(self, calls: list[GroupedCall[Work]]) -> None:
+        """Handle calls by one statement, if necessary one by one."""
+        error = self._together(calls, GROUP_LOCK_SECONDS)
         if error is None:
             return
         if len(calls) == 1 or not _is_of_one(error):
@@ -164,37 +193,48 @@ class PostgresqlWriter(GroupedCalls[Work]):
             if self._is_held(call.work):
                 self._keep(call, error)
                 continue
-            own = self._append_all([call], ALONE_LOCK_SECONDS)
+            own = self._together([call], ALONE_LOCK_SECONDS)
             self._keep_or_fail(call, own)
             if own is not None and not _is_of_one(own):  # such as a lost connection
-                self._write_appends(calls[number:])
+                for group in _groups(calls[number:]):
+                    self._write_together(group)
                 return
 
-    def _append_all(
+    def _together(
         self, calls: list[GroupedCall[Work]], lock_seconds: float
     ) -> BaseException | None:
-        """Append the messages of calls in one transaction; return the error, None on success."""
-        messages = [message for call in calls for message in call.work]  # type: ignore[union-attr]
+        """Handle calls in one transaction; return the error, None on success."""
+        works: list[Any] = [call.work for call in calls]
+        act = self._shared if isinstance(works[0], Share) else self._appended
+        lock_ms = round(lock_seconds * 1000)
         try:
-            first = self._session.run(
-                lambda connection: self._appended(connection, messages, lock_seconds), writes=True
+            results = self._session.run(
+                lambda connection: act(connection, works, lock_ms), writes=True
             )
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return refusal(error)
         self.commits += 1
-        for call in calls:
-            count = len(call.work)  # type: ignore[arg-type]
-            call.finish(range(first, first + count))
-            first += count
+        for call, result in zip(calls, results, strict=True):
+            call.finish(result)
         return None
 
     def _appended(
-        self, connection: PostgresqlConnection, messages: Sequence[Outgoing], lock_seconds: float
-    ) -> int:
-        query = (self._app, *columns(messages), round(lock_seconds * 1000))
+        self, connection: PostgresqlConnection, works: list[Sequence[Outgoing]], lock_ms: int
+    ) -> list[Any]:
+        """Return the positions of the messages of each call."""
+        messages = [message for work in works for message in work]
+        query = (self._app, *columns(messages), lock_ms)
         (first,) = connection.execute(self._append, query).fetchone() or (0,)
         self._unannounced.update(message.queue for message in messages)
-        return int(first)
+        ends = list(itertools.accumulate(map(len, works), initial=int(first)))
+        return list(itertools.starmap(range, itertools.pairwise(ends)))
+
+    def _shared(
+        self, connection: PostgresqlConnection, works: list[Share], lock_ms: int
+    ) -> list[Any]:
+        results = works[0].act(connection, [work.part for work in works], lock_ms)
+        self._unannounced.update(*(work.told for work in works))
+        return results
 
     def _changed(self, call: GroupedCall[Work]) -> BaseException | None:
         """Run the change of a call; return the error, None on success."""
@@ -206,7 +246,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return refusal(error)
         self.commits += 1
-        self._unannounced |= UNKNOWN  # messages may be delayed, and queues deleted
+        self._unannounced |= change.told
         call.finish(result)
         return None
 
@@ -249,7 +289,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         if isinstance(first.call.work, Change):
             error = self._changed(first.call)
         else:
-            error = self._append_all([first.call], GROUP_LOCK_SECONDS)
+            error = self._together([first.call], GROUP_LOCK_SECONDS)
         if isinstance(error, PostgresqlBusyError):
             self._held = [*others, first, *same]  # another queue is next
         else:
@@ -283,31 +323,54 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
 
 def notification(queues: Set[str]) -> str:
-    """Return the payload that names queues, "" if it would be too long or they are not known."""
+    """Return the payload that names queues, "" if it would be too long or they are not known.
+
+    A payload that begins with `REQUESTS` tells of requests as well.
+    """
+    head = f"/{REQUESTS}" if REQUESTS in queues else ""
+    rest = head and f"{head}/"
     if len(queues) > PAYLOAD_BYTES // 2 or not UNKNOWN.isdisjoint(queues):
-        return ""
-    payload = "".join(f"/{queue}" for queue in queues)
-    return payload if len(payload.encode()) <= PAYLOAD_BYTES else ""
+        return rest
+    payload = head + "".join(f"/{queue}" for queue in queues if queue != REQUESTS)
+    return payload if len(payload.encode()) <= PAYLOAD_BYTES else rest
+
+
+def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
+    """Return the calls that can be handled together; changes are handled alone."""
+    groups: dict[Any, list[GroupedCall[Work]]] = {}
+    alone: Counter[tuple[Any, str]] = Counter()
+    for call in calls:
+        if isinstance(call.work, Share):
+            own = call.work.act, call.work.alone or str(id(call))
+            groups.setdefault((call.work.act, alone[own]), []).append(call)
+            alone[own] += 1
+        elif not isinstance(call.work, Change):
+            groups.setdefault(None, []).append(call)
+    return list(groups.values())
 
 
 def _queues(work: Work) -> frozenset[str]:
-    if isinstance(work, Change):
+    if isinstance(work, Change | Share):
         return work.queues
     return frozenset(message.queue for message in work)
 
 
 def _is_of_one(error: BaseException) -> bool:
     """Return whether another call of the same group may succeed."""
-    refused = isinstance(error, PostgresqlBusyError | QueueLimitError)
+    refused = isinstance(error, PostgresqlBusyError | QueueLimitError | RequestExistsError)
     return refused or type(error) is PostgresqlError or not isinstance(error, QdoError)
 
 
 def refusal(error: BaseException) -> BaseException:
     """Return an error as callers of `App.send` know it."""
     cause = error.__cause__
-    if isinstance(cause, errors.Error) and cause.sqlstate == TOO_MANY_QUEUES:
+    if not isinstance(cause, errors.Error):
+        return error
+    if cause.sqlstate == TOO_MANY_QUEUES:
         limit = int(cause.diag.message_hint or 0)
         return QueueLimitError(queue=cause.diag.message_detail, limit=limit)
+    if cause.sqlstate == REQUEST_EXISTS:
+        return RequestExistsError(id=cause.diag.message_detail)
     return error
 
 
@@ -324,7 +387,7 @@ def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
 
 
 _SECOND = 10_000_000
-_ARRAYS = (
+ARRAYS = (
     "%b::text[], %b::text[], %b::text[], %b::bytea[],"
     " %b::text[], %b::bigint[], %b::text[], %b::bigint[]"
 )
@@ -342,7 +405,7 @@ class SendWork:
     def __init__(
         self, schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
     ) -> None:
-        self._statement = f"SELECT {schema}.send(%s, {_ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
         self._parameters = (app, *arrays_of(messages, marks), None)
 
     def __call__(self, connection: PostgresqlConnection) -> list[str]:
@@ -362,38 +425,45 @@ class StageWork:
         node: int,
     ) -> None:
         self._address = address
-        self._statement = f"SELECT {address.schema}.stage(%s, %s, {_ARRAYS})"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._statement = f"SELECT {address.schema}.stage(%s, %s, {ARRAYS})"  # nosec B608 # the address allows a-z, 0-9 and _
         arrays = arrays_of(messages, marks, with_ids=True)
         self._ids: list[str] = arrays[4]
         self._parameters = (node, app, *arrays)
 
     def run(self, connection: Any) -> list[str]:
-        """Keep the messages in the transaction of a connection; return their ids.
-
-        :raises UsageError: it is not a connection of psycopg, or to another database.
-        """
-        execute, driver = executor_of(connection)
-        if driver.info.encoding != "utf-8":
-            raise UsageError(
-                reason="the client_encoding of the connection must be UTF8, got "
-                f"{driver.info.encoding}; set it when you connect"
-            )
-        try:
-            execute(self._statement, self._parameters)
-        except Exception as error:
-            found = getattr(error, "orig", error)  # SQLAlchemy wraps the errors of psycopg
-            if not isinstance(found, psycopg.Error):
-                raise
-            if found.sqlstate == OTHER_SCHEMA or isinstance(found, _NO_SCHEMA):
-                raise UsageError(
-                    reason="the connection must be to the database of the app's broker, "
-                    f"{self._address.server}, got another; use a qdo.outbox.Outbox there"
-                ) from error
-            for kind, state in _STATES:
-                if isinstance(found, kind):
-                    raise UsageError(reason=f"the connection's transaction {state}") from error
-            raise translated(self._address, found, driver.info.user) from error
+        """Keep the messages in the transaction of a connection; return their ids."""
+        execute_within(connection, self._address, self._statement, self._parameters)
         return self._ids
+
+
+def execute_within(
+    connection: Any, address: SchemaAddress, statement: str, parameters: Sequence[Any]
+) -> Any:
+    """Execute a statement in the transaction of an app's connection; return its cursor.
+
+    :raises UsageError: it is not a connection of psycopg, or to another database.
+    """
+    execute, driver = executor_of(connection)
+    if driver.info.encoding != "utf-8":
+        raise UsageError(
+            reason="the client_encoding of the connection must be UTF8, got "
+            f"{driver.info.encoding}; set it when you connect"
+        )
+    try:
+        return execute(statement, parameters)
+    except Exception as error:
+        found = getattr(error, "orig", error)  # SQLAlchemy wraps the errors of psycopg
+        if not isinstance(found, psycopg.Error):
+            raise
+        if found.sqlstate == OTHER_SCHEMA or isinstance(found, _NO_SCHEMA):
+            raise UsageError(
+                reason="the connection must be to the database of the app's broker, "
+                f"{address.server}, got another; use a qdo.outbox.Outbox there"
+            ) from error
+        for kind, state in _STATES:
+            if isinstance(found, kind):
+                raise UsageError(reason=f"the connection's transaction {state}") from error
+        raise translated(address, found, driver.info.user) from found
 
 
 _STATES = (

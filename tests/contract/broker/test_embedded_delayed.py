@@ -296,6 +296,7 @@ def test_a_file_of_the_second_format_is_taken_over(path: str) -> None:
     """Its queues and delayed messages keep their ids."""
     older = MESSAGES.schema.replace(" AUTOINCREMENT", "")
     connection = open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 2, older))
+    connection.execute("DROP TABLE requests")
     connection.execute("INSERT INTO queues VALUES (7, 'app', 'q', 700, 1, 1, 1)")
     connection.execute("INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")
     due = position_of_time(NOW)

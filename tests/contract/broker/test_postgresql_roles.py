@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -16,6 +16,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
+from qdo.brokers.requests import RUNNING, NewRequest
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
@@ -29,6 +30,7 @@ TABLES = (
     "delayed",
     "dedup",
     "dead_letters",
+    "requests",
 )
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
@@ -97,6 +99,21 @@ def send_all(broker: Broker) -> None:
     broker.send(Outgoing("a", b"later", terms=SendOptions(due=time.time() + 3600)))
 
 
+def ask_all(broker: Broker) -> tuple[str, str]:
+    """Ask, and do all that those who ask may do; return the ids, one of them cancelled."""
+    waits, cancelled = uuid.uuid4().hex, uuid.uuid4().hex
+    assert broker.requests.ask([request(waits), request(cancelled)]) == [True, True]
+    waiting = broker.requests.find(cancelled)
+    assert waiting is not None
+    assert broker.requests.end(waiting.take, "cancelled", messages=[Outgoing("a", b"told")])
+    assert not broker.requests.mark(waits, "{}")
+    return waits, cancelled
+
+
+def request(id: str) -> NewRequest:
+    return NewRequest("p", id, (b"1", None), b"digest", keep_seconds=0.0)
+
+
 def stage(roles: Roles, name: str) -> None:
     with roles.connect(name) as connection:
         connection.execute(STAGE)
@@ -107,6 +124,7 @@ def work_all(roles: Roles, name: str) -> None:
     broker = roles.broker(name)
     send_all(broker)
     stage(roles, name)
+    run_requests(broker)
     broker.send(Outgoing("a", b"soon", terms=SendOptions(due=time.time() + 0.01)))
     broker.listen(lambda names: None)()
     rows = broker.reader("a", 0).fetch(10)
@@ -126,6 +144,18 @@ def work_all(roles: Roles, name: str) -> None:
         connection.execute("SELECT qdo.move_due('app', 1, 1)")
 
 
+def run_requests(broker: Broker) -> None:
+    """Do all that workers and operators do with requests."""
+    waits, cancelled = ask_all(broker)
+    assert broker.requests.retry(cancelled)
+    taken = broker.requests.take(waits, "p", 99, []).requests
+    ends = {each.take.id: each.take for each in taken}
+    assert broker.requests.end(ends[waits], "done", messages=[Outgoing("a", b"told")])
+    assert broker.requests.give_back(waits) >= 1
+    assert broker.requests.records()
+    assert broker.requests.expire() >= 1
+
+
 def read_all(broker: Broker) -> None:
     broker.catalog.names()
     broker.catalog.backlog("a", 0)
@@ -133,6 +163,11 @@ def read_all(broker: Broker) -> None:
     broker.dead_letters.counts()
     broker.dead_letters.records("a")
     broker.delayed.find("a", 10)
+    broker.requests.counts()
+    broker.requests.find("none")
+    broker.requests.owners()
+    broker.requests.pools()
+    broker.requests.records()
 
 
 def record(position: int) -> DeadLetterRecord:
@@ -159,6 +194,7 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
     name = roles.create("sender")
     broker = roles.broker(name)
     send_all(broker)
+    ask_all(broker)
     stage(roles, name)
     assert denied(roles, name, "read") == set(TABLES) - {"about"}
     assert denied(roles, name, "delete") == set(TABLES)
@@ -167,7 +203,60 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
     with pytest.raises(PostgresqlRightsError):
         broker.delete_queue("a", 0)
     reader = roles.broker("postgres").reader("a", 0)
-    assert [row[1] for row in reader.fetch(9)] == [b"plain", b"1", b"keyed", b"staged"]
+    assert [row[1] for row in reader.fetch(9)] == [b"plain", b"1", b"keyed", b"told", b"staged"]
+
+
+def test_a_sender_ends_only_requests_that_wait(roles: Roles) -> None:
+    """It knows those whose ids it knows, and runs none."""
+    store = roles.broker(roles.create("sender")).requests
+    assert store.ask([request("a")]) == [True]
+    (taken,) = roles.broker("postgres").requests.take("w", "p", 1, []).requests
+    waiting = taken.take._replace(owner="")
+    assert not store.end(waiting, "cancelled")
+    assert store.mark("a", "{}")
+    refused: tuple[Callable[[], object], ...] = (
+        lambda: store.end(taken.take, "cancelled"),
+        lambda: store.end(waiting, "failed"),
+        lambda: store.note(taken.take, RUNNING, "note"),
+        lambda: store.put_back(taken.take, 0, 0.0, None),
+        lambda: store.take("w", "p", 1, []),
+        lambda: store.give_back("w"),
+        lambda: store.retry("a"),
+        store.expire,
+        store.records,
+        store.counts,
+        store.owners,
+        store.pools,
+    )
+    for call in refused:
+        with pytest.raises(PostgresqlRightsError):
+            call()
+    found = store.find("a")
+    assert found is not None
+    assert (found.take, found.state, found.mark) == (taken.take, RUNNING, "{}")
+
+
+TOO_LARGE_REQUESTS = {
+    "body": "'p'::text, 'i'::text, convert_to(repeat('x', 67108865), 'UTF8'), NULL, NULL, 1",
+    "headers": "'p'::text, 'i'::text, ''::bytea, repeat('h', 131073), NULL, 1",
+    "reply": "'p'::text, 'i'::text, ''::bytea, NULL, repeat('r', 1048577), 1",
+    "id": "'p'::text, repeat('i', 201), ''::bytea, NULL, NULL, 1",
+    "pool": "'a/b'::text, 'i'::text, ''::bytea, NULL, NULL, 1",
+    "keep": "'p'::text, 'i'::text, ''::bytea, NULL, NULL, 'NaN'::float8",
+}
+
+
+@pytest.mark.parametrize("part", TOO_LARGE_REQUESTS)
+def test_a_sender_with_sql_asks_within_limits(roles: Roles, part: str) -> None:
+    """A request that qdo would refuse stops no worker."""
+    ask = f"""
+    SELECT qdo.ask_requests(NULL, 'app', ARRAY[pool], ARRAY[id], ARRAY[5], ARRAY[0.0], ARRAY[reply],
+        ARRAY[keep], ARRAY[''::bytea], ARRAY[head::text], ARRAY[body], NULL)
+    FROM (SELECT {TOO_LARGE_REQUESTS[part]}) AS given(pool, id, body, head, reply, keep)
+    """
+    sender = roles.create("sender")
+    with roles.connect(sender) as connection, pytest.raises(errors.CheckViolation):
+        connection.execute(ask.encode())
 
 
 TOO_LARGE = {
@@ -234,6 +323,7 @@ def test_a_worker_works(roles: Roles) -> None:
 
 def test_an_onlooker_changes_nothing(roles: Roles) -> None:
     send_all(roles.broker("postgres"))
+    ask_all(roles.broker("postgres"))
     name = roles.create("onlooker")
     broker = roles.broker(name)
     read_all(broker)
@@ -242,6 +332,8 @@ def test_an_onlooker_changes_nothing(roles: Roles) -> None:
         broker.send(Outgoing("a", b"no"))
     with pytest.raises(PostgresqlRightsError):
         broker.trim("a", 2**60, 0.0)
+    with pytest.raises(PostgresqlRightsError):
+        broker.requests.mark("any", "{}")
 
 
 @pytest.mark.parametrize("kind", ["sender", "worker"])
@@ -261,6 +353,7 @@ def test_every_right_is_needed(roles: Roles, kind: str) -> None:
         try:
             if kind == "sender":
                 send_all(roles.broker(name))
+                ask_all(roles.broker(name))
                 stage(roles, name)
             else:
                 work_all(roles, name)

@@ -14,6 +14,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.requests import RUNNING
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
@@ -132,6 +133,18 @@ CALLS = {
         ("history", "actions", "--history", "sqlite:history.db", HOSTILE),
         ("queues", "--history", f"sqlite:{HOSTILE_NAME}"),
     ],
+    "requests": [
+        ("requests", "list"),
+        ("requests", "list", HOSTILE_NAME),
+        ("requests", "list", HOSTILE, "--state", "over", "-o", "csv"),
+        ("requests", "show", HOSTILE_NAME, "--body"),
+        ("requests", "show", HOSTILE),
+        ("requests", "resume", HOSTILE_NAME, HOSTILE),
+        ("requests", "retry", HOSTILE_NAME),
+        ("requests", "cancel", HOSTILE_NAME, "--dry-run"),
+        ("requests", "cancel", HOSTILE_NAME, "--yes", "--reason", HOSTILE[:100]),
+        ("requests", "cancel", HOSTILE_NAME, "--yes"),
+    ],
     "timers": [
         ("timers", "list"),
         ("timers", "run", HOSTILE),
@@ -236,6 +249,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     with App("a") as app:
         app.send_many([(HOSTILE_NAME, 1), ("q", 2)])
         app.broker.dead_letters.store(letter())
+        asked = {"body": TEXT, "tag": {TEXT: TEXT}, "then": HOSTILE_NAME}
+        app.request_many([{"pool": HOSTILE_NAME, "id": HOSTILE_NAME, **asked}])
+        (taken,) = app.broker.requests.take(TEXT[1:], HOSTILE_NAME, 1, ()).requests
+        app.broker.requests.note(taken.take, RUNNING, TEXT)
         yield client
     client.stop()
     client.close()

@@ -21,6 +21,7 @@ from kazoo.security import ACL, Id, Permissions
 
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.requests import OVER, PAUSED, WAITING
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
@@ -37,6 +38,7 @@ READ_ONLY = frozenset(
         *("locks", "audit", "config", "doctor", "dashboard", "demo"),
         *("dead-letters list", "dead-letters show", "dead-letters export"),
         *("documents list", "documents get", "limits list", "timers list"),
+        *("requests list", "requests show"),
         *("settings show", "settings get", "settings history", "settings diff"),
         *("history queues", "history failures", "history durations", "history actions"),
         "history owners",
@@ -223,6 +225,21 @@ def declare_timer(desk: LiveDesk) -> None:
     (desk.folder / "timed.py").write_text("\n".join(lines))
 
 
+def asked(id: str, state: int = WAITING) -> Callable[[LiveDesk], None]:
+    """Ask for a request of a pool without a job, and bring it into a state."""
+
+    def prepare(desk: LiveDesk) -> None:
+        desk.app.request(id, 1, id=id)
+        if state != WAITING:
+            (taken,) = desk.broker.requests.take("desk", id, 1, ()).requests
+            if state == PAUSED:
+                desk.broker.requests.note(taken.take, PAUSED, None)
+            else:
+                desk.broker.requests.end(taken.take, "failed")
+
+    return prepare
+
+
 CASES = {
     "seek": ChangeCase(given("seeks", "earliest"), asks=True),
     "delete": ChangeCase(given("drops"), asks=True),
@@ -266,6 +283,9 @@ CASES = {
     "limits delete": ChangeCase(
         given("mail"), lambda desk: desk.done("limits", "set", "mail", "--max", "1")
     ),
+    "requests cancel": ChangeCase(given("twice"), asked("twice"), asks=True),
+    "requests resume": ChangeCase(given("rests", "1"), asked("rests", PAUSED)),
+    "requests retry": ChangeCase(given("fails"), asked("fails", OVER)),
     "timers run": ChangeCase(given("nightly", "--app", "timed:app"), declare_timer),
     "settings set": ChangeCase(given("attempts", "7")),
     "settings unset": ChangeCase(

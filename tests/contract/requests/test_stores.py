@@ -307,6 +307,7 @@ def replace_owner(take: Take, owner: str) -> Take:
 
 def test_an_end_and_its_message_are_one(broker: Broker) -> None:
     """A message that cannot be stored leaves the request as it was."""
+    broker.max_queues = 1
     held = take_one(broker)
     bad = Outgoing("told", bytes(broker.capabilities.max_body_bytes + 1))
     for message, error in ((Outgoing("a/b", b"1"), QueueNameError), (bad, MessageTooLargeError)):
@@ -315,12 +316,11 @@ def test_an_end_and_its_message_are_one(broker: Broker) -> None:
         with pytest.raises(error):
             broker.requests.note(held, PAUSED, "n", messages=[MESSAGE, message])
     if not isinstance(broker, MemoryBroker):
-        broker.max_queues = 0
+        both = [MESSAGE, replace(MESSAGE, queue="second")]
         with pytest.raises(QueueLimitError):
-            broker.requests.end(held, "done", messages=[MESSAGE])
+            broker.requests.end(held, "done", messages=both)
         with pytest.raises(QueueLimitError):
-            broker.requests.note(held, PAUSED, "n", messages=[MESSAGE])
-        broker.max_queues = None
+            broker.requests.note(held, PAUSED, "n", messages=both)
     assert (found(broker).state, told(broker)) == (RUNNING, [])
     assert broker.requests.note(held, PAUSED, "n", messages=[MESSAGE])
     assert broker.requests.end(held, "done", messages=[MESSAGE])

@@ -1,0 +1,41 @@
+"""Messages on their way to a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdo.message import Message
+
+DEDUP_SECONDS = 300.0
+"""Default window of a deduplication key."""
+LASTING_DEDUP_SECONDS = 604_800.0
+"""Window of what outboxes and repeated attempts send again: their longest pause in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """When a message is delivered, and whether it is stored.
+
+    :ivar due: Unix time in seconds before which it must not be delivered; None: at once.
+    :ivar dedup_key: a queue stores the first message with a key. For `dedup_seconds` from its
+        sending, sending another returns the id of the first.
+    :ivar once: the message whose job sends this one, if the key is made from it.
+    """
+
+    due: float | None = None
+    dedup_key: str | None = None
+    dedup_seconds: float = DEDUP_SECONDS
+    once: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message on its way to a broker, its body as it will be stored."""
+
+    queue: str
+    body: bytes
+    key: str | None = None
+    headers: str | None = None
+    """JSON object of str to str, or None."""
+    terms: SendOptions | None = None
+    """None for most: one field, because a million of these are made a minute."""

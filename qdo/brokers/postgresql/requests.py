@@ -1,0 +1,377 @@
+"""Requests in a table of the PostgreSQL schema; its functions in `schema.sql` do each step.
+
+Requests that several callers ask or report at once share a statement, see `writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from qdo.broker_errors import PostgresqlError
+from qdo.brokers.base import Outgoing
+from qdo.brokers.postgresql.reader import Fetches
+from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.brokers.postgresql.writer import (
+    ARRAYS,
+    REQUESTS,
+    UNKNOWN,
+    PostgresqlWriter,
+    Share,
+    arrays_of,
+    execute_within,
+    refusal,
+)
+from qdo.brokers.requests import (
+    NO_CONTENT,
+    OVER,
+    PAUSED,
+    RUNNING,
+    TAKEN_BYTES,
+    WAITING,
+    Content,
+    NewRequest,
+    PoolCounts,
+    RequestRecord,
+    RequestStore,
+    Take,
+    Taken,
+    TakenRequest,
+    check_content,
+    check_request_text,
+    check_requests,
+    storable_text,
+)
+from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
+from qdo.encryption.marks import IdMarks
+
+_ASK = """
+SELECT {schema}.ask_requests(%s, %s, %b::text[], %b::text[], %b::integer[], %b::float8[],
+    %b::text[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %s)
+"""
+_TAKE = f"""
+SELECT id, take, priority, failed, crashed, error, asked, reply,
+    CASE WHEN octet_length(body) > %(most)s THEN '{LEFT_ON_SERVER}' ELSE headers END,
+    CASE WHEN octet_length(body) > %(most)s THEN '' ELSE body END, mark, next_due
+FROM {{schema}}.take_requests(
+    %(app)s, %(owner)s, %(pool)s, %(places)s, %(running)b::text[], {TAKEN_BYTES})
+"""  # nosec B608 # constants
+_REPORT = f"""
+SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b::integer[],
+    %b::text[], %b::integer[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::bytea[],
+    %b::integer[], {ARRAYS}, %s)
+"""  # nosec B608 # constants
+_CANCEL = f"SELECT {{schema}}.cancel_request(%s, %s, %s, %s, {ARRAYS})"  # nosec B608 # constants
+_MARK = "SELECT {schema}.mark_request(%s, %s, %s)"
+_RETRY = "SELECT {schema}.retry_request(%s, %s)"
+_GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
+_EXPIRE = "SELECT {schema}.expire_requests(%s)"
+_COLUMNS = """
+SELECT id, owner, take, pool, state, priority, asked, due, failed, started, note, error, mark,
+    reply, outcome, until
+"""
+_FIND = f"""
+{_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
+"""
+_STATE = "SELECT state, mark FROM {schema}.find_request(%(app)s, %(id)s)"
+_RECORDS = f"""
+{_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
+WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
+ORDER BY number LIMIT %(limit)s
+"""  # nosec B608 # constants, and numbers of states
+_OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
+_POOLS = """
+WITH RECURSIVE found(pool) AS (
+    (SELECT pool FROM {schema}.requests WHERE app = %(app)s AND state = 0 ORDER BY pool LIMIT 1)
+    UNION ALL SELECT (
+        SELECT pool FROM {schema}.requests AS further
+        WHERE app = %(app)s AND state = 0 AND further.pool > found.pool ORDER BY pool LIMIT 1)
+    FROM found WHERE found.pool IS NOT NULL
+) SELECT pool FROM found WHERE pool IS NOT NULL
+"""
+_COUNTS = """
+SELECT pool, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),
+    count(*) FILTER (WHERE state = 2),
+    min(since) FILTER (WHERE since <= extract(epoch FROM clock_timestamp()))
+FROM (
+    SELECT pool, state, greatest(asked, due) AS since FROM {schema}.requests
+    WHERE app = %(app)s AND state = 0
+    UNION ALL SELECT pool, state, NULL FROM {schema}.requests
+    WHERE app = %(app)s AND state IN (1, 2)
+) AS held GROUP BY pool
+"""
+_OF_REQUESTS = frozenset({REQUESTS})
+_MOST_PLACES = 2**31 - 1
+
+
+class _Report(NamedTuple):
+    """What becomes of a request, in the order of the parameters of `report_requests`."""
+
+    take: Take
+    state: int
+    note: str | None = None
+    failed: int | None = None
+    due: float | None = None
+    error: str | None = None
+    outcome: str | None = None
+    result: Content | None = None
+    messages: Sequence[Outgoing] = ()
+
+
+class PostgresqlRequests(RequestStore):
+    """The requests of one app in a schema.
+
+    :param node: of the schema.
+    :param check: returns the size of a message, or raises an error.
+    :param marks: returns what proves the ids of messages, None without encryption.
+    :param listen: see `RequestStore.listen`.
+    """
+
+    def __init__(
+        self,
+        address: SchemaAddress,
+        app: str,
+        node: int,
+        fetches: Fetches,
+        writer: PostgresqlWriter,
+        check: Callable[[Outgoing], int],
+        marks: Callable[[], IdMarks | None],
+        listen: Callable[[Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        self._address = address
+        self._app = app
+        self._node = node
+        self._fetches = fetches
+        self._writer = writer
+        self._check = check
+        self._marks = marks
+        self._listen = listen
+
+    def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
+        size = check_requests(requests, MAX_STORED_BODY_BYTES)
+        if not requests:
+            return []
+        if connection is None:
+            ids = frozenset(_locked(each.id) for each in requests)
+            share = Share(self._asked, requests, None, ids, _OF_REQUESTS)
+            new: list[bool] = self._writer.call(share, size)
+            return new
+        parameters = (self._node, self._app, *_arrays(requests), None)
+        try:
+            cursor = execute_within(connection, self._address, self._sql(_ASK), parameters)
+        except PostgresqlError as error:
+            raise refusal(error) from error.__cause__
+        return list(cursor.fetchone()[0])
+
+    def _asked(
+        self, connection: PostgresqlConnection, parts: list[Sequence[NewRequest]], lock_ms: int
+    ) -> list[list[bool]]:
+        requests = [each for part in parts for each in part]
+        parameters = (None, self._app, *_arrays(requests), lock_ms)
+        (new,) = connection.execute(self._sql(_ASK), parameters).fetchone() or ((),)
+        left = iter(new)
+        return [list(islice(left, len(part))) for part in parts]
+
+    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+        parameters = {
+            "app": self._app, "owner": owner, "pool": pool, "running": list(running),
+            "places": min(places, _MOST_PLACES), "most": self._fetches.most(),
+        }  # fmt: skip
+
+        def work(connection: PostgresqlConnection) -> list[Any]:
+            with connection.cursor(binary=True) as cursor:
+                return cursor.execute(self._sql(_TAKE), parameters).fetchall()
+
+        rows = self._writer.run(work, queues=frozenset({_locked(pool)}), told=frozenset())
+        *rows, (*_, next_due) = rows
+        requests = tuple(_taken(owner, pool, row) for row in rows if row[1] is not None)
+        marks = {row[0]: row[-2] for row in rows if row[-2] is not None}
+        return Taken(requests, marks, next_due)
+
+    def note(
+        self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
+    ) -> bool:
+        return self._report(_Report(take, state, storable_text(note), messages=messages))
+
+    def end(
+        self,
+        take: Take,
+        outcome: str,
+        result: Content | None = None,
+        error: str | None = None,
+        messages: Sequence[Outgoing] = (),
+    ) -> bool:
+        error = storable_text(error)
+        size = check_content(f"of request {take.id}", result, MAX_STORED_BODY_BYTES)
+        if outcome == "cancelled" and not take.owner and result is None:
+            return self._cancel(take, error, messages)
+        report = _Report(take, OVER, error=error, outcome=outcome, result=result, messages=messages)
+        return self._report(report, size)
+
+    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
+        report = _Report(take, WAITING, failed=failed, due=due, error=storable_text(error))
+        return self._report(report, told=_OF_REQUESTS)
+
+    def _report(self, report: _Report, size: int = 0, told: frozenset[str] = frozenset()) -> bool:
+        size += sum(map(self._check, report.messages))
+        queues = frozenset(message.queue for message in report.messages)
+        locked = queues | {_locked(report.take.id)}
+        told |= _announced(report.messages)
+        share = Share(self._reported, report, report.take.id, locked, told)
+        return bool(self._writer.call(share, size))
+
+    def _reported(
+        self, connection: PostgresqlConnection, reports: list[_Report], lock_ms: int
+    ) -> list[bool]:
+        takes, states, notes, failures, dues, errors, outcomes, results, _ = zip(
+            *reports, strict=True
+        )
+        contents = [(None, None) if each is None else each for each in results]
+        columns = (
+            *zip(*takes, strict=True), states, notes, failures, dues, errors, outcomes,
+            [headers for _, headers in contents], [body for body, _ in contents],
+        )  # fmt: skip
+        places = [
+            place for place, report in enumerate(reports, 1) for _ in range(len(report.messages))
+        ]
+        messages = [message for report in reports for message in report.messages]
+        arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
+        parameters = (self._app, *map(list, columns), places, *arrays, lock_ms)
+        (valid,) = connection.execute(self._sql(_REPORT), parameters).fetchone() or ([],)
+        return list(valid)
+
+    def _cancel(self, take: Take, why: str | None, messages: Sequence[Outgoing]) -> bool:
+        """End a request that waits: also a role of senders may."""
+        size = sum(map(self._check, messages))
+        arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
+        locked = frozenset(message.queue for message in messages) | {_locked(take.id)}
+        parameters = (self._app, take.id, take.number, why, *arrays)
+        return bool(self._change(_CANCEL, parameters, _announced(messages), locked, size))
+
+    def retry(self, id: str) -> bool:
+        check_request_text("the id of a request", id)
+        return bool(self._change(_RETRY, (self._app, id), _OF_REQUESTS, {_locked(id)}))
+
+    def mark(self, id: str, mark: str) -> bool:
+        check_request_text("the id of a request", id)
+        check_request_text("the mark of a request", mark)
+        return bool(self._change(_MARK, (self._app, id, mark), _OF_REQUESTS, {_locked(id)}))
+
+    def give_back(self, owner: str) -> int:
+        return int(self._change(_GIVE_BACK, (self._app, owner), _OF_REQUESTS, {_locked(owner)}))
+
+    def expire(self) -> int:
+        return int(self._change(_EXPIRE, (self._app,), frozenset(), {_locked("")}))
+
+    def owners(self) -> list[str]:
+        return [owner for (owner,) in self._read(_OWNERS)]
+
+    def find(self, id: str) -> RequestRecord | None:
+        check_request_text("the id of a request", id)
+        rows = self._read(_FIND, id=id)
+        return _record(*rows[0]) if rows else None
+
+    def state(self, id: str) -> tuple[int, str | None] | None:
+        check_request_text("the id of a request", id)
+        rows = self._read(_STATE, id=id)
+        return tuple(rows[0]) if rows else None
+
+    def records(
+        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+    ) -> list[RequestRecord]:
+        numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
+        query = _RECORDS.replace("{states}", f"({numbers})")
+        return [_record(*row) for row in self._read(query, pool=pool, limit=limit)]
+
+    def pools(self) -> list[str]:
+        return [pool for (pool,) in self._read(_POOLS)]
+
+    def counts(self) -> dict[str, PoolCounts]:
+        return {pool: PoolCounts(*counts) for pool, *counts in self._read(_COUNTS)}
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._listen(wake)
+
+    def _change(
+        self,
+        query: str,
+        parameters: tuple[Any, ...],
+        told: frozenset[str],
+        locked: Collection[str],
+        size: int = 0,
+    ) -> Any:
+        """Return the only value of a statement that changes something."""
+
+        def work(connection: PostgresqlConnection) -> Any:
+            (value,) = connection.execute(self._sql(query), parameters).fetchone() or (None,)
+            return value
+
+        return self._writer.run(work, size, frozenset(locked), told)
+
+    def _read(self, query: str, **wanted: Any) -> list[Any]:
+        def work(connection: PostgresqlConnection) -> list[Any]:
+            parameters = {"app": self._app, **wanted}
+            with connection.cursor(binary=True) as cursor:
+                return cursor.execute(self._sql(query), parameters).fetchall()
+
+        return self._fetches.run(work)
+
+    def _sql(self, text: str) -> str:
+        return text.format(schema=self._address.schema)
+
+
+def _locked(name: str) -> str:
+    """Return a text for what a call may wait for; it is not the name of a queue."""
+    return f"/{name}"
+
+
+def _announced(messages: Sequence[Outgoing]) -> frozenset[str]:
+    """Return the queues of messages, `UNKNOWN` if some may be delayed."""
+    if any(message.terms is not None for message in messages):
+        return UNKNOWN
+    return frozenset(message.queue for message in messages)
+
+
+def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any], ...]:
+    """Return the arrays that `ask_requests` takes."""
+    rows = [
+        (each.pool, each.id, each.priority, each.due, each.reply, each.keep_seconds, each.digest,
+         each.content[1], each.content[0])
+        for each in requests
+    ]  # fmt: skip
+    return tuple(map(list, zip(*rows, strict=True)))
+
+
+def _taken(owner: str, pool: str, row: Any) -> TakenRequest:
+    id, number, priority, failed, crashed, error, asked, reply, headers, body, _, _ = row
+    return TakenRequest(
+        Take(id, owner, number), pool, (body, headers), priority, failed, crashed, error, asked,
+        reply,
+    )  # fmt: skip
+
+
+def _record(
+    id: str, owner: str, number: int, pool: str, state: int, priority: int, *rest: Any
+) -> RequestRecord:
+    asked, due, failed, started, note, error, mark, reply, outcome, until, *contents = rest
+    headers, body, result_headers, result = contents
+    return RequestRecord(
+        take=Take(id, owner, number),
+        pool=pool,
+        state=state,
+        content=NO_CONTENT if body is None else (body, headers),
+        priority=priority,
+        asked=asked,
+        due=due,
+        failed=failed,
+        started=started,
+        note=note,
+        error=error,
+        mark=mark,
+        reply=reply,
+        outcome=outcome,
+        result=None if result is None else (result, result_headers),
+        until=until,
+    )

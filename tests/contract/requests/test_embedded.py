@@ -1,0 +1,228 @@
+"""Requests in the embedded broker's file: its locks, groups, formats, damaged rows, and indexes."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded import requests
+from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.brokers.embedded.schema import MESSAGES, Query
+from qdo.brokers.requests import OVER, WAITING, NewRequest
+from qdo.errors import DatabaseCorruptError, DatabaseReplacedError, QdoError, RequestExistsError
+from qdo.system.sqlite import Format, open_database
+from tests.support.processes import wait_until
+
+APP = "shop:app"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "messages.db")
+
+
+@pytest.fixture
+def broker(path: str) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(path, APP)
+    yield broker
+    broker.close()
+
+
+def new(id: str, body: bytes = b"1", **options: Any) -> NewRequest:
+    return NewRequest("p", id, (body, '{"h": "1"}'), body, **options)
+
+
+def execute(path: str, statement: str, *values: Any) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def test_a_look_that_finds_nothing_takes_no_lock(broker: EmbeddedBroker) -> None:
+    """While nothing is due, or there is no place, and the worker runs all that it owns."""
+    broker.requests.ask([new("1"), new("2", due=4e9)])
+    broker.requests.take("w", "p", 1, [])
+    broker.requests.mark("1", '{"cancel": ""}')
+    commits = broker.commits
+    assert broker.requests.take("w", "p", 9, ["1"]).marks == {"1": '{"cancel": ""}'}
+    broker.requests.take("x", "p", 9, [])
+    broker.requests.take("x", "none", 9, [])
+    assert broker.requests.expire() == 0
+    broker.requests.ask([new("3")])
+    broker.requests.take("w", "p", 0, ["1"])
+    assert broker.commits == commits + 1
+
+
+def test_each_call_of_a_group_has_its_own_outcome(broker: EmbeddedBroker, path: str) -> None:
+    """A group that fails is repeated call by call: an end with its message, a send, an ask."""
+    broker.requests.ask([new("1")])
+    (taken,) = broker.requests.take("w", "p", 9, []).requests
+    found: list[object] = []
+
+    def attempt(work: Any) -> None:
+        try:
+            found.append(work())
+        except QdoError as error:
+            found.append(type(error))
+
+    works = [
+        lambda: broker.requests.end(taken.take, "done", messages=[Outgoing("told", b"over")]),
+        lambda: len(broker.send_many([Outgoing("told", b"1"), Outgoing("told", b"2")])),
+        lambda: broker.requests.ask([new("2"), new("1", b"other")]),
+        lambda: broker.requests.ask([new("3")]),
+    ]
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    threads = [threading.Thread(target=attempt, args=[each]) for each in works]
+    for count, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda count=count: broker.waiting == count, "it waits")  # type: ignore[misc]
+    lock.execute("ROLLBACK")
+    lock.close()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, found)) == sorted(map(str, [True, 2, RequestExistsError, [True]]))
+    assert [row[1] for row in broker.reader("told", 0).fetch(9)] == [b"over", b"1", b"2"]
+    assert [each.id for each in broker.requests.records()] == ["1", "3"]
+
+
+def test_a_file_of_the_third_format_gets_requests(path: str) -> None:
+    """Its messages stay."""
+    open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 3, MESSAGES.schema)).close()
+    execute(path, "DROP TABLE requests")
+    execute(path, "INSERT INTO queues VALUES (7, ?, 'q', 700, 1, 1, 0)", APP)
+    execute(path, "INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")
+    broker = EmbeddedBroker(path, APP)
+    assert broker.requests.ask([new("1")]) == [True]
+    assert [row[1] for row in broker.reader("q", 0).fetch(9)] == [b"11"]
+    broker.close()
+    connection = open_database(path, MESSAGES)
+    upgraded = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()
+    connection.close()
+    connection = open_database(f"{path}.new", MESSAGES)
+    assert set(upgraded) == set(connection.execute("SELECT name, sql FROM sqlite_master"))
+    connection.close()
+
+
+def test_no_number_is_used_twice(broker: EmbeddedBroker, path: str) -> None:
+    """Requests keep their age, also when the newest ones were deleted."""
+    broker.requests.ask([new("1"), new("2", keep_seconds=0.0)])
+    assert broker.requests.end(broker.requests.records()[1].take, "cancelled")
+    assert broker.requests.expire() == 1
+    broker.requests.ask([new("3")])
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT number FROM requests").fetchall() == [(1,), (3,)]
+    connection.close()
+
+
+DAMAGES = [
+    ("body", "'text'"),
+    ("body", "5"),
+    ("headers", "x'ff'"),
+    ("headers", "CAST(x'ff' AS TEXT)"),
+]
+OTHER_DAMAGES = [
+    ("failed", "'many'"),
+    ("asked", "'today'"),
+    ("crashed", "x''"),
+    ("reply", "CAST(x'ff' AS TEXT)"),
+    ("error", "x'ff'"),
+    ("take", "'x'"),
+    ("id", "x'ff'"),
+    ("mark", "x'ff'"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), [*DAMAGES, *OTHER_DAMAGES])
+@pytest.mark.parametrize("state", ["waiting", "running"])
+def test_a_damaged_row_stops_no_other(
+    broker: EmbeddedBroker,
+    path: str,
+    state: str,
+    column: str,
+    value: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is taken with an empty body, which no job can decode, if the body is damaged."""
+    broker.requests.ask([new("1"), new("2", b"22")])
+    if state == "running":
+        broker.requests.take("w", "p", 9, [])
+    execute(path, f"UPDATE requests SET {column} = {value} WHERE id = '1'")
+    with caplog.at_level(logging.WARNING):
+        taken = broker.requests.take("w", "p", 9, []).requests
+    assert [each.take.id for each in taken] == ["damaged 1" if column == "id" else "1", "2"]
+    whole = (b"1", '{"h": "1"}')
+    assert taken[0].content == ((b"", None) if column in ("body", "headers") else whole)
+    assert taken[1].content == (b"22", '{"h": "1"}')
+    if column != "mark":
+        assert taken[0].error == "another program damaged its row"
+        assert "1 requests" in caplog.text
+    assert broker.requests.end(taken[0].take, "failed", error="E", messages=[Outgoing("q", b"1")])
+    assert [each.state for each in broker.requests.records()] == [OVER, 1]
+    assert broker.requests.find(taken[0].take.id) is not None
+
+
+@pytest.mark.parametrize("column", ["pool", "outcome", "result", "note", "due", "until", "state"])
+def test_a_damaged_row_can_be_listed(broker: EmbeddedBroker, path: str, column: str) -> None:
+    """And found and counted, and the others with it."""
+    broker.requests.ask([new("1"), new("2", b"22")])
+    value = "'text'" if column in ("result", "state", "due", "until") else "x'ff'"
+    execute(path, f"UPDATE requests SET {column} = {value} WHERE id = '1'")
+    assert [each.id for each in broker.requests.records()] == ["1", "2"]
+    found = broker.requests.find("1")
+    assert found is not None
+    assert (found.state, found.error) == (WAITING, "another program damaged its row")
+    assert sum(each.waiting for each in broker.requests.counts().values()) == 2
+
+
+def test_damage_of_another_kind_is_an_error(broker: EmbeddedBroker, path: str) -> None:
+    """A repair that repairs nothing does not hide it."""
+    broker.requests.ask([new("1")])
+
+    def damaged(*_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Query, "all", damaged)
+        with pytest.raises(DatabaseCorruptError):
+            broker.requests.owners()
+    assert broker.requests.owners() == []
+
+
+def test_a_replaced_file_is_noticed(broker: EmbeddedBroker, path: str) -> None:
+    """It would look like an empty pool forever."""
+    broker.requests.take("w", "p", 9, [])
+    Path(path).rename(f"{path}.old")
+    with pytest.raises(DatabaseReplacedError):
+        broker.requests.take("w", "p", 9, [])
+
+
+def test_no_query_looks_at_every_request(path: str) -> None:
+    """Neither at those that are over, nor at those that wait, to find those that it needs."""
+    connection = open_database(path, MESSAGES)
+    values = dict.fromkeys(["app", "id", "owner", "take", "pool", "places", "now", "limit"], "1")
+    values |= {"running": "[]", "states": "[]"}
+    statements = {
+        name: each.sql if isinstance(each, Query) else each
+        for name, each in vars(requests).items()
+        if isinstance(each, Query) or (isinstance(each, str) and "WHERE" in each)
+        if name not in ("_OF_TAKE", "_OF_LOST", "_RUN", "_ADD")
+    }
+    names = ("failed", "due", "error", "state", "note", "outcome", "result", "headers", "mark")
+    values |= dict.fromkeys(names, "1")
+    assert len(statements) > 10
+    for name, statement in statements.items():
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
+        for *_, step in plan:
+            assert "SCAN requests" not in step, (name, plan)
+    for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {requests._DUE.sql}", values):
+        assert "TEMP B-TREE" not in step
+    connection.close()
