@@ -28,7 +28,7 @@ from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import with_header
 from qdo.message import NORMAL
 from qdo.sending.messages import time_text
-from qdo.sending.replies import reply_messages
+from qdo.sending.replies import reply_messages, sealed
 from qdo.sending.sender import Sender
 from qdo.system.clock import clock
 from qdo.text import describe
@@ -243,7 +243,8 @@ class PoolSubscription(Subscription):
         def end() -> bool:
             told = request.take.id, self._pool, request.reply
             messages = reply_messages(self._app, *told, outcome, error=error)
-            return self._store.end(request.take, outcome, error=error, messages=messages)
+            result = sealed(self._app, self._pool, None) if outcome == "done" else None
+            return self._store.end(request.take, outcome, result, error, messages)
 
         self._repeat(request, end)
         self._forget(position, request)
