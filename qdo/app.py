@@ -24,7 +24,6 @@ from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
-from qdo.jobs.timers import TimerDeclarations
 from qdo.operators import OperatorCalls
 from qdo.text import pluralize
 
@@ -51,7 +50,7 @@ class OutboxTable(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class App(OperatorCalls, TimerDeclarations):
+class App(OperatorCalls):
     """A named application: its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)
@@ -82,7 +81,6 @@ class App(OperatorCalls, TimerDeclarations):
         **settings: Any,
     ) -> None:
         OperatorCalls.__init__(self, name, settings)
-        TimerDeclarations.__init__(self)
         self._jobs: list[Job] = []
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""
