@@ -30,8 +30,9 @@ def test_kills_falsify_no_state(
     database: str, kills: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Each frozen owner continues beside its successor, and is refused."""
-    is_file = database == "sqlite"
-    url = f"sqlite:{tmp_path}/a.db" if is_file else request.getfixturevalue("postgresql_url")
+    url = f"sqlite:///{tmp_path}/app.db"
+    if database == "postgresql":
+        url = request.getfixturevalue("postgresql_url").replace(":", "+psycopg:", 1)
     found = play(url, str(kills))
     assert found["violations"] == []
     assert found["windows"] > kills / 4
@@ -41,4 +42,4 @@ def test_kills_falsify_no_state(
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_rule_is_needed(mutant: str, tmp_path: Path) -> None:
     """Without it, a value is not that of its messages, or a former owner changes one."""
-    assert play(f"sqlite:{tmp_path}/app.db", "40", mutant)["violations"] != []
+    assert play(f"sqlite:///{tmp_path}/app.db", "40", mutant)["violations"] != []
