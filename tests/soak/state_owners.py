@@ -40,7 +40,10 @@ STALE = 3
 """Exit code of an owner that was refused."""
 FREEZE = 4
 """The place before a transaction; the others are before, within and after one."""
-LEDGER = "CREATE TABLE ledger (name VARCHAR(20), place INT, fence BIGINT, position BIGINT)"
+LEDGER = """
+    CREATE TABLE ledger (
+        name VARCHAR(20), place INT, fence BIGINT, position BIGINT, PRIMARY KEY (name, place))
+"""
 PROCESSES = multiprocessing.get_context("fork")
 
 

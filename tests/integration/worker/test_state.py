@@ -42,4 +42,4 @@ def test_kills_falsify_no_state(
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_rule_is_needed(mutant: str, tmp_path: Path) -> None:
     """Without it, a value is not that of its messages, or a former owner changes one."""
-    assert play(f"sqlite:///{tmp_path}/app.db", "40", mutant)["violations"] != []
+    assert play(f"sqlite:///{tmp_path}/app.db", "20", mutant)["violations"] != []
