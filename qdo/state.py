@@ -149,6 +149,7 @@ def _decoded(text: str, row: dict[str, str]) -> dict[str, Any]:
 
 
 def _invalid(row: dict[str, str], found: str) -> UsageError:
-    state = f"the state of {row['scope']!r}, key {row['name']!r},"
-    most = f"must be a JSON object of at most {MAX_STATE_BYTES} bytes"
-    return UsageError(reason=f"{state} {most}, got {found}")
+    return UsageError(
+        reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be a JSON object of at "
+        f"most {MAX_STATE_BYTES} bytes, got {found}"
+    )
