@@ -241,7 +241,6 @@ class Sender:
         from qdo.sending.webhooks import DeclaredWebhook
 
         webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes)
-        webhook.check()
         if path in self.webhooks:
             raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
         self.webhooks[path] = webhook
