@@ -75,71 +75,7 @@ class RequestContents:
     listeners: dict[object, Callable[[], None]] = field(default_factory=dict)
 
 
-class _StoredReads(RequestStore):
-    """What is read of the requests of an app."""
-
-    def __init__(
-        self,
-        contents: RequestContents,
-        lock: AbstractContextManager[Any],
-        clock: Callable[[], int],
-    ) -> None:
-        self._rows = contents.rows
-        self._listeners = contents.listeners
-        self._lock = lock
-        self._clock = clock
-
-    def owners(self) -> list[str]:
-        with self._lock:
-            return sorted({_owner(each) for each in self._rows.values()} - {""})
-
-    def find(self, id: str) -> RequestRecord | None:
-        check_request_text("the id of a request", id)
-        with self._lock:
-            row = self._rows.get(id)
-            return None if row is None else row.record
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        found = self.find(id)
-        return None if found is None else (found.state, found.mark)
-
-    def records(
-        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
-    ) -> list[RequestRecord]:
-        with self._lock:
-            return [
-                replace(each, content=NO_CONTENT, result=None)
-                for each in (row.record for row in self._rows.values())
-                if pool in (None, each.pool) and (not states or each.state in states)
-            ][:limit]
-
-    def pools(self) -> list[str]:
-        return [pool for pool, each in self.counts().items() if each.waiting]
-
-    def counts(self) -> dict[str, PoolCounts]:
-        with self._lock:
-            records = [each.record for each in self._rows.values() if each.record.state != OVER]
-            now = self._now() + _SLACK_SECONDS
-        numbers = Counter((each.pool, each.state) for each in records)
-        since: dict[str, list[float]] = {each.pool: [] for each in records}
-        for each in records:
-            if each.state == WAITING and each.due <= now:
-                since[each.pool].append(max(each.asked, each.due))
-        return {
-            pool: PoolCounts(
-                numbers[pool, WAITING],
-                numbers[pool, RUNNING],
-                numbers[pool, PAUSED],
-                min(times, default=None),
-            )
-            for pool, times in since.items()
-        }
-
-    def _now(self) -> float:
-        return time_of_position(self._clock())
-
-
-class MemoryRequests(_StoredReads):
+class MemoryRequests(RequestStore):
     """The requests of one app. Safe to use from several threads.
 
     :param send: stores messages with the lock held; returns a function that wakes the listeners
@@ -153,7 +89,10 @@ class MemoryRequests(_StoredReads):
         clock: Callable[[], int],
         send: Callable[[Sequence[Outgoing]], Callable[[], None]],
     ) -> None:
-        super().__init__(contents, lock, clock)
+        self._rows = contents.rows
+        self._listeners = contents.listeners
+        self._lock = lock
+        self._clock = clock
         self._send = send
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
@@ -256,6 +195,10 @@ class MemoryRequests(_StoredReads):
             row.change(mark=mark)
         return self._wake()
 
+    def owners(self) -> list[str]:
+        with self._lock:
+            return sorted({_owner(each) for each in self._rows.values()} - {""})
+
     def give_back(self, owner: str) -> int:
         with self._lock:
             own = [each for each in self._rows.values() if _owner(each) == owner]
@@ -265,6 +208,46 @@ class MemoryRequests(_StoredReads):
                 each.wait(each.record.take.number, self._now(), failed=failed)
         self._wake()
         return len(own)
+
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
+        check_request_text("the id of a request", id)
+        with self._lock:
+            row = self._rows.get(id)
+            if row is None:
+                return None
+            return row.record if whole else _brief(row.record)
+
+    def records(
+        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+    ) -> list[RequestRecord]:
+        with self._lock:
+            return [
+                _brief(each)
+                for each in (row.record for row in self._rows.values())
+                if pool in (None, each.pool) and (not states or each.state in states)
+            ][:limit]
+
+    def pools(self) -> list[str]:
+        return [pool for pool, each in self.counts().items() if each.waiting]
+
+    def counts(self) -> dict[str, PoolCounts]:
+        with self._lock:
+            records = [each.record for each in self._rows.values() if each.record.state != OVER]
+            now = self._now() + _SLACK_SECONDS
+        numbers = Counter((each.pool, each.state) for each in records)
+        since: dict[str, list[float]] = {each.pool: [] for each in records}
+        for each in records:
+            if each.state == WAITING and each.due <= now:
+                since[each.pool].append(max(each.asked, each.due))
+        return {
+            pool: PoolCounts(
+                numbers[pool, WAITING],
+                numbers[pool, RUNNING],
+                numbers[pool, PAUSED],
+                min(times, default=None),
+            )
+            for pool, times in since.items()
+        }
 
     def expire(self) -> int:
         with self._lock:
@@ -285,6 +268,9 @@ class MemoryRequests(_StoredReads):
                 self._listeners.pop(key, None)
 
         return stop
+
+    def _now(self) -> float:
+        return time_of_position(self._clock())
 
     def _change(
         self,
@@ -309,6 +295,10 @@ class MemoryRequests(_StoredReads):
         for wake in listeners:
             wake()
         return True
+
+
+def _brief(record: RequestRecord) -> RequestRecord:
+    return replace(record, content=NO_CONTENT, result=None)
 
 
 def _owner(row: StoredRequest) -> str:

@@ -126,16 +126,18 @@ _RECORD_FIELDS = (
 )
 _RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
-_FIND = Query(
-    f"{_RECORD}, headers, body, result_headers, result FROM requests"  # nosec B608
-    " WHERE app = :app AND id = :id",
-    _RECORD_TYPES + "TbTB",
-)
-_STATE = Query("SELECT state, mark FROM requests WHERE app = :app AND id = :id", "iT")
+_WHOLE, _BRIEF = "headers, body, result_headers, result", "NULL, x'', NULL, NULL"
+_FIND = {
+    columns: Query(
+        f"{_RECORD}, {columns} FROM requests WHERE app = :app AND id = :id",  # nosec B608
+        _RECORD_TYPES + "TbTB",
+    )
+    for columns in (_WHOLE, _BRIEF)
+}
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     condition: Query(
-        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        f"{_RECORD}, {_BRIEF} FROM requests WHERE app = :app AND {condition}"  # nosec B608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         " ORDER BY number LIMIT :limit",
@@ -374,16 +376,10 @@ class EmbeddedRequests(RequestStore):
     def give_back(self, owner: str) -> int:
         return self._alter(_GIVE_BACK, owner=owner)
 
-    def find(self, id: str) -> RequestRecord | None:
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        for row in self._read(_FIND, id=id):
+        for row in self._read(_FIND[_WHOLE if whole else _BRIEF], id=id):
             return _record(row)
-        return None
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        check_request_text("the id of a request", id)
-        for state, mark in self._read(_STATE, id=id):
-            return state, mark
         return None
 
     def records(

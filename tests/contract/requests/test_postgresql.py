@@ -221,7 +221,9 @@ def test_a_resume_before_the_pause_stays(broker: Broker) -> None:
     held = take(broker.requests)
     assert broker.requests.mark("a", '{"resume": 1}')
     assert broker.requests.note(held, RUNNING, "50 %")
-    assert broker.requests.state("a") == (RUNNING, '{"resume": 1}')
+    found = broker.requests.find("a", whole=False)
+    assert found is not None
+    assert (found.state, found.mark) == (RUNNING, '{"resume": 1}')
 
 
 # --- formats --------------------------------------------------------------------------
