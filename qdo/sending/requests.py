@@ -20,6 +20,7 @@ from qdo.brokers.requests import (
     WAITING,
     NewRequest,
     RequestRecord,
+    check_request_text,
 )
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
@@ -101,6 +102,7 @@ class Handle:
         :raises RequestCancelledError: it was cancelled.
         :raises RequestTimeoutError: it is not over in time.
         :raises RequestNotFoundError: it has expired, or never existed.
+        :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
         patience = _Patience(self.id, timeout_seconds)
         while (state := self._look()) != OVER:
@@ -324,6 +326,7 @@ def _reply(request: RequestTerms) -> str | None:
     check_queue_name(request.then)
     if request.key is not None:
         check_key(request.key)
+        check_request_text("key", request.key)  # which a broker would refuse at the end only
     if type(request.events) is not bool:
         raise _invalid("events", "True or False", request.events)
     if tag is not None:
@@ -351,9 +354,7 @@ def _checked_id(id: Any) -> str:
         or not 0 < len(id) <= MAX_ID_CHARACTERS
         or any(unicodedata.category(each) in ("Cc", "Cs") for each in id)
     ):
-        rule = (
-            f"text of 1 to {MAX_ID_CHARACTERS} characters without control characters and surrogates"
-        )
+        rule = f"text of 1 to {MAX_ID_CHARACTERS} characters, without controls and surrogates"
         raise _invalid("the id of a request", rule, id)
     return id
 

@@ -60,17 +60,10 @@ class StoredRequest:
         """Let a worker take it."""
         take = Take(self.record.id, owner, self.record.take.number + 1)
         self.change(state=RUNNING, take=take, started=now, note=None)
-        record = self.record
+        of = self.record
         return TakenRequest(
-            take=take,
-            pool=record.pool,
-            content=record.content,
-            priority=record.priority,
-            failed=record.failed,
-            crashed=self.crashed,
-            error=record.error,
-            asked=record.asked,
-            reply=record.reply,
+            *(take, of.pool, of.content, of.priority, of.failed, self.crashed),
+            *(of.error, of.asked, of.reply),
         )
 
 

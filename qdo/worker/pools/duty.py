@@ -119,11 +119,12 @@ class PoolDuty(Duty):
         for pool in sorted(filter(self._is_mine, names - self._claims.keys())):
             self._claim(member, pool)
         subscriptions = [each.subscription for each, _ in self._claims.values()]
+        # What the last look found: the next one has not begun.
+        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
         for subscription in filter(None, subscriptions):
             subscription.look()
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
-        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
         busy = any(each is not None and each.busy for each in subscriptions)
         now = self._now()
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
