@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pools import Make, PoolSetup
+from tests.support.fakes.pools import Make, PoolSetup
 
 
 @pytest.fixture

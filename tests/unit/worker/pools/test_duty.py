@@ -12,7 +12,7 @@ import qdo
 from qdo.fleet.holds import new_hold
 from qdo.worker.pools.duty import PoolDuty
 from tests.support.engine import until
-from tests.support.pools import Make, PoolSetup
+from tests.support.fakes.pools import Make, PoolSetup
 
 SLOW = qdo.Policy(attempts=3, backoff_seconds=600, backoff_max_seconds=600)
 

@@ -11,7 +11,7 @@ from qdo.brokers.requests import Take
 from qdo.errors import KeyMissingError, RequestCancelledError
 from qdo.message import Message
 from tests.support.engine import until
-from tests.support.pools import Make, PoolSetup
+from tests.support.fakes.pools import Make, PoolSetup
 
 
 def fail(request: qdo.Request) -> None:
