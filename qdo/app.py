@@ -25,7 +25,6 @@ from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
-from qdo.jobs.timers import TimerDeclarations
 from qdo.operators import OperatorCalls
 from qdo.sending.requests import RequestCalls
 from qdo.text import pluralize
@@ -53,7 +52,7 @@ class OutboxTable(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class App(OperatorCalls, RequestCalls, TimerDeclarations):
+class App(OperatorCalls, RequestCalls):
     """A named application: its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)
@@ -84,7 +83,6 @@ class App(OperatorCalls, RequestCalls, TimerDeclarations):
         **settings: Any,
     ) -> None:
         OperatorCalls.__init__(self, name, settings)
-        TimerDeclarations.__init__(self)
         self._jobs: list[Job] = []
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from kazoo.exceptions import KazooException
 
-from qdo.coordination.bulk_reads import is_refusal, read_nodes
+from qdo.coordination.bulk_reads import is_refusal, names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.machine import CheckOp
@@ -94,6 +94,18 @@ class LeaderQueues:
             return 0
         fence = CheckOp(self._layout.rebalancer, self.election.fence)
         return chore(self._client, self._layout, fence)
+
+
+def current_names(client: Client, layout: Layout, path: str) -> set[str]:
+    """Return the names below a node, including all that exist at the time of the call.
+
+    A server that lags would leave out new ones.
+    """
+    try:
+        client.sync(path)
+    except KazooException as error:
+        raise unreachable(layout, error) from error
+    return set(names_below(client, path))
 
 
 def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:

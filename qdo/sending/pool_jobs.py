@@ -100,12 +100,12 @@ class Request(Message):
         events = self._replies("paused")
         _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
         while True:
-            found = _repeated(lambda: store.state(self.id))
-            mark = json.loads(found[1]) if found is not None and found[1] else {}
+            found = _repeated(lambda: store.find(self.id, whole=False))
+            mark = json.loads(found.mark) if found is not None and found.mark else {}
             if "resume" in mark:
                 _repeated(lambda: store.note(self._take, RUNNING, None))
                 return mark["resume"]
-            if found is None or found[0] != PAUSED or "cancel" in mark:
+            if found is None or found.state != PAUSED or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason
@@ -114,14 +114,22 @@ class Request(Message):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
 
-    def _replies(self, outcome: str, result: Any = None) -> list[Any]:
+    def _replies(self, outcome: str, result: Any = None, error: str | None = None) -> list[Any]:
         reply = self.headers.get("qdo-reply")
-        return reply_messages(self._app, self.id, self.pool, reply, outcome, result)
+        return reply_messages(self._app, self.id, self.pool, reply, outcome, result, error)
 
     def _begin(self) -> None:
         events = self._replies("started")
         if events:
             _repeated(lambda: self._app.broker.requests.note(self._take, RUNNING, None, events))
+
+    def _cancel(self, error: RequestCancelledError) -> None:
+        """End as cancelled; raise the error again if it is about another request."""
+        if error.details["id"] != self.id:
+            raise error
+        reason, store = error.details["reason"], self._app.broker.requests
+        told = self._replies("cancelled", None, reason)
+        _repeated(lambda: store.end(self._take, "cancelled", None, reason, told))
 
     def _finish(self, result: Any, function: Callable[..., Any]) -> None:
         """Store the result: the request is over with it, unless another worker has it by now."""
@@ -162,14 +170,23 @@ def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
         async def arun(message: Message, context: Any) -> None:
             request = Request.of(app, message)
             await asyncio.to_thread(request._begin)
-            result = await function(request, context)
-            await asyncio.to_thread(request._finish, result, function)
+            try:
+                result = await function(request, context)
+            except RequestCancelledError as error:
+                await asyncio.to_thread(request._cancel, error)
+            else:
+                await asyncio.to_thread(request._finish, result, function)
 
         return functools.wraps(function)(arun)
 
     def run(message: Message, context: Any) -> None:
         request = Request.of(app, message)
         request._begin()
-        request._finish(function(request, context), function)
+        try:
+            result = function(request, context)
+        except RequestCancelledError as error:
+            request._cancel(error)
+        else:
+            request._finish(result, function)
 
     return functools.wraps(function)(run)

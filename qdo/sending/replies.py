@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import ujson
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import Content
-from qdo.encoding import encoded, is_raw, parsed
+from qdo.encoding import decoded_headers, encoded, is_raw, parsed
+from qdo.errors import UsageError
 from qdo.sending.messages import NewMessage, build_outgoing
 from qdo.settings.vaults import vault_of
 
 if TYPE_CHECKING:
     from qdo.sending.sender import Sender
+
+_log = logging.getLogger(__name__)
 
 
 def sealed(sender: Sender, pool: str, value: Any) -> Content:
@@ -52,11 +55,17 @@ def reply_messages(
     :param outcome: of the request; or "started" or "paused", which it wants only with `events`.
     :param result: what the job returned; bytes are left out, see `Handle.result`.
     """
-    wanted = json.loads(reply) if reply else {}
+    wanted = decoded_headers(reply) or {}
     is_event = outcome in ("started", "paused")
     if not wanted.get("then") or (is_event and not wanted.get("events")):
         return []
     value = None if isinstance(result, bytes) else result
     told = {"request": id, "pool": pool, "outcome": outcome, "result": value, "error": error}
     body = {**(wanted.get("tag") or {}), **told}
-    return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
+    try:
+        return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
+    except UsageError as error:
+        if result is not None:
+            raise  # the request fails, and tells that without its result
+        _log.error("request %s of pool %s ends without its message: %s", id, pool, error)
+        return []

@@ -9,7 +9,7 @@ import unicodedata
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import (
@@ -20,6 +20,7 @@ from qdo.brokers.requests import (
     WAITING,
     NewRequest,
     RequestRecord,
+    check_request_text,
 )
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
@@ -40,7 +41,6 @@ from qdo.text import one_line, printable
 if TYPE_CHECKING:
     from qdo.brokers.requests import RequestStore
 
-_Found = TypeVar("_Found")
 
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
@@ -101,6 +101,7 @@ class Handle:
         :raises RequestCancelledError: it was cancelled.
         :raises RequestTimeoutError: it is not over in time.
         :raises RequestNotFoundError: it has expired, or never existed.
+        :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
         patience = _Patience(self.id, timeout_seconds)
         while (state := self._look()) != OVER:
@@ -159,12 +160,10 @@ class Handle:
 
     def _look(self) -> int:
         """Return its state, without reading body and result."""
-        return self._known(self._store.state(self.id))[0]
+        return self._record(whole=False).state
 
-    def _record(self) -> RequestRecord:
-        return self._known(self._store.find(self.id))
-
-    def _known(self, found: _Found | None) -> _Found:
+    def _record(self, *, whole: bool = True) -> RequestRecord:
+        found = self._store.find(self.id, whole=whole)
         if found is None:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
         return found
@@ -324,6 +323,7 @@ def _reply(request: RequestTerms) -> str | None:
     check_queue_name(request.then)
     if request.key is not None:
         check_key(request.key)
+        check_request_text("key", request.key)  # which a broker would refuse at the end only
     if type(request.events) is not bool:
         raise _invalid("events", "True or False", request.events)
     if tag is not None:
@@ -351,9 +351,7 @@ def _checked_id(id: Any) -> str:
         or not 0 < len(id) <= MAX_ID_CHARACTERS
         or any(unicodedata.category(each) in ("Cc", "Cs") for each in id)
     ):
-        rule = (
-            f"text of 1 to {MAX_ID_CHARACTERS} characters without control characters and surrogates"
-        )
+        rule = f"text of 1 to {MAX_ID_CHARACTERS} characters, without controls and surrogates"
         raise _invalid("the id of a request", rule, id)
     return id
 

@@ -25,8 +25,11 @@ TOLERANCE_SECONDS = 0.001
 PATCHED = {
     "qdo.message": "clock",
     "qdo.positions": "time",
+    "qdo.sending.pool_jobs": "clock",
+    "qdo.sending.requests": "time",
     "qdo.worker.engine.outcomes": "time",
     "qdo.worker.engine.subscriptions": "time",
+    "qdo.worker.pools.subscription": "clock",
 }
 """Modules that read the time, and the global in them that is replaced."""
 
@@ -109,6 +112,12 @@ class _TimeModule:
 
     def time_ns(self) -> int:
         return 100 * (self._clock.position() - GREGORIAN_OFFSET)
+
+    def sleep(self, seconds: float) -> None:
+        raise UsageError(
+            reason="a result cannot be waited for in a TestKit, where time stands still; call"
+            " kit.run_until_idle() or kit.advance(seconds) first"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)

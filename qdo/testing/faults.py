@@ -8,24 +8,27 @@ point                   the worker is about to do this, or has just done it
 after-claim             own a queue
 before-, after-fetch    read messages of a queue from the broker
 before-, after-job      run the job for a message; after it whether it returned or raised
-before-, after-send     store the messages that a job sends
+before-, after-send     store the messages, or the requests, that a job sends
 before-, after-job-failure  call the app's `job_failure`
 before-, after-dead-letter  store a dead letter
 before-, after-checkpoint   record the progress of a queue, and its failing message
 before-, after-release  release a queue
+before-, after-take  take requests of a pool
+before-, after-end   store how a request ended, or let it wait again
 ======================  ================================================================
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.requests import PAUSED, NewRequest, Take, Taken
 from qdo.encoding import with_header
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
@@ -38,6 +41,7 @@ from qdo.testing.memory_broker import (
     MemoryStore,
     check_messages,
 )
+from qdo.testing.memory_requests import MemoryRequests
 from qdo.text import did_you_mean
 from qdo.worker.engine.slot import Row
 from qdo.worker.executors.base import JobAborted
@@ -58,6 +62,10 @@ Point: TypeAlias = Literal[
     "after-checkpoint",
     "before-release",
     "after-release",
+    "before-take",
+    "after-take",
+    "before-end",
+    "after-end",
 ]
 
 POINTS: tuple[Point, ...] = get_args(Point)
@@ -163,11 +171,63 @@ class InstrumentedHooks:
         return call
 
 
+class _PointedRequests(MemoryRequests):
+    """The requests of an app as a worker process sees them, or a job.
+
+    :param on_pause: called when a job has paused its request.
+    """
+
+    def __init__(
+        self, broker: MemoryBroker, reach: Reach, on_pause: Callable[[str], None] = lambda id: None
+    ) -> None:
+        store, contents = broker._store, broker._contents.requests
+        super().__init__(contents, store.lock, store.clock, lambda some: broker._add(some)[1])
+        self._reach = reach
+        self._on_pause = on_pause
+
+    def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
+        with _between(self._reach, "send", [each.pool for each in requests]):
+            return super().ask(requests, connection)
+
+    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+        with _between(self._reach, "take", [pool]):
+            return super().take(owner, pool, places, running)
+
+    def note(self, take: Take, state: int, *args: Any) -> bool:
+        valid = super().note(take, state, *args)
+        if valid and state == PAUSED:
+            self._on_pause(take.id)
+        return valid
+
+    def end(self, take: Take, *args: Any, **options: Any) -> bool:
+        with _between(self._reach, "end", self._pool_of(take)):
+            return super().end(take, *args, **options)
+
+    def put_back(self, take: Take, *args: Any) -> bool:
+        with _between(self._reach, "end", self._pool_of(take)):
+            return super().put_back(take, *args)
+
+    def _pool_of(self, take: Take) -> list[str]:
+        record = self.find(take.id)
+        return [] if record is None else [record.pool]
+
+
+@contextlib.contextmanager
+def _between(reach: Reach, step: str, queues: Sequence[str]) -> Iterator[None]:
+    """Pass the points before and after a step for the first of some queues."""
+    for queue in queues[:1]:
+        reach(cast(Point, f"before-{step}"), queue)
+    yield
+    for queue in queues[:1]:
+        reach(cast(Point, f"after-{step}"), queue)
+
+
 class FaultyBroker(MemoryBroker):
     """The broker of one worker process."""
 
     def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
         super().__init__(store, app)
+        self._requests = _PointedRequests(self, reach)
         self.dead_letters = _PointedDeadLetters(store, store.contents[app], reach)
         self._reach = reach
 
@@ -202,34 +262,29 @@ class _PointedReader:
 class SendingBroker(MemoryBroker):
     """The broker that `App.send` sends to."""
 
-    def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
+    def __init__(
+        self, store: MemoryStore, app: str, reach: Reach, on_pause: Callable[[str], None]
+    ) -> None:
         super().__init__(store, app)
+        self._requests = _PointedRequests(self, reach, on_pause)
         self._store = store
         self._reach = reach
         self._staged = StagedMessages()
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         self.deliver()
-        with self._sending(messages):
+        with _between(self._reach, "send", [each.queue for each in messages]):
             return super().send_many(messages)
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         check_messages(messages)
-        with self._sending(messages):
+        with _between(self._reach, "send", [each.queue for each in messages]):
             ids = [self._store.new_id() for _ in messages]
             pairs = zip(messages, ids, strict=True)
             staged = [replace(m, headers=with_header(m.headers, qdo_id=id)) for m, id in pairs]
             if staged:
                 self._staged.stage(connection, staged)
             return ids
-
-    @contextlib.contextmanager
-    def _sending(self, messages: Sequence[Outgoing]) -> Iterator[None]:
-        for message in messages[:1]:
-            self._reach("before-send", message.queue)
-        yield
-        for message in messages[:1]:
-            self._reach("after-send", message.queue)
 
     def deliver(self) -> bool:
         """Store the messages of transactions that have committed; return whether there were any."""

@@ -89,6 +89,14 @@ class Results:
         """Return the dead letters of a queue, or of all, oldest first, as they are stored."""
         return self.broker.dead_letters.records(queue)
 
+    def requests(self, pool: str | None = None) -> list[dict[str, Any]]:
+        """Return the requests of a pool, or of all, oldest first.
+
+        Each is what ``qdo requests show --body -o json`` shows, with the keys `id`, `state`,
+        `outcome`, `result`, `error`, `failed`, `take` and more. `Handle.result` reads bytes.
+        """
+        return self._world.requests(pool)
+
     def blocked(self) -> dict[str, FailureRecord]:
         """Return the failure records of messages that block their queue, by queue."""
         return {queue: marks for queue, marks in self._marks().items() if marks.blocked}
@@ -118,7 +126,7 @@ class Results:
         self._sender.deliver()
         found = {}
         for queue in self.broker.catalog.names():
-            if self._world.app.job_for(queue) is None:
+            if self._world.app.job_for(queue) is None or self._world.is_pool(queue):
                 backlog = self.backlog(queue)
                 found[queue] = backlog.count + backlog.delayed
         return {queue: count for queue, count in found.items() if count}
@@ -135,7 +143,14 @@ class Results:
             for queue in self.broker.catalog.names()
             if (count := self.backlog(queue).delayed)
         ]
-        return join_some([*retries, *delayed] or ["a message in an outbox, or an incomplete batch"])
+        requests = [
+            f"{pluralize(each.waiting, 'request')} of pool {pool!r}"
+            for pool, each in self.broker.requests.counts().items()
+            if each.waiting
+        ]
+        return join_some(
+            [*retries, *delayed, *requests] or ["a message in an outbox, or an incomplete batch"]
+        )
 
     def _marks(self) -> dict[str, FailureRecord]:
         record = self._world.record
@@ -188,7 +203,7 @@ class TestKit(Results):
         self.clock = Clock() if clock is None else clock
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")
         world = State(app, chosen, self.clock, chance, KitHolds(self._held), most=most_attempts)
-        super().__init__(world, SendingBroker(world.store, app.name, self._reach))
+        super().__init__(world, SendingBroker(world.store, app.name, self._reach, self._paused))
         self.limits, self.holds = world.limits, world.holds
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
         self._expected = QueueFilter(globs)
@@ -489,3 +504,7 @@ class TestKit(Results):
         """Pass a fault point of a job that sends; sending from the test passes none."""
         if self._stack:
             self._stack[-1].reach(point, queue)
+
+    def _paused(self, request: str) -> None:
+        if self._stack:
+            self._stack[-1].paused(request)

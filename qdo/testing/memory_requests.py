@@ -60,17 +60,10 @@ class StoredRequest:
         """Let a worker take it."""
         take = Take(self.record.id, owner, self.record.take.number + 1)
         self.change(state=RUNNING, take=take, started=now, note=None)
-        record = self.record
+        of = self.record
         return TakenRequest(
-            take=take,
-            pool=record.pool,
-            content=record.content,
-            priority=record.priority,
-            failed=record.failed,
-            crashed=self.crashed,
-            error=record.error,
-            asked=record.asked,
-            reply=record.reply,
+            *(take, of.pool, of.content, of.priority, of.failed, self.crashed),
+            *(of.error, of.asked, of.reply),
         )
 
 
@@ -216,22 +209,20 @@ class MemoryRequests(RequestStore):
         self._wake()
         return len(own)
 
-    def find(self, id: str) -> RequestRecord | None:
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
         with self._lock:
             row = self._rows.get(id)
-            return None if row is None else row.record
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        found = self.find(id)
-        return None if found is None else (found.state, found.mark)
+            if row is None:
+                return None
+            return row.record if whole else _brief(row.record)
 
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
     ) -> list[RequestRecord]:
         with self._lock:
             return [
-                replace(each, content=NO_CONTENT, result=None)
+                _brief(each)
                 for each in (row.record for row in self._rows.values())
                 if pool in (None, each.pool) and (not states or each.state in states)
             ][:limit]
@@ -304,6 +295,10 @@ class MemoryRequests(RequestStore):
         for wake in listeners:
             wake()
         return True
+
+
+def _brief(record: RequestRecord) -> RequestRecord:
+    return replace(record, content=NO_CONTENT, result=None)
 
 
 def _owner(row: StoredRequest) -> str:

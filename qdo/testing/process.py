@@ -10,21 +10,21 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from math import inf
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from qdo.app import App
 from qdo.coordination.protocol.claims import Claim, QueueState
 from qdo.coordination.protocol.claims import OwnedQueue as Owned
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import CancelOutcome, QueueNode
-from qdo.errors import NotSettledError
+from qdo.errors import NotSettledError, UsageError
 from qdo.jobs.job import check_policies
 from qdo.message import Message
 from qdo.outcomes import Event
 from qdo.settings.live import SettingsInForce
 from qdo.testing.faults import Crashed, FaultyBroker, InstrumentedApp, Point
 from qdo.testing.inline_executor import InlineExecutor
+from qdo.testing.pools import KitPools, KitRegistration
 from qdo.testing.state import State
 from qdo.worker import shared_memory as hands
 from qdo.worker.engine.context import Engine
@@ -34,6 +34,10 @@ from qdo.worker.engine.pipeline import Pipeline
 
 LEASE_SECONDS = 1e9
 """The kit keeps the session alive: a lease ends only when the test ends it."""
+NEVER_RESUMED = (
+    "waits in `pause`, and no job resumes it; in a TestKit, a job must do so, for instance that of"
+    " its queue `then`, with events=True"
+)
 GIVE_UP = (
     "check for a job that always sends another message or retries immediately, or allow more with "
     "most_attempts="
@@ -59,7 +63,7 @@ class Process:
         self._lease = Lease(LEASE_SECONDS, self.clock.passed())
         self._owned: dict[str, Owned] = {}
         self._fences: dict[str, int] = {}
-        self._began: dict[tuple[str, int], float] = {}
+        self._began: dict[tuple[str, int], tuple[float, Any]] = {}
         self._dirty: dict[str, Claim] = {}
         self._news: set[str] = set()
         self._spawned: deque[Callable[[], None]] = deque()
@@ -71,7 +75,7 @@ class Process:
         self._executor = InlineExecutor(self.clock, self._starting, self.reach, settings.executor)
         self._broker = FaultyBroker(world.store, world.app.name, self.reach)
         engine = Engine.build(
-            cast(App, InstrumentedApp(world.app, self.reach, self.ended)),
+            cast(App, InstrumentedApp(world.app, self.reach, self._ended)),
             self._broker,
             self._executor,
             SettingsInForce(settings),
@@ -87,15 +91,14 @@ class Process:
         self._dispatcher = Dispatcher(
             self._pipeline,
             concurrency=1,
-            loop=Loop(
-                spawn=self._spawned.append,
-                breathe=self._between_turns,
-                clock=self.clock.passed,
-            ),
+            loop=Loop(self._spawned.append, self._between_turns, clock=self.clock.passed),
         )
         self.gate = HoldGate(self._dispatcher)
         self.gate.apply(world.holds.holds)
-        self._unlisten = self._broker.listen(self._woken)
+        parts = self._dispatcher, self.gate, self._pipeline.permits
+        member = KitRegistration(self.name, self._lease)
+        self._pools = KitPools(world.app, self._broker.requests, self.clock, member, parts)
+        self._stop_listening = self._broker.listen(self._woken)
         self._woken(self._broker.catalog.names())
 
     def run(self) -> None:
@@ -103,12 +106,8 @@ class Process:
         self.running = True
         self._pipeline.limits.changed()
         try:
-            while self.alive and self.stopping is None:
-                self._hear()
-                self._dispatcher.tick()
-                if not self._spawned:
-                    break
-                self._spawned.popleft()()
+            while self.alive and self.stopping is None and self._step():
+                pass
         except Crashed:
             self._spawned.clear()
         finally:
@@ -116,13 +115,28 @@ class Process:
         if self._fault is not None:
             raise self._fault
 
+    def _step(self) -> bool:
+        """Run turns of one call of the list; return whether there was one."""
+        self._hear()
+        self._dispatcher.tick()
+        if self._spawned:
+            self._spawned.popleft()()
+            return True
+        return False
+
+    def paused(self, request: str) -> None:
+        """Run what else can run, until one of these jobs resumes or cancels a paused request."""
+        while self._pools.is_paused(request):
+            if not self._step():
+                self.fail(UsageError(reason=f"request {request!r} {NEVER_RESUMED}"))
+
     def due(self) -> float:
         """Return the time on the clock when a waiting queue resumes; `inf` for never.
 
         A queue whose key is missing is blocked: no passing of time brings the key.
         """
         slots = self._dispatcher.slots.values()
-        starts = min((share.due() for share in self._limits.values()), default=inf)
+        starts = min([self._pools.due(), *(share.due() for share in self._limits.values())])
         if not any(slot.waits_for_key for slot in slots):
             return min(starts, self._dispatcher.due())
         alarms = [slot.alarm for slot in slots if not slot.waits_for_key]
@@ -150,7 +164,7 @@ class Process:
 
     def _starting(self, message: Message) -> None:
         world = self._world
-        self._began[message.queue, message.position] = self.clock.passed()
+        self._began[message.queue, message.position] = self.clock.passed(), message.body
         if not world.left:
             self.fail(
                 NotSettledError(
@@ -161,10 +175,10 @@ class Process:
             )
         world.left -= 1
 
-    def ended(self, event: Event) -> None:
+    def _ended(self, event: Event) -> None:
         now = self.clock.passed()
-        began = self._began.pop((event.queue, event.position), now)
-        self._world.note(event, self._fences.get(event.queue, 0), now - began)
+        began, body = self._began.pop((event.queue, event.position), (now, None))
+        self._world.note(event, self._fences.get(event.queue, 0), now - began, body)
         slot = self._dispatcher.slots.get(event.queue)
         if event.queue in self._news and slot is not None and slot.lanes is not None:
             slot.lanes.wake()  # the next message may be a more urgent one
@@ -172,18 +186,24 @@ class Process:
     def _woken(self, queues: Iterable[str]) -> None:
         self._news.update(queues)
 
+    def _unlisten(self) -> None:
+        self._stop_listening()
+        self._pools.unlisten()
+
     def _hear(self) -> None:
         """Claim new queues, and wake those with new messages."""
         news, self._news = sorted(self._news), set()
         for queue in news:
-            if queue not in self._owned:
+            if queue not in self._owned and not self._world.is_pool(queue):
                 self._claim(queue)
         self._dispatcher.wake(news)
+        self._pools.hear()
 
     def _between_turns(self) -> None:
         """Do the work of a worker's other greenlets: checkpoints, wake-ups, shutdown."""
         if not self.alive:
             raise Crashed
+        self._pools.store_ends()
         self._checkpoint()
         if self.stopping is not None:
             self._release()
@@ -268,6 +288,7 @@ class Process:
         """Lose the session: another worker may own every queue from now on."""
         self._lease.end()
         self._unlisten()
+        self._pools.lose()
         for owned in self._owned.values():
             claim, owned.claim = owned.claim, None
             if claim is not None:
@@ -290,6 +311,7 @@ class Process:
             claim.close()
         for claim in claims:
             self._dispatcher.releasing(self, claim)
+        self._pools.drain()
 
     def die(self, reason: str) -> None:
         """Die as after kill -9.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import reprlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,10 @@ from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.encoding import is_raw, parsed
 from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError
+from qdo.ops.requests import whole_item
 from qdo.outcomes import Event, OutcomeName
 from qdo.settings.settings import Settings
-from qdo.settings.vaults import opener_of
+from qdo.settings.vaults import opener_of, vault_of
 from qdo.testing.clock import Clock
 from qdo.testing.faults import Faults
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -156,18 +158,33 @@ class State:
             f"{reprlib.repr(last.body)}, ended with {last.outcome!r}{error}"
         )
 
+    def requests(self, pool: str | None) -> list[dict[str, Any]]:
+        """Return the requests of a pool, or of all, oldest first."""
+        store, vault = self.broker().requests, vault_of(self.settings, self.app.name)
+        found = [store.find(each.id) for each in store.records(pool, limit=sys.maxsize)]
+        return [whole_item(each, self.clock.now, vault, True) for each in found if each]
+
     def rows(self, queue: str, after: int) -> Iterator[Row]:
         reader = self.broker().reader(queue, after)
         while rows := reader.fetch(1000):
             yield from rows
 
-    def note(self, event: Event, fence: int, seconds: float) -> None:
-        (row,) = self.broker().reader(event.queue, event.position - 1).fetch(1)
+    def is_pool(self, queue: str) -> bool:
+        """Return whether a job runs the requests of a pool of this name."""
+        job = self.app.job_for(queue)
+        return job is not None and job.pool
+
+    def note(self, event: Event, fence: int, seconds: float, body: Any) -> None:
+        """Keep an attempt; `body` is that of a request as its job got it."""
+        key = None
+        if not self.is_pool(event.queue):
+            (row,) = self.broker().reader(event.queue, event.position - 1).fetch(1)
+            body, key = self.body_of(event.queue, row), row.key
         self.attempts.append(
             Attempt(
                 event.queue,
-                self.body_of(event.queue, row),
-                row.key,
+                body,
+                key,
                 event.outcome,
                 event.error,
                 event.attempt,

@@ -57,13 +57,14 @@ QUIET_SECONDS = 60.0
 _ADD = """
 INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body)
 VALUES (:app, :id, :pool, :priority, :due, CASE WHEN :due <= :now THEN :priority ELSE :due END,
-        :now, :keep, :digest, :reply, :headers, :body) ON CONFLICT (app, id) DO NOTHING
+        :now, :keep_seconds, :digest, :reply, :headers, :body) ON CONFLICT (app, id) DO NOTHING
 """
+_ASKED = ("id", "pool", "priority", "due", "keep_seconds", "digest", "reply")
 _DIGEST = Query("SELECT digest FROM requests WHERE app = :app AND id = :id", "b")
-_MARKS = Query(
-    "SELECT id, mark FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"
-    " AND state IN (1, 2) AND mark IS NOT NULL",
-    "tt",
+_OWN = Query(
+    "SELECT id, mark FROM requests"
+    " WHERE app = :app AND owner = :owner AND pool = :pool AND state IN (1, 2)",
+    "tT",
 )
 _NEXT = Query(
     "SELECT rank FROM requests WHERE app = :app AND pool = :pool AND state = 0"
@@ -75,12 +76,11 @@ UPDATE requests SET rank = priority
 WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now
 """
 _TAKEN = "SELECT number, id, take, headers, body, priority, failed, crashed, error, asked, reply"
-_OF_LOST = """
-FROM requests WHERE app = :app AND owner = :owner AND pool = :pool AND state IN (1, 2)
-AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY number
-"""
-_LOST_ID = Query(f"SELECT id {_OF_LOST} LIMIT 1", "t")  # nosec B608 # constants
-_LOST = Query(f"{_TAKEN} {_OF_LOST}", "itiTbiiiTrT")  # nosec B608 # constants
+_LOST = Query(
+    f"{_TAKEN} FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"  # nosec B608
+    " AND state IN (1, 2) AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY number",
+    "itiTbiiiTrT",
+)
 _DUE = Query(
     f"{_TAKEN} FROM requests WHERE app = :app AND pool = :pool AND state = 0 AND rank < 10"  # nosec B608
     " ORDER BY rank, number LIMIT :places",
@@ -126,16 +126,18 @@ _RECORD_FIELDS = (
 )
 _RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
-_FIND = Query(
-    f"{_RECORD}, headers, body, result_headers, result FROM requests"  # nosec B608
-    " WHERE app = :app AND id = :id",
-    _RECORD_TYPES + "TbTB",
-)
-_STATE = Query("SELECT state, mark FROM requests WHERE app = :app AND id = :id", "iT")
+_WHOLE, _BRIEF = "headers, body, result_headers, result", "NULL, x'', NULL, NULL"
+_FIND = {
+    columns: Query(
+        f"{_RECORD}, {columns} FROM requests WHERE app = :app AND id = :id",  # nosec B608
+        _RECORD_TYPES + "TbTB",
+    )
+    for columns in (_WHOLE, _BRIEF)
+}
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     condition: Query(
-        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        f"{_RECORD}, {_BRIEF} FROM requests WHERE app = :app AND {condition}"  # nosec B608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         " ORDER BY number LIMIT :limit",
@@ -190,19 +192,8 @@ def _now(transaction: Transaction) -> float:
 
 def _add(transaction: Transaction, request: NewRequest) -> bool:
     body, headers = request.content
-    added = _execute(
-        transaction,
-        _ADD,
-        id=request.id,
-        pool=request.pool,
-        priority=request.priority,
-        due=request.due,
-        keep=request.keep_seconds,
-        digest=request.digest,
-        reply=request.reply,
-        headers=headers,
-        body=body,
-    )
+    asked = {each: getattr(request, each) for each in _ASKED}
+    added = _execute(transaction, _ADD, **asked, body=body, headers=headers)
     if not added:
         of = {"app": transaction.app, "id": request.id}
         if _DIGEST.only(transaction.connection, of) != (request.digest,):
@@ -222,7 +213,8 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
         rows = _fitting(itertools.chain(lost, due))
     connection.executemany(_RUN, [(of["owner"], now, row[0]) for row in rows])
     requests = [_taken(of["owner"], of["pool"], row) for row in rows]
-    return replace(_look(connection, of), requests=requests)
+    _, seen = _look(connection, of)
+    return replace(seen, requests=requests)
 
 
 def _fitting(rows: Iterable[Row]) -> list[Row]:
@@ -237,25 +229,17 @@ def _fitting(rows: Iterable[Row]) -> list[Row]:
     return chosen
 
 
-def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> Taken:
-    """Return what a worker may know without the write lock."""
+def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> tuple[set[str], Taken]:
+    """Return the ids of all requests of the pool that the worker owns, and what it may know."""
+    own: dict[str, str | None] = dict(_OWN.all(connection, of))
     (next_due,) = _NEXT.first(connection, of) or (None,)
-    return Taken((), dict(_MARKS.all(connection, of)), next_due)
+    return {*own}, Taken((), {id: mark for id, mark in own.items() if mark is not None}, next_due)
 
 
 def _taken(owner: str, pool: str, row: Row) -> TakenRequest:
     _, id, number, headers, body, priority, failed, crashed, error, asked, reply = row
-    return TakenRequest(
-        take=Take(id, owner, number + 1),
-        pool=pool,
-        content=(body, headers),
-        priority=priority,
-        failed=failed,
-        crashed=bool(crashed),
-        error=error,
-        asked=asked,
-        reply=reply,
-    )
+    take, content = Take(id, owner, number + 1), (body, headers)
+    return TakenRequest(take, pool, content, priority, failed, bool(crashed), error, asked, reply)
 
 
 def _record(row: Row) -> RequestRecord:
@@ -342,14 +326,14 @@ class EmbeddedRequests(RequestStore):
     def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
         known = json.dumps([*running])
         of = {"owner": owner, "pool": pool, "places": max(places, 0), "running": known}
-        seen = self._repaired(lambda: self._look(of))
+        own, seen = self._repaired(lambda: self._look(of))
         is_due = seen.next_due is not None and seen.next_due <= self._now()
-        if (places > 0 and is_due) or self._read(_LOST_ID, **of):
+        if (places > 0 and is_due) or not own.issubset(running):
             return self._run(lambda transaction: _take(transaction, of))
         self._watch.check()  # a deleted file would look like an empty pool forever
         return seen
 
-    def _look(self, of: dict[str, Any]) -> Taken:
+    def _look(self, of: dict[str, Any]) -> tuple[set[str], Taken]:
         with unforked, translated(self._path):
             return _look(self._reading, {**of, "app": self._app})
 
@@ -392,16 +376,10 @@ class EmbeddedRequests(RequestStore):
     def give_back(self, owner: str) -> int:
         return self._alter(_GIVE_BACK, owner=owner)
 
-    def find(self, id: str) -> RequestRecord | None:
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        for row in self._read(_FIND, id=id):
+        for row in self._read(_FIND[_WHOLE if whole else _BRIEF], id=id):
             return _record(row)
-        return None
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        check_request_text("the id of a request", id)
-        for state, mark in self._read(_STATE, id=id):
-            return state, mark
         return None
 
     def records(

@@ -66,6 +66,10 @@ MARK_SECONDS = 60.0
 NOTHING_NEW = 2**62
 """An id of transactions, and a position, that is never reached."""
 _SECOND = 10_000_000
+_LOOK = """
+SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)
+FROM {schema}.look(%s, %s, %s::bigint[], %s), pg_stat_wal
+"""
 
 
 class LookBound:
@@ -111,11 +115,8 @@ class NotificationListener:
         self._waking = threading.RLock()  # so that none is called once it has stopped
         self._pooled = address.pooled
         schema = address.schema
-        self._look_statement = (
-            "SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)"
-            f" FROM {schema}.look(%s, %s, %s::bigint[], %s), pg_stat_wal"  # nosec B608 # the address allows a-z, 0-9 and _
-        )
-        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # as above
+        self._look_statement = _LOOK.format(schema=schema)
+        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # the address allows a-z, 0-9 and _
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
         self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above

@@ -99,7 +99,12 @@ def list_(pool: str | None, state: str | None, limit: int, form: str, settings: 
         with each_shown(lambda each: f"request {each.id}") as rows:
             items = rows(records[:limit], partial(ops.request_item, now=time.time()))
             shown = [*map(_row, items)] if form == "table" else items
-            emit("qdo.requests/1", shown, form, _COLUMNS)
+            emit(
+                "qdo.requests/1",
+                shown,
+                form,
+                [key for key in _COLUMNS if key != "pool" or not pool],
+            )
         if len(records) > limit:
             print_message(f"hint: only the oldest {limit} requests are listed; see --limit")
 

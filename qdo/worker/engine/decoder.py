@@ -8,7 +8,7 @@ from typing import Any
 import ujson
 
 from qdo.brokers.base import Broker
-from qdo.encoding import LEFT_ON_SERVER, JsonText, is_raw, key_id_of, unreadable_reason
+from qdo.encoding import ID, LEFT_ON_SERVER, JsonText, is_raw, key_id_of, unreadable_reason
 from qdo.encryption.marks import RowOpener
 from qdo.errors import BodyDecodeError, KeyMissingError, LargeBodyError
 from qdo.message import Message
@@ -81,7 +81,7 @@ class Decoder:
             position,
             body,
             key,
-            NO_HEADERS,
+            {ID: turn.pool.id_of(position)} if turn.job.pool else NO_HEADERS,
             turn.claim.fence,
             attempt,
             self._broker.id_scheme,

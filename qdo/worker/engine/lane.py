@@ -178,13 +178,13 @@ class Lane:
     def __next__(self) -> Row:
         self._owner.settle(self)
         self._owner.drop_expired(self)
-        if not self.rows or self._stops_here():
+        if not self.rows or self._first_has_failure() or not self._owner.admits(self):
             raise StopIteration
         self._owner.counters.attempts += 1
         self.started += 1
         return self.rows[0]
 
-    def _stops_here(self) -> bool:
+    def _first_has_failure(self) -> bool:
         """Whether the first message failed elsewhere and its failure is not in the claim yet.
 
         The message may be read while the lane runs; the next run handles the failure.
@@ -251,14 +251,12 @@ class LaneSpec:
     :ivar limit: maximum lanes that run at once.
     :ivar single: there is one lane only, because the queue is processed in order: nothing is
         read while it is blocked.
-    :ivar by_priority: the lane with the smallest key runs first, see `priorities`.
     :ivar key_of: returns the lane of a row.
     :ivar hold_seconds: maximum time for which the broker hides a message; None if it never does.
     """
 
     limit: int
     single: bool
-    by_priority: bool
     key_of: Callable[[Row], object]
     hold_seconds: float | None
 
@@ -323,6 +321,8 @@ class WatermarkTracker:
                 tail.first = position
                 self._ranges += tail is not self._head
             tail.newest = position
+            if self._known[-1][1] == position:
+                self._known.pop()
             return False
         node = _Pending(self._tail)
         self._tail.after = self._tail = self._pending[position] = node

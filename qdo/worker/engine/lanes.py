@@ -36,18 +36,15 @@ from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.encoding import parsed
 from qdo.jobs.options import Order
+from qdo.message import priority_of
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import Turn, in_batches
 from qdo.worker.engine.lane import Lane, LaneClaim, LaneProgress, LaneSlot, LaneSpec
 from qdo.worker.engine.limits import Grant
 from qdo.worker.engine.outcomes import Outcomes
-from qdo.worker.engine.priorities import (
-    SLICE_SECONDS,
-    Priorities,
-    PriorityLane,
-    priority_of_row,
-)
+from qdo.worker.engine.priorities import SLICE_SECONDS, Priorities
 from qdo.worker.engine.row_runner import RowRunner
 from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_attempt
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
@@ -91,8 +88,8 @@ class Lanes:
         self.progress = LaneProgress(
             claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
         )
-        lanes = self._lanes.values()
-        self._priorities = Priorities(self.progress, lanes) if spec.by_priority else None
+        by_priority = turn.job.order == "priority"
+        self._priorities = Priorities(self.progress, self._lanes.values()) if by_priority else None
         # Reading is ahead of processing: it has a slot and a claim of its own.
         self._source = Slot(slot.queue, slot.durations)
         self._source.subscription = slot.subscription
@@ -178,23 +175,18 @@ class Lanes:
             if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
                 self._permits.release()
                 return False
-            lane = self._take_ready()
+            choice = self._priorities
+            lane = self._ready[0] if choice is None else choice.first_of(self._ready)
+            self._ready.remove(lane)
             lane.slot.grant, self.grant = self.grant, None
             self._running[lane] = gevent.spawn(self._run, lane)
         return False
-
-    def _take_ready(self) -> Lane:
-        if self._priorities is None:
-            return self._ready.popleft()
-        lane = self._priorities.first_of(self._ready)
-        self._ready.remove(lane)
-        return lane
 
     def admits(self, lane: Lane) -> bool:
         """Return whether a lane that runs may start its next message before all ready ones."""
         if self._priorities is None:
             return True
-        return not self._wants_more() and self._priorities.admit(lane, self._ready)
+        return not self._wants_more() and self._priorities.first_of((lane, *self._ready)) is lane
 
     def _wants_more(self) -> bool:
         if self._tip or self._source.not_before > self._clock():
@@ -292,8 +284,7 @@ class Lanes:
         lane = self._lanes.get(key)
         if lane is None:
             claim = LaneClaim(self.claim, row[0] - 1)
-            kind = Lane if self._priorities is None else PriorityLane
-            lane = kind(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
             self._lanes[key] = lane
             self._ready.append(lane)
         failure = self.progress.take_failure(row[0])
@@ -364,6 +355,8 @@ class Lanes:
         while rows and rows[0][0] <= done:
             position, body, _, _ = rows.popleft()
             self.progress.done(position)
+            if self._priorities is not None:
+                self._priorities.count(position, self._ready)
             self._count_bytes(-len(body) - _ROW_BYTES)
 
     def drop_expired(self, lane: Lane) -> None:
@@ -400,7 +393,7 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "queue": lambda row: None,
     "key": itemgetter(2),
     "none": itemgetter(0),
-    "priority": priority_of_row,
+    "priority": lambda row: priority_of(parsed(row[3]) or {}),
 }
 """The value that the messages of a lane have in common."""
 
@@ -448,7 +441,6 @@ class LaneTurns:
         spec = LaneSpec(
             limit=job.lanes,
             single=job.order == "queue",
-            by_priority=job.order == "priority",
             key_of=_LANE_OF[job.order],
             hold_seconds=engine.broker.capabilities.hold_seconds,
         )

@@ -88,8 +88,8 @@ class Outcomes:
 
     def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
         """Apply the policy to an attempt that did not return."""
-        if isinstance(error, KeyMissingError) and not turn.job.pool:
-            return self._wait_for_key(turn, message, error)
+        if isinstance(error, KeyMissingError):
+            return self._wait_for_key(turn, row, message, error)
         kinds, waits = type(error).__mro__, only_waits(error)
         if waits:
             self._counters.attempts -= 1
@@ -165,8 +165,6 @@ class Outcomes:
         self, turn: Turn, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
         """Record how an attempt of a request ended: any worker may run the next one."""
-        if isinstance(error, KeyMissingError):  # another worker may have the key
-            decision = RetryMessage(KEY_SECONDS, counts=False)
         pool, reason, position = turn.pool, describe(error), message.position
         kind: OutcomeName = "dead-letter"
         level = logging.ERROR
@@ -178,7 +176,6 @@ class Outcomes:
                 self._counters.retried += decision.counts
             case StopWorker():
                 pool.put_back(position, message.attempt - 1, 0.0, reason)
-                turn.claim.done = position
                 return self._stop(turn.slot, message, decision)
             case SkipMessage():
                 kind, level = "skip", logging.INFO
@@ -298,11 +295,15 @@ class Outcomes:
         )
         return TurnResult.HELD
 
-    def _wait_for_key(self, turn: Turn, message: Message, error: KeyMissingError) -> TurnResult:
+    def _wait_for_key(
+        self, turn: Turn, row: Row, message: Message, error: KeyMissingError
+    ) -> TurnResult:
         """Block the queue until the key of its message is there; no attempt is counted."""
         slot, claim = turn.slot, turn.claim
         reason = self._engine.recorded(describe(error))[:FAILURE_ERROR_CHARACTERS]
         self._counters.attempts -= 1
+        if turn.job.pool:  # another worker may have the key
+            return self.apply(turn, row, message, error, RetryMessage(KEY_SECONDS, counts=False))
         if not turn.in_force:
             return TurnResult.ENDED
         known = claim.failure

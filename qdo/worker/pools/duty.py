@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 import gevent
 from gevent.event import Event
@@ -115,22 +116,28 @@ class PoolDuty(Duty):
         if member is None:
             return LOOK_SECONDS
         names = self._named | set(self._store.pools() if self._has_globs else ())
-        for pool in filter(self._is_mine, names - self._claims.keys()):
+        for pool in sorted(filter(self._is_mine, names - self._claims.keys())):
             self._claim(member, pool)
         subscriptions = [each.subscription for each, _ in self._claims.values()]
+        # What the last look found: the next one has not begun.
+        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
         for subscription in filter(None, subscriptions):
             subscription.look()
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
-        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
+        busy = any(each is not None and each.busy for each in subscriptions)
         now = self._now()
-        some = [each for each in subscriptions if each is not None]
-        dues = [each.next_due - now for each in some if each.next_due and each.next_due > now]
-        return min([MARKS_SECONDS if any(each.busy for each in some) else LOOK_SECONDS, *dues])
+        return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
+
+    def due(self, after: float) -> float:
+        """Return when the first request becomes due after a Unix time, `inf` for never."""
+        subscriptions = [each.subscription for each, _ in self._claims.values()]
+        dues = [each.next_due for each in subscriptions if each is not None]
+        return min((due for due in dues if due is not None and due > after), default=inf)
 
     def _is_mine(self, pool: str) -> bool:
         job = self._app.job_for(pool)
-        return job is not None and job.pool and self._takes(pool)
+        return job is not None and job.pool and self._takes(pool) and not self._draining
 
     def _claim(self, member: Member, pool: str) -> None:
         job = self._app.job_for(pool)
@@ -140,7 +147,7 @@ class PoolDuty(Duty):
 
         def places(held: int) -> int:
             """Return the free places; with limits, only the next request waits for a permit."""
-            return 1 if one_by_one or not self._permits.free else lanes - held
+            return min(lanes - held, 1 if one_by_one else max(1, self._permits.free))
 
         make = partial(
             PoolSubscription,

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from kazoo.exceptions import KazooException
-
 from qdo.brokers.requests import RequestStore
-from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
-from qdo.coordination.leader_queues import unreachable
+from qdo.coordination.leader_queues import current_names
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.znodes.layout import Layout
@@ -65,11 +62,7 @@ class Returner(LeaderDuty):
         owners = self._store.owners()
         if not owners:
             return 0
-        try:
-            client.sync(layout.workers)
-            workers = set(names_below(client, layout.workers))
-        except KazooException as error:
-            raise unreachable(layout, error) from error
+        workers = current_names(client, layout, layout.workers)
         count = 0
         for owner in (each for each in owners if each not in workers):
             given = self._store.give_back(owner)

@@ -28,7 +28,7 @@ from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import with_header
 from qdo.message import NORMAL
 from qdo.sending.messages import time_text
-from qdo.sending.replies import reply_messages
+from qdo.sending.replies import reply_messages, sealed
 from qdo.sending.sender import Sender
 from qdo.system.clock import clock
 from qdo.text import describe
@@ -80,8 +80,8 @@ class PoolSubscription(Subscription):
         self._cancelled: dict[int, str] = {}
         self._told: set[int] = set()
         """Positions whose end, or return to the pool, this worker has stored itself."""
-        self._done: set[str] = set()
-        """Ids of jobs that have returned since the last take: their job has stored the end."""
+        self._done: dict[str, int] = {}
+        """Numbers of takes by id, of jobs that have returned since the last take."""
         self.taken = 0
         self._dry = False
         self._look_at = 0.0
@@ -106,6 +106,10 @@ class PoolSubscription(Subscription):
         error = request.error or ""
         return FailureRecord(position, request.failed, error, crashed=request.crashed)
 
+    def id_of(self, position: int) -> str:
+        """Return the id of a request in its hands."""
+        return self._held[position][0].take.id
+
     def done(self, position: int) -> None:
         found = self._held.pop(position, None)
         if found is None:
@@ -117,7 +121,7 @@ class PoolSubscription(Subscription):
         if position in self._told:
             self._told.discard(position)
         else:
-            self._done.add(found[0].take.id)
+            self._done[found[0].take.id] = found[0].take.number
         self._forget(position, found[0])
         self._wake()
 
@@ -162,21 +166,25 @@ class PoolSubscription(Subscription):
 
     def _take(self, places: int) -> list[Row]:
         with self._taking:
-            done, self._done = self._done, set()
+            done, self._done = self._done, {}
             try:
                 taken = self._store.take(self._owner, self._pool, places, list(self._positions))
             except BaseException:
-                self._done |= done
+                self._done = {**done, **self._done}
                 raise
             self._look_at = clock() + MARKS_SECONDS
-            self.next_due = taken.next_due
-            self._dry = len(taken.requests) < places or (not places and self._dry)
+            self.next_due = due = taken.next_due
+            if places:  # large bodies may leave requests that are due
+                self._dry = len(taken.requests) < places and (due is None or due > self._now())
             rows = []
             for request in taken.requests:
-                if request.take.id in done:  # middleware left out the job, which ends a request
-                    self._spawn(self._end, 0, request, "done", None)
+                row = self._hold(request)
+                if done.get(request.take.id) == request.take.number - 1:
+                    # Middleware left out the job, which ends a request.
+                    del self._held[row[0]]
+                    self._spawn(self._end, row[0], request, "done", None)
                 else:
-                    rows.append(self._hold(request))
+                    rows.append(row)
         for id, mark in taken.marks.items():
             if id in self._positions and "cancel" in (found := json.loads(mark)):
                 self._cancel(id, str(found["cancel"]))
@@ -206,7 +214,10 @@ class PoolSubscription(Subscription):
                 "%s, pool %s: request %s is cancelled: %s", self._owner, self._pool, id, reason
             )
             self._cancelled[position] = reason
-            self._on_lost(position)
+            if position in self.in_flight():
+                self._on_lost(position)
+            else:  # its lane may wait for long
+                self._spawn(self._end, position, self._held[position][0], "cancelled", reason)
             self._wake()
 
     # --- telling the broker ---
@@ -232,7 +243,8 @@ class PoolSubscription(Subscription):
         def end() -> bool:
             told = request.take.id, self._pool, request.reply
             messages = reply_messages(self._app, *told, outcome, error=error)
-            return self._store.end(request.take, outcome, error=error, messages=messages)
+            result = sealed(self._app, self._pool, None) if outcome == "done" else None
+            return self._store.end(request.take, outcome, result, error, messages)
 
         self._repeat(request, end)
         self._forget(position, request)
@@ -297,6 +309,10 @@ class PoolMember:
     ) -> PoolSubscription:
         self.subscription = self._subscribe(on_lost)
         return self.subscription
+
+    def id_of(self, position: int) -> str:
+        """Return the id of a request in its hands."""
+        return "" if self.subscription is None else self.subscription.id_of(position)
 
     def put_back(self, position: int, failed: int, seconds: float, error: str) -> None:
         if self.subscription is not None:

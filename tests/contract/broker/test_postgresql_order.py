@@ -143,7 +143,7 @@ def test_a_broken_rule_is_found(
 ) -> None:
     script = schema.script
     mutant = mutate(script("{schema}", 3600)).replace("{schema}", "qdo")
-    monkeypatch.setattr(schema, "script", lambda name, seconds: mutant)
+    monkeypatch.setattr(schema, "script", lambda *given: mutant)
     prepared(postgresql.url())
     stage = Interleaver(postgresql.conninfo(), 3)
     try:

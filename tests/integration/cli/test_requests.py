@@ -117,8 +117,9 @@ def test_requests_of_a_pool_are_listed_oldest_first(app: App, cli: Run) -> None:
     assert (found["wait"]["then"], found["wait"]["take"]) == ("orders", 0)
     assert "secret" not in json.dumps(found)
     rows = [line.split() for line in cli("list", "invoice").out.splitlines()]
-    assert rows[0] == ["ID", "POOL", "STATE", "AGE", "OWNER", "FAILED", "NOTE"]
-    assert rows[4][:3] == ["bad", "invoice", "failed"]
+    assert rows[0] == ["ID", "STATE", "AGE", "OWNER", "FAILED", "NOTE"]
+    assert rows[4][:2] == ["bad", "failed"]
+    assert cli("list", "--state", "over").out.split()[1] == "POOL"
     assert rows[4][-2:] == ["ValueError:", "no"]
 
 

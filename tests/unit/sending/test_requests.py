@@ -161,6 +161,8 @@ def test_many_requests_are_stored_together(app: App) -> None:
         ({"id": 5}, "got 5"),
         ({"then": "q", "key": 5}, "got 5"),
         ({"then": "q", "key": "x" * 1001}, "1000"),
+        ({"then": "q", "key": "\ud800"}, "surrogate"),
+        ({"then": "q", "key": "\0"}, "NUL"),
         ({"key": "k"}, "then"),
         ({"tag": {}}, "then"),
         ({"events": True}, "then"),

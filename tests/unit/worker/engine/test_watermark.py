@@ -80,6 +80,7 @@ def test_an_heir_goes_on_with_what_is_not_done(
                     assert each in order or each <= first.last
                 elif covered(each, first.last, runs):
                     pytest.fail(f"{each} was recorded as done and is not any more")
+    assert heir.ranges == len(heir.runs(1000))
     for position in data.draw(st.permutations(sorted(pending))):
         heir.done(position)
     assert heir.last == (positions[-1] if positions else 0)

@@ -1,0 +1,150 @@
+"""When a worker takes requests, and what becomes of them when it stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gevent
+import pytest
+
+import qdo
+from qdo.fleet.holds import new_hold
+from qdo.worker.pools.duty import PoolDuty
+from tests.support.engine import until
+from tests.support.fakes.pools import Make, PoolSetup
+
+SLOW = qdo.Policy(attempts=3, backoff_seconds=600, backoff_max_seconds=600)
+
+
+def crashed(pool: PoolSetup, body: Any) -> None:
+    """Ask for a request whose first attempt ended with its worker: it waits in the next hand."""
+    pool.ask(body)
+    pool.store.take("gone", "p", 1, [])
+    pool.store.give_back("gone")
+
+
+def test_a_held_pool_is_left_alone(make: Make) -> None:
+    pool = make()
+    pool.look()
+    assert pool.registrar.parts is not None
+    gate = pool.registrar.parts.gate
+    gate.apply([new_hold(("p",), "")])
+    pool.ask(1)
+    pool.look()
+    assert pool.counts() == (1, 0)
+    gate.apply([])
+    pool.finish(1)
+
+
+def test_nothing_is_taken_after_the_lease(make: Make) -> None:
+    """What runs ends; a new registration claims the pool anew."""
+    pool = make()
+    pool.hold(1)
+    pool.ask(1)
+    until(lambda: pool.running)
+    pool.member.lease.end()
+    pool.ask(2)
+    pool.look()
+    pool.gates[1].set()
+    pool.finish(1)
+    pool.look()
+    assert pool.counts() == (1, 0)
+    pool.member.expire()
+    pool.finish(2)
+    (found,) = (each for each in pool.store.records("p") if each.id == "2")
+    assert (found.take.owner, pool.runs) == ("worker-0000000001", [(1, 1, 1), (2, 1, 1)])
+
+
+def test_a_frozen_worker_reports_nothing_of_what_was_given_back(make: Make) -> None:
+    """Its session ended while the job ran: the next registration runs it again."""
+    pool = make()
+    pool.hold(1)
+    (handle,) = pool.ask(1, then="q")
+    until(lambda: pool.running)
+    first, gate = pool.member, pool.gates.pop(1)
+    first.expire()
+    pool.store.give_back(first.name)
+    until(lambda: pool.member is not first)
+    pool.look()
+    gate.set()
+    assert handle.result(10) == 1
+    assert pool.runs == [(1, 1, 1), (1, 2, 2)]
+    assert len(pool.store.broker.reader("q", 0).fetch(9)) == 1
+
+
+def test_a_drain_takes_nothing_and_puts_back_what_waits(make: Make) -> None:
+    """As it was taken; what runs ends."""
+    pool = make(policy=SLOW, start=False)
+    crashed(pool, "parked")
+    pool.hold(1)
+    pool.start()
+    until(lambda: pool.counts() == (0, 1))
+    pool.ask(1)
+    until(lambda: pool.running)
+    pool.stop()
+    until(lambda: pool.worker.state == "draining")
+    pool.ask(2)
+    gevent.sleep(0.1)  # it would take it at once
+    pool.gates[1].set()
+    assert pool.join() == 0
+    assert (pool.outcome(1), pool.counts(), pool.runs) == ("done", (2, 0), [(1, 1, 1)])
+    (taken,) = (each for each in pool.store.take("next", "p", 9, []).requests if each.failed)
+    assert (taken.take.id, taken.failed, taken.crashed) == ("parked", 1, True)
+
+
+def test_a_second_signal_puts_back_what_runs(make: Make) -> None:
+    """An aborted attempt does not count."""
+    pool = make()
+    pool.hold(1)
+    pool.ask(1)
+    until(lambda: pool.running)
+    pool.stop()
+    until(lambda: pool.worker.state == "draining")
+    pool.stop()
+    assert pool.join() == 1
+    record = pool.store.find("1")
+    assert record is not None
+    assert (pool.counts(), record.failed) == ((1, 0), 0)
+
+
+def test_a_drain_claims_no_pool_that_it_finds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began while the worker asked for the names of pools."""
+    pool = make(start=False)
+    pool.app.job("more-*", pool=True)(pool._job)
+    duties: list[PoolDuty] = []
+
+    def pools() -> list[str]:
+        duties[0].drain()
+        return ["more-1"]
+
+    step = PoolDuty.step
+    monkeypatch.setattr(PoolDuty, "step", lambda duty: duties.append(duty) or step(duty))
+    monkeypatch.setattr(pool.store, "pools", pools)
+    pool.app.request("more-1", 1)
+    pool.start()
+    until(lambda: pool.looks)
+    assert pool.store.counts()["more-1"].waiting == 1
+    assert "more-1" not in pool.dispatcher.slots
+
+
+def test_a_worker_takes_the_pools_of_its_filter(make: Make) -> None:
+    """And pools of globs once they have requests."""
+    pool = make(settings={"exclude": ("p",)}, start=False)
+    pool.app.job("more-*", pool=True)(pool._job)
+    pool.start()
+    pool.ask(1)
+    assert pool.app.request("more-1", 2).result(10) == 2
+    pool.look()
+    assert pool.counts() == (1, 0)
+
+
+def test_a_request_is_taken_when_it_is_due(make: Make) -> None:
+    pool = make()
+    pool.ask(1, delay_seconds=0.4)
+    pool.look()
+    assert pool.counts() == (1, 0)
+    pool.finish(1)
+    record = pool.store.find("1")
+    assert record is not None
+    assert 0 <= record.started - replace(record).due < 5

@@ -1,0 +1,123 @@
+"""The duty of the leader that gives back the requests of workers that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+
+from qdo.brokers.requests import WAITING, NewRequest
+from qdo.coordination import leader_queues
+from qdo.coordination.znodes.layout import Layout
+from qdo.worker.pools import returner
+from qdo.worker.pools.returner import EVERY_SECONDS, LOOK_SECONDS, Returner
+from tests.support.fakes.pools import UnsureRequests
+
+
+class LaggingLeader:
+    """A leader on a clock that stands still, its server, and requests of the workers a and b.
+
+    :ivar workers: those that exist; `listed` are those that the leader knows.
+    :ivar known: those that its server knows before a `sync`.
+    :ivar then: called after each list of workers.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.workers = {"a", "b"}
+        self.listed = self.known = frozenset(self.workers)
+        self.then: Callable[[], object] = lambda: None
+        self.failures: list[Exception] = []
+        self.leader = self
+        self.store = UnsureRequests()
+        self._duty = Returner(self.store)
+        monkeypatch.setattr(returner, "clock", lambda: self.now)
+        monkeypatch.setattr(leader_queues, "names_below", lambda client, path: client.names())
+        for owner in "ab":
+            self.take(owner)
+
+    def is_leader(self) -> bool:
+        return True
+
+    def worker_names(self) -> frozenset[str]:
+        return self.listed
+
+    def do_chore(self, chore: Any) -> Any:
+        return chore(self, Layout("/qdo/test"), None)
+
+    def sync(self, path: str) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        self.known = frozenset(self.workers)
+
+    def names(self) -> list[str]:
+        found = sorted(self.known)
+        self.then()
+        return found
+
+    def take(self, owner: str, keep_seconds: float = 0.0) -> Any:
+        id = f"of-{owner}"
+        self.store.ask([NewRequest("p", id, (b"1", None), b"", keep_seconds=keep_seconds)])
+        return self.store.take(owner, "p", 1, []).requests[0].take
+
+    def look(self) -> tuple[float, dict[str, int]]:
+        """Look once; return the pause, and the failed attempts of requests that wait."""
+        pause = self._duty.step(self)  # type: ignore[arg-type]
+        return pause, {each.id: each.failed for each in self.store.records(states=[WAITING])}
+
+
+@pytest.fixture
+def leader(monkeypatch: pytest.MonkeyPatch) -> LaggingLeader:
+    return LaggingLeader(monkeypatch)
+
+
+def test_only_requests_of_workers_that_are_gone_wait_again(leader: LaggingLeader) -> None:
+    """At once when the leader learns that a worker has left, and as one failed attempt."""
+    assert leader.look() == (LOOK_SECONDS, {})
+    leader.workers.discard("b")
+    looks = leader.store.calls["owners"]
+    assert leader.look() == (LOOK_SECONDS, {})
+    assert leader.store.calls["owners"] == looks  # nothing is asked while nothing has changed
+    leader.listed = frozenset("a")
+    assert leader.look() == (LOOK_SECONDS, {"of-b": 1})
+
+
+def test_a_worker_unknown_to_a_server_that_lags_is_not_gone(leader: LaggingLeader) -> None:
+    leader.workers.add("new")
+    leader.take("new")
+    assert leader.look()[1] == {}
+
+
+def test_a_worker_that_registers_after_the_list_is_not_gone(leader: LaggingLeader) -> None:
+    """Owners are read before workers."""
+    leader.workers.discard("b")
+    leader.then = lambda: leader.workers.add("new") or leader.take("new")  # type: ignore[func-returns-value]
+    assert leader.look()[1] == {"of-b": 1}
+
+
+def test_owners_that_the_leader_never_knew_are_found_later(leader: LaggingLeader) -> None:
+    """Their take was stored after they were gone, or another worker led."""
+    leader.look()
+    leader.take("late")
+    assert leader.look() == (LOOK_SECONDS, {})
+    leader.now += EVERY_SECONDS
+    assert leader.look() == (LOOK_SECONDS, {"of-late": 1})
+
+
+@pytest.mark.parametrize("method", ["owners", "give_back", "sync", "expire"])
+def test_a_look_that_fails_is_repeated(leader: LaggingLeader, method: str) -> None:
+    leader.workers.discard("b")
+    leader.listed = frozenset("a")
+    leader.failures += [ConnectionLoss()] * (method == "sync")
+    leader.store.lost[method] = 1
+    assert leader.look()[0] == 1.0
+    assert leader.look() == (LOOK_SECONDS, {"of-b": 1})
+
+
+def test_requests_that_are_over_long_enough_are_deleted(leader: LaggingLeader) -> None:
+    leader.store.end(leader.take("c"), "done")
+    leader.store.end(leader.take("d", keep_seconds=60), "done")
+    leader.look()
+    assert [each.id for each in leader.store.records()] == ["of-a", "of-b", "of-d"]

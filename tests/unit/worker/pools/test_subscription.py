@@ -1,0 +1,190 @@
+"""Requests in the hands of a worker, with a store whose answers get lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import qdo
+from qdo.brokers.requests import Take
+from qdo.errors import KeyMissingError, RequestCancelledError
+from qdo.message import Message
+from tests.support.engine import until
+from tests.support.fakes.pools import Make, PoolSetup
+
+
+def fail(request: qdo.Request) -> None:
+    raise ValueError("no")
+
+
+def fail_once(request: qdo.Request) -> Any:
+    if request.attempt == 1:
+        raise ValueError("no")
+    return request.body
+
+
+def told(pool: PoolSetup) -> int:
+    return len(pool.store.broker.reader("q", 0).fetch(100))
+
+
+def test_a_take_whose_answer_was_lost_runs_once(make: Make) -> None:
+    """The next take returns it: it is this worker's."""
+    pool = make(concurrency=2)
+    pool.hold(1, 2)
+    pool.store.lost["take"] = 1
+    pool.ask(1, 2)
+    until(lambda: pool.running == 2)
+    pool.store.lost["take"] = 3
+    pool.look(6)
+    for gate in pool.gates.values():
+        gate.set()
+    pool.finish(1, 2)
+    assert sorted(pool.runs) == [(1, 1, 2), (2, 1, 2)]
+
+
+@pytest.mark.parametrize(("act", "outcome"), [(lambda request: 1, "done"), (fail, "failed")])
+def test_an_end_whose_answer_was_lost_is_repeated(make: Make, act: Any, outcome: str) -> None:
+    """By the job, or by the worker; one message tells of it."""
+    pool = make(act, policy=qdo.Policy(attempts=1))
+    pool.store.lost["end"] = 2
+    pool.ask(1, then="q")
+    until(lambda: pool.store.calls["end"] == 3)
+    assert (pool.outcome(1), pool.runs, told(pool)) == (outcome, [(1, 1, 1)], 1)
+
+
+def test_a_lost_answer_to_put_back_counts_one_attempt(make: Make) -> None:
+    pool = make(fail_once)
+    pool.store.lost["put_back"] = 1
+    pool.ask(1)
+    pool.finish(1)
+    assert (pool.outcome(1), pool.runs) == ("done", [(1, 1, 1), (1, 2, 2)])
+
+
+def test_ends_are_repeated_until_the_store_is_back(make: Make) -> None:
+    """Nothing is taken meanwhile, and the places stay taken."""
+    pool = make(lambda request: fail(request) if request.body == 2 else 1, concurrency=2)
+    pool.hold(1, 2)
+    pool.ask(1, 2, 3)
+    until(lambda: pool.running == 2)
+    pool.store.down = True
+    for gate in pool.gates.values():
+        gate.set()
+    until(lambda: pool.store.calls["end"] > 1 and pool.store.calls["put_back"] > 1)
+    assert (pool.counts(), len(pool.runs)) == ((1, 2), 2)
+    pool.store.down = False
+    pool.finish(1, 2, 3)
+    assert [run for run in pool.runs if run[0] != 2] == [(1, 1, 1), (3, 1, 1)]
+    assert [run[1] for run in pool.runs if run[0] == 2] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "most"), [({}, {"concurrency": 3}, 3), ({"concurrency": 2}, {}, 2)]
+)
+def test_no_more_is_taken_than_may_run(make: Make, settings: Any, options: Any, most: int) -> None:
+    """The places of the job; beyond the lanes of the worker, one request waits for the next."""
+    pool = make(settings=settings, **options)
+    pool.hold(*range(8))
+    pool.ask(*range(8))
+    for body in range(8):
+        until(lambda: any(run[0] == body for run in pool.runs))  # noqa: B023 - called at once
+        pool.look()
+        assert pool.counts()[1] <= most + len(settings)
+        pool.gates[body].set()
+    pool.finish(*range(8))
+    assert pool.at_once == most
+
+
+def test_a_rate_lets_one_request_wait_in_hand(make: Make) -> None:
+    pool = make(per_queue_rate="1/h")
+    pool.ask(*range(5))
+    until(lambda: pool.counts() == (4, 1))
+    pool.look()
+    assert (pool.counts(), pool.runs) == ((4, 1), [])
+
+
+def test_a_running_request_is_cancelled_once(make: Make) -> None:
+    """Its job is interrupted; a job that is not leaves its own outcome."""
+    pool = make()
+    pool.hold(1)
+    (handle,) = pool.ask(1, then="q")
+    until(lambda: pool.running)
+    assert handle.cancel("enough")
+    assert handle.cancel("again")
+    pool.finish(1)
+    until(lambda: not pool.running)
+    with pytest.raises(RequestCancelledError) as raised:
+        handle.result()
+    assert raised.value.details["reason"] == "again"
+    assert (handle.cancel(), told(pool), pool.runs) == (True, 1, [(1, 1, 1)])
+
+
+def test_a_cancelled_request_in_hand_does_not_wait_for_its_turn(make: Make) -> None:
+    """It waited for the backoff of a crash; its place is free, and it never runs."""
+    policy = qdo.Policy(attempts=3, backoff_seconds=600, backoff_max_seconds=600)
+    pool = make(policy=policy, start=False)
+    (handle,) = pool.ask(1)
+    pool.store.take("gone", "p", 1, [])
+    pool.store.give_back("gone")
+    pool.start()
+    until(lambda: pool.counts() == (0, 1))
+    handle.cancel()
+    pool.finish(1)
+    assert (pool.outcome(1), pool.runs) == ("cancelled", [])
+
+
+def test_a_paused_request_that_is_cancelled_has_not_failed(make: Make) -> None:
+    pool = make(lambda request: request.pause("sure?"), policy=qdo.Policy(attempts=1))
+    (handle,) = pool.ask(1, then="q")
+    until(lambda: handle.state == "paused")
+    handle.cancel("no")
+    pool.finish(1)
+    assert (pool.outcome(1), told(pool)) == ("cancelled", 1)
+
+
+def test_middleware_that_leaves_out_the_job_ends_requests(make: Make) -> None:
+    """As it ends messages, although the answer to that end is lost."""
+    pool = make(start=False)
+    pool.app.middleware(lambda call_next, message, context: None)
+    pool.store.lost["end"] = 1
+    pool.start()
+    pool.ask(1)
+    pool.finish(1)
+    pool.look()
+    assert (pool.app.handle("1").result(), pool.runs) == (None, [])
+
+
+def test_a_request_that_waits_for_its_backoff_takes_no_place(make: Make) -> None:
+    policy = qdo.Policy(attempts=2, backoff_seconds=600, backoff_max_seconds=600)
+    pool = make(fail_once, concurrency=1, policy=policy)
+    pool.ask("slow", 1)
+    until(lambda: pool.store.find("1").failed == 1)  # type: ignore[union-attr]
+    assert pool.counts() == (2, 0)
+    assert pool.store.take("other", "p", 2, []).next_due is not None
+
+
+def test_crashed_attempts_end_with_the_policy(make: Make) -> None:
+    """The request does not run again, and the hook learns its id."""
+    failures: list[Message] = []
+    app = qdo.App("test", job_failure=lambda message, context, error: failures.append(message))
+    pool = make(app=app, policy=qdo.Policy(attempts=2), start=False)
+    pool.ask(1, then="q")
+    for owner in ("a", "b"):
+        pool.store.take(owner, "p", 1, [])
+        pool.store.give_back(owner)
+    pool.start()
+    pool.finish(1)
+    assert (pool.outcome(1), pool.runs, told(pool)) == ("failed", [], 1)
+    assert [each.id for each in failures] == ["1"]
+
+
+def test_a_missing_key_counts_no_attempt(make: Make) -> None:
+    def act(request: qdo.Request) -> None:
+        raise KeyMissingError(queue="p", key="k", place="the file")
+
+    pool = make(act)
+    pool.ask(1)
+    until(lambda: pool.counts() == (1, 0) and pool.runs)
+    record = pool.store.find("1")
+    assert record is not None
+    assert (record.failed, record.take) == (0, Take("1", "", 1))
