@@ -188,6 +188,12 @@ class _Run:
         if self._on_start is not None:
             self._on_start(message)
         self._task = self._loop.create_task(self._call(job, message, context))
+        self._task.add_done_callback(self._report_unbegun)
+
+    def _report_unbegun(self, task: asyncio.Task[None]) -> None:
+        """Report the end of a task that was cancelled before `_call` began."""
+        if task.cancelled():
+            self.pending.finish(asyncio.CancelledError())
 
     async def _call(self, job: Job, message: Message, context: Any) -> None:
         error: BaseException | None = None
