@@ -182,7 +182,8 @@ class _GreenletSignal:
         self._watcher.start(self._event.set)
 
     def set(self) -> None:
-        self._watcher.send()
+        with contextlib.suppress(ValueError):  # its thread was interrupted, and has ended its loop
+            self._watcher.send()
 
     def wait(self) -> None:
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gevent
 from gevent.event import Event
 
-from qdo.system.home_loop import at_home, home_loop
-from qdo.system.native import raise_in_thread, start_thread
+from qdo.system.home_loop import at_home, home_loop, leave_gevent
+from qdo.system.native import Signal, _GreenletSignal, native_lock, raise_in_thread, start_thread
 
 PATIENCE_SECONDS = 20.0
 
@@ -43,3 +43,19 @@ def test_what_an_interrupted_thread_took_is_undone() -> None:
             while not ended or undone != taken:
                 gevent.sleep(0.001)
     assert undone == taken == ["permit"]
+
+
+def test_a_call_may_end_after_the_thread_that_made_it() -> None:
+    """A job in a thread was interrupted while it waited for the broker, whose thread lives on."""
+    signals: list[Signal] = []
+    left = native_lock()
+    left.acquire()
+
+    def work() -> None:
+        signals.append(_GreenletSignal())
+        leave_gevent()
+        left.release()
+
+    start_thread(work)
+    assert left.acquire(timeout=PATIENCE_SECONDS)
+    signals[0].set()
