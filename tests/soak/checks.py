@@ -108,9 +108,9 @@ def check_journal(text: str, facts: Judged) -> list[str]:
     own = {queue: by_queue[queue] for queue in facts.sent}
     found = [f"lost: {queue} {number}" for queue, number in unfinished(text, facts)]
     for queue, entries in by_queue.items():
-        found += _fences(entries, facts)
+        found += fences(entries, facts)
         if not queue.startswith(("key", "opskey", "opsbatch")):
-            found += _overlaps(entries, facts)
+            found += overlaps(entries, facts)
     for entries in own.values():
         found += _order(entries, facts)
         found += _attempts(entries, facts)
@@ -144,7 +144,7 @@ def _order(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
             yield f"order: {each} before the end of {before}"
 
 
-def _fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
+def fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
     newest = 0
     for each in entries:
         if each.kind != "S":
@@ -156,7 +156,7 @@ def _fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
         newest = max(newest, each.fence)
 
 
-def _overlaps(entries: list[Entry], facts: Judged) -> Iterable[str]:
+def overlaps(entries: list[Entry], facts: Judged) -> Iterable[str]:
     runs = _runs(entries)
     for index, run in enumerate(runs):
         for later in runs[index + 1 :]:

@@ -59,6 +59,10 @@ class SoakFleet:
     :ivar sent: how many messages each queue got, and which of them never end.
     """
 
+    app = "tests.soak.app:app"
+    servers = 1
+    """Of ZooKeeper."""
+
     def __init__(
         self,
         folder: Path,
@@ -81,7 +85,7 @@ class SoakFleet:
         self._database = database
         self._ensemble: Ensemble | None = None
         if coordinator == "zookeeper":
-            self._ensemble = Ensemble(folder / "zookeeper", 1)
+            self._ensemble = Ensemble(folder / "zookeeper", self.servers)
             self._ensemble.start()
             self._url = self._ensemble.url()
         self.environment = {
@@ -123,7 +127,7 @@ class SoakFleet:
 
     def start_parent(self) -> None:
         """Start a parent with its processes."""
-        options = ("tests.soak.app:app", "--processes", str(PROCESSES))
+        options = (self.app, "--processes", str(PROCESSES))
         tree = next(self._trees)
         environment = {**self.environment, "PYTHONPATH": str(tree)}
         proc = Proc.python("-m", "qdo.cli.worker", *options, env=environment, cwd=tree)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.soak.checks import Judged, check_journal
+from collections.abc import Sequence
+from unittest.mock import Mock
+
+from qdo.brokers.requests import Take
+from tests.soak.checks import Judged, check_journal, read_journal
+from tests.soak.request_rules import RequestFacts, check_requests
+from tests.soak.request_steps import RequestStep
 
 
 def judge(*lines: str, **facts: object) -> list[str]:
@@ -63,3 +69,61 @@ def test_shared_parts_have_rules() -> None:
     inside = ("S plain-11 0 1 1 10 3.0", "E plain-11 0 1 1 10 3.1")
     assert judge(*GOOD, *inside, sections=[(2.9, 3.2)]) == ["section"]
     assert judge(*GOOD, *inside, sections=[(3.1, 3.2)]) == []
+
+
+def step(state: int, take: int = 0, outcome: str | None = None, at: float = 1.0) -> RequestStep:
+    owner = f"worker-{take}" if take else ""
+    return RequestStep(at, "r", "green", state, take, owner, 0.0, outcome, "then-0")
+
+
+ASKED, TAKEN, DONE = step(0), step(1, 1, at=1.1), step(3, 1, "done", 1.3)
+RAN = ("S r 0 1 1 10 1.15", "E r 0 1 1 10 1.25")
+TOLD = "D then-0|r|done 0 1 1 10 1.4"
+
+
+def judge_requests(
+    steps: Sequence[RequestStep], *lines: str, told: Sequence[str] = ("done",), result: int = 1
+) -> list[str]:
+    """Return the violated rules of requests."""
+    take = Take("r", "worker-1", steps[-1].take)
+    record = Mock(take=take, id="r", outcome=steps[-1].outcome, result=(b'{"take": %d}' % result,))
+    facts = RequestFacts(
+        [("asked", ["r"]), ("wish", ["r"]), ("wish", ["unknown"])],
+        steps,
+        [record],
+        read_journal("".join(f"{line}\n" for line in lines)),
+        {"then-0": [("r", each) for each in told]},
+        Judged({}),
+        offset=0.0,
+    )
+    return sorted({each.partition(":")[0] for each in check_requests(facts)})
+
+
+def test_each_rule_of_requests_can_be_violated() -> None:
+    """A lost one, half a batch, two ends, other results, lost messages, starts without a take."""
+    good = (ASKED, TAKEN, DONE)
+    assert judge_requests(good, *RAN, TOLD) == []
+    assert judge_requests((ASKED, TAKEN), *RAN, told=()) == ["ends"]
+    assert judge_requests((*good, step(3, 2, "done")), *RAN, TOLD, told=("done",) * 2) == ["once"]
+    assert judge_requests(good, *RAN, TOLD, result=2) == ["once"]
+    assert judge_requests(good, TOLD) == ["once"]
+    assert judge_requests(good, *RAN, TOLD, told=("done", "done")) == ["told"]
+    assert judge_requests(good, *RAN) == ["told"]
+    assert judge_requests((ASKED, step(1, 3), step(3, 3, "failed")), told=("failed",)) == [
+        "takes",
+        "told",
+    ]
+    never = (ASKED, step(3, 0, "cancelled"))
+    told = TOLD.replace("done", "cancelled")
+    assert judge_requests(never, told, told=("cancelled",)) == []
+    assert judge_requests(never, RAN[0], told, told=("cancelled",)) == ["takes"]
+
+
+def test_a_start_after_the_end_of_its_take_is_late() -> None:
+    again = (step(0, 1, at=2.0), step(1, 2, at=2.1), step(3, 2, "done", 2.4))
+    second = ("S r 0 2 2 11 2.2", "E r 0 2 2 11 2.3")
+    steps = (ASKED, TAKEN, *again)
+    assert judge_requests(steps, *RAN, *second, TOLD, result=2) == []
+    assert judge_requests(steps, RAN[0], *second, RAN[1], TOLD, result=2) == ["overlap"]
+    late = RAN[0].replace("1.15", "9.0")
+    assert judge_requests(steps, *second, late, TOLD, result=2) == ["fence", "late"]

@@ -1,0 +1,305 @@
+"""Soak requests: ``python -m tests.soak.request_fleet --broker sqlite --coordinator zookeeper``.
+
+Two parents with three workers each run what asker processes ask for, while every 1 to 3 seconds
+something goes wrong. The rules are those of `request_rules`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from pathlib import Path
+
+from qdo.brokers.registry import open_broker
+from qdo.brokers.requests import OVER, PAUSED, RequestRecord
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import QdoError
+from tests.soak.app import TIMEOUT_SECONDS
+from tests.soak.broker_server import BrokerServer
+from tests.soak.checks import Judged, check_log, read_journal
+from tests.soak.fleet import SoakFleet
+from tests.soak.request_app import QUEUES
+from tests.soak.request_askers import read_asked
+from tests.soak.request_rules import RequestFacts, check_requests, recoveries, spread, waits
+from tests.soak.request_steps import read_steps, record_steps
+from tests.support.processes import Proc, children
+
+PARENTS = 2
+ASKERS = 3
+AWHILE = 0.05
+HEAL_SECONDS = 120.0
+"""Once the faults are over, no such time may pass without a step before all requests are over."""
+EXPIRY_SECONDS = 45.0
+"""The leader deletes expired requests every 30 s."""
+END_SECONDS = 30.0
+QUIET_SECONDS = TIMEOUT_SECONDS * 3
+"""After a fault, places may be missing for so long."""
+
+
+class RequestFleet(SoakFleet):
+    """A fleet of workers and askers."""
+
+    app = "tests.soak.request_app:app"
+    servers = 3
+
+    def __init__(
+        self, folder: Path, coordinator: str, seed: int, database: BrokerServer | None
+    ) -> None:
+        super().__init__(folder, coordinator, seed, database=database)
+        self.journal.touch()
+        self.broker = open_broker(self.environment["QDO_BROKER"], "soak")
+        record_steps(self.environment["QDO_BROKER"])
+        self.trees: list[tuple[int, float]] = []
+        self.fault_times: list[float] = []
+        self._askers: list[Proc] = []
+        self._ledgers: list[tuple[Path, int]] = []
+        self._seeds = itertools.count(1000 * seed)
+        self._repair = threading.Thread()
+
+    # --- askers -----------------------------------------------------------------------
+
+    def start_asker(self, count: int) -> None:
+        """Start a process that asks for so many requests."""
+        seed = next(self._seeds)
+        ledger = self.folder / f"asked-{seed}"
+        arguments = ("-m", "tests.soak.request_askers", str(seed), str(count), str(ledger))
+        self._askers.append(Proc.python(*arguments, env=self.environment))
+        self._ledgers.append((ledger, count))
+
+    def asked(self) -> list[tuple[str, list[str]]]:
+        """Return the lines of all ledgers."""
+        return list(read_asked(path for path, _ in self._ledgers))
+
+    def asking(self) -> bool:
+        """Return whether askers have more to ask for."""
+        return any(not each.ended for each in self._askers)
+
+    def _kill_asker(self) -> None:
+        """Another one asks for the rest."""
+        running = [index for index, each in enumerate(self._askers) if not each.ended]
+        if running:
+            index = self.random.choice(running)
+            self._askers[index].kill()
+            ledger, count = self._ledgers[index]
+            asked = sum(len(ids) for word, ids in read_asked([ledger]) if word == "asked")
+            if asked < count:
+                self.start_asker(count - asked)
+
+    def failed_askers(self) -> list[str]:
+        """Return the output of askers that ended by themselves, with an error."""
+        return [f"asker: {each.output[-2000:]}" for each in self._askers if each.wait() > 0]
+
+    # --- faults -----------------------------------------------------------------------
+
+    def _faults(self) -> list[Callable[[], None]]:
+        more = [self._kill_asker, self._kill_tree, self._kill_tree]
+        if self._ensemble is not None:
+            more += [self._kill_leader] * 2
+        return [*super()._faults(), *more]
+
+    def befall(self) -> None:
+        self.fault_times.append(time.time())
+        super().befall()
+
+    def _kill_tree(self) -> None:
+        proc = self._parent()
+        now = time.monotonic()
+        self.trees += [(pid, now) for pid in (proc.pid, *children(proc.pid))]
+        proc.kill()
+        self._leave(proc)
+
+    def _kill_leader(self) -> None:
+        """Kill ZooKeeper's leader, and start it again after a while."""
+        if self._ensemble is None or self._repair.is_alive():
+            return
+        server, began = self._ensemble.leader(), time.monotonic()
+        server.kill()
+        seconds = TIMEOUT_SECONDS * self.random.choice((0.0, 1.0, 3.0))
+
+        def repair() -> None:
+            time.sleep(seconds)
+            server.restart()
+            self.outages.append((began, time.monotonic()))
+
+        self._repair = threading.Thread(target=repair)
+        self._repair.start()
+
+    # --- the end ----------------------------------------------------------------------
+
+    def resume_paused(self) -> None:
+        """Resume what is paused: it takes the places of others."""
+        with suppress(QdoError):
+            for each in self.broker.requests.records(states=[PAUSED]):
+                self._app.handle(each.id).resume()
+
+    def is_over(self) -> bool:
+        """Return whether all requests are over, and their queues empty."""
+        with suppress(QdoError):
+            if not self.broker.requests.counts():
+                text = self.text()
+                return all(f"{queue}|{id}|" in text for queue, id in self._last_told())
+        return False
+
+    def _last_told(self) -> Iterator[tuple[str, str]]:
+        for queue, told in self.told().items():
+            yield queue, told[-1][0]
+
+    def told(self) -> dict[str, list[tuple[str, str]]]:
+        """Return request and outcome of each message, by queue."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for queue in {*QUEUES} & {*self.broker.catalog.names()}:
+            reader = self.broker.reader(queue, 0)
+            while rows := reader.fetch(1000):
+                bodies = [json.loads(each[1]) for each in rows]
+                told = [(each["request"], each["outcome"]) for each in bodies]
+                found.setdefault(queue, []).extend(told)
+        return found
+
+    def request_facts(self) -> RequestFacts:
+        """Return the facts, once all is over."""
+        judged = Judged({}, stopped=self.stopped, unkept=self.unkept, outages=self.outages)
+        records = [self.broker.requests.find(each.id) for each in self._over()]
+        return RequestFacts(
+            self.asked(),
+            read_steps(self.environment["QDO_BROKER"]),
+            [each for each in records if each is not None],
+            read_journal(self.text()),
+            self.told(),
+            judged,
+            time.time() - time.monotonic(),
+            self._database is None,
+        )
+
+    def _over(self) -> list[RequestRecord]:
+        return self.broker.requests.records(states=[OVER], limit=10_000_000)
+
+    def left_behind(self) -> Iterator[str]:
+        """End all workers gracefully; return what they leave."""
+        now, limit = time.time(), time.monotonic() + EXPIRY_SECONDS
+        while (old := [each for each in self._over() if each.until < now]) and (
+            time.monotonic() < limit
+        ):
+            time.sleep(0.5)
+        yield from (f"left: {each.take} was to expire" for each in old[:3])
+        yield from (f"left: {each} owns requests" for each in self.broker.requests.owners())
+        for proc in self._parents:
+            proc.send(signal.SIGTERM)
+        limit = time.monotonic() + END_SECONDS
+        while (pids := [*self._orphans()]) and time.monotonic() < limit:
+            time.sleep(0.1)
+        yield from (f"left: process {each}" for each in pids)
+        yield from (f"left: node of {each}" for each in self._nodes())
+
+    def _nodes(self) -> list[str]:
+        """Return the nodes of workers, once those of killed ones had time to expire."""
+        client = connect(self.environment["QDO_COORDINATOR"], handler="threading")
+        client.open(10.0)
+        limit = time.monotonic() + END_SECONDS
+        while (names := client.get_children(Layout.of("soak").workers)) and time.monotonic() < (
+            limit
+        ):
+            time.sleep(0.1)
+        client.stop()
+        client.close()
+        return [*names]
+
+    def close(self) -> None:
+        for asker in self._askers:
+            asker.__exit__(None, None, None)
+        if self._repair.is_alive():
+            self._repair.join()
+        super().close()
+        self.broker.close()
+
+
+def play(fleet: RequestFleet, count: int, pause_seconds: float) -> list[str]:
+    """Play one round; return the violations.
+
+    :param pause_seconds: mean of the pauses between faults.
+    """
+    for _ in range(PARENTS):
+        fleet.start_parent()
+    for number in range(ASKERS):
+        fleet.start_asker(count // ASKERS + (number < count % ASKERS))
+    fault_at = time.monotonic() + 5.0
+    while fleet.asking():
+        if time.monotonic() >= fault_at:
+            fleet.befall()
+            fault_at = time.monotonic() + pause_seconds * fleet.random.uniform(0.5, 1.5)
+            fleet.resume_paused()
+        fleet.restart_ended()
+        time.sleep(AWHILE)
+    found = fleet.failed_askers()
+    text, limit = "", time.monotonic() + HEAL_SECONDS
+    while not fleet.is_over() and time.monotonic() < limit:
+        fleet.restart_ended()
+        fleet.resume_paused()
+        if text != fleet.text():
+            text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
+        time.sleep(10 * AWHILE)
+    facts = fleet.request_facts()
+    found += [*check_requests(facts), *fleet.left_behind()]
+    for _, output in fleet.outputs():
+        found += check_log(output)
+    _report(fleet, facts, found)
+    return found
+
+
+def _report(fleet: RequestFleet, facts: RequestFacts, found: list[str]) -> None:
+    kinds = Counter(each.kind for each in facts.journal)
+    outcomes = Counter(each.outcome for each in facts.steps if each.state == OVER)
+    asked = sum(len(ids) for word, ids in facts.asked if word == "asked")
+    seconds = facts.steps[-1].at - facts.steps[0].at
+    print(
+        f"{asked} asked, {dict(outcomes)}, {kinds['S']} runs, {sum(map(len, facts.told.values()))}"
+        f" messages in {seconds:.0f} s, {len(fleet.faults)} faults {dict(Counter(fleet.faults))}:"
+        f" {len(found)} violations\n"
+        f"  waits with a place: {spread(waits(facts.steps, fleet.fault_times, QUIET_SECONDS))}\n"
+        f"  killed, parent alive, to given back: {spread(recoveries(facts, fleet.died))}\n"
+        f"  killed with its parent: {spread(recoveries(facts, fleet.trees))}",
+        flush=True,
+    )
+    for each in found[:20]:
+        print(f"  {each}", flush=True)
+
+
+def main() -> int:
+    """Play the round that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.request_fleet")
+    parser.add_argument("--broker", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--coordinator", choices=("sqlite", "zookeeper"), default="sqlite")
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
+    parser.add_argument("--keep", type=Path, help="folder for the files")
+    arguments = parser.parse_args()
+    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
+    folders: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="soak-")
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True)
+        folders = nullcontext(str(arguments.keep.absolute()))
+    database = closing(BrokerServer()) if arguments.broker == "postgresql" else nullcontext()
+    with folders as name, database as server:
+        folder = Path(name)
+        url = f"sqlite:{folder / 'coordination.db'}"
+        url = url if arguments.coordinator == "sqlite" else "zookeeper"
+        with closing(RequestFleet(folder, url, arguments.seed, server)) as fleet:
+            found = play(fleet, arguments.requests, arguments.pause)
+            for pid, text in fleet.outputs():
+                (folder / f"parent-{pid}.log").write_text(text)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
