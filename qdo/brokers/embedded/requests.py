@@ -15,7 +15,7 @@ import itertools
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -334,8 +334,8 @@ class EmbeddedRequests(RequestStore):
         return seen
 
     def _look(self, of: dict[str, Any]) -> tuple[set[str], Taken]:
-        with unforked, translated(self._path):
-            return _look(self._reading, {**of, "app": self._app})
+        with self._reads() as connection:
+            return _look(connection, {**of, "app": self._app})
 
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
@@ -416,13 +416,18 @@ class EmbeddedRequests(RequestStore):
         self.stops.append(listener.stop)
         return listener.stop
 
+    @contextlib.contextmanager
+    def _reads(self) -> Iterator[sqlite3.Connection]:
+        with unforked, translated(self._path):
+            yield self._reading
+
     def _now(self) -> float:
         return time_of_position(self._writer.clock())
 
     def _read(self, query: Query, **values: Any) -> list[Row]:
         def read() -> list[Row]:
-            with unforked, translated(self._path):
-                return query.all(self._reading, {**values, "app": self._app})
+            with self._reads() as connection:
+                return query.all(connection, {**values, "app": self._app})
 
         return self._repaired(read)
 
@@ -453,10 +458,13 @@ class EmbeddedRequests(RequestStore):
         def work(transaction: Transaction) -> bool:
             changed = _execute(transaction, statement, **_guard(take), **values)
             if changed and messages:
-                send_with_options(transaction, messages, self._node)
+                self._send(transaction, messages)
             return changed > 0
 
         return self._run(work, size)
+
+    def _send(self, transaction: Transaction, messages: Sequence[Outgoing]) -> None:
+        send_with_options(transaction, messages, self._node)
 
     def _repaired(self, work: Callable[[], T]) -> T:
         """Do some work; if it meets rows that another program damaged, repair them, and repeat."""

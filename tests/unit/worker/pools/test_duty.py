@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import gevent
@@ -147,4 +146,4 @@ def test_a_request_is_taken_when_it_is_due(make: Make) -> None:
     pool.finish(1)
     record = pool.store.find("1")
     assert record is not None
-    assert 0 <= record.started - replace(record).due < 5
+    assert record.started >= record.due
