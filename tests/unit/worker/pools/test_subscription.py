@@ -138,7 +138,8 @@ def test_a_paused_request_that_is_cancelled_has_not_failed(
 ) -> None:
     """Its job learns that before the worker does."""
     monkeypatch.setattr("qdo.worker.pools.subscription.MARKS_SECONDS", 60.0)
-    pool = make(lambda request: request.pause("sure?"), policy=qdo.Policy(attempts=1))
+    policy = qdo.Policy(attempts=1)
+    pool = make(lambda request: request.pause("sure?"), policy=policy, concurrency=1)
     (handle,) = pool.ask(1, then="q")
     until(lambda: handle.state == "paused")
     handle.cancel("no")
