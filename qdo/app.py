@@ -25,7 +25,6 @@ from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.retry import Policy, literal_characters
-from qdo.jobs.timers import TimerDeclarations
 from qdo.operators import OperatorCalls
 from qdo.sending.requests import RequestCalls
 from qdo.text import pluralize
@@ -53,7 +52,7 @@ class OutboxTable(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class App(OperatorCalls, RequestCalls, TimerDeclarations):
+class App(OperatorCalls, RequestCalls):
     """A named application: its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)
@@ -84,7 +83,6 @@ class App(OperatorCalls, RequestCalls, TimerDeclarations):
         **settings: Any,
     ) -> None:
         OperatorCalls.__init__(self, name, settings)
-        TimerDeclarations.__init__(self)
         self._jobs: list[Job] = []
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""
@@ -127,8 +125,8 @@ class App(OperatorCalls, RequestCalls, TimerDeclarations):
         ... def deliver(message, context): ...
 
         :param queues: a glob; of several that match, the one with most literal characters wins.
-        :param executor: "greenlet", "thread" or "process"; by default the setting `executor`. An
-            ``async def`` function runs on the worker's asyncio loop.
+        :param executor: "greenlet", "thread" or "process", by default the setting `executor`; an
+            ``async def`` function runs on an asyncio loop.
         :param timeout_seconds: how long one message may take; see "Executors and deadlines".
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: number of messages after which a job's process is replaced.
@@ -139,26 +137,22 @@ class App(OperatorCalls, RequestCalls, TimerDeclarations):
         :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.
-        :param limits: names of limits of the whole fleet; a call needs a permit of each.
+        :param limits: names of limits of the fleet; a call needs a permit of each.
         :param per_queue_rate: how often each queue may start a message, such as "5/s".
-        :param pool: run requests of the pools that match the glob, on any worker; the function
-            gets a `qdo.Request` and returns the result: JSON or bytes. See `request`.
-        :raises UsageError: the function or an option is invalid, or the glob has a job already.
+        :param pool: it runs requests of these names on any worker, and returns results.
+        :raises UsageError: function or options are invalid, or the glob has a job already.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
         options |= {"memory_mib": memory_mib, "recycle_after": recycle_after, "policy": policy}
         options |= {"order": order, "concurrency": concurrency, "batch": batch, "limits": limits}
         options |= {"batch_wait_seconds": batch_wait_seconds, "per_queue_rate": per_queue_rate}
-        options["pool"] = pool
+        options |= {"queues": queues, "checkpoint": checkpoint, "pool": pool}
 
-        def register(function: _Function) -> _Function:
-            self._register(Job.checked(function, queues=queues, checkpoint=checkpoint, **options))
-            return function
+        return lambda function: self._register(function, options)
 
-        return register
-
-    def _register(self, job: Job) -> None:
+    def _register(self, function: _Function, options: dict[str, Any]) -> _Function:
+        job = Job.checked(function, **options)
         for middleware in self.hooks.middleware:
             middleware.check_job(job.function)
         if any(other.queues == job.queues for other in self._jobs):
@@ -169,6 +163,7 @@ class App(OperatorCalls, RequestCalls, TimerDeclarations):
             job = replace(job, function=answering(self, job.function))
         self._jobs.append(job)
         self._jobs.sort(key=lambda each: literal_characters(each.queues), reverse=True)
+        return function
 
     @property
     def jobs(self) -> tuple[Job, ...]:

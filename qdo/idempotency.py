@@ -64,7 +64,38 @@ class Write(enum.Enum):
         return self is Write.NEW
 
 
-class FencedWrites:
+class ProofTable:
+    """A table in the app's database that proves which messages were processed.
+
+    :param table: its name, of letters, digits and underscores.
+    :ivar schema: the statement that creates the table, for tools that create all tables of an app.
+    :raises UsageError: the name is invalid.
+    """
+
+    schema: str
+
+    def __init__(self, table: str) -> None:
+        self.table = table_name(table)
+
+    def create(self, session: SqlSession) -> None:
+        """Create the table unless it exists; call it where the app creates its own tables."""
+        execute(session, self.schema, {})
+
+
+class FenceTable(ProofTable):
+    """One that has fences."""
+
+    def reset_fences(self, session: SqlSession) -> int:
+        """Reset every fence but no position; return the number of rows.
+
+        For an app that moves to another coordinator, whose fences may be smaller. No worker may
+        be running.
+        """
+        reset = f"UPDATE {self.table} SET fence = 0"  # nosec B608 # table_name checks it
+        return int(execute(session, reset, {}).rowcount)
+
+
+class FencedWrites(FenceTable):
     """Decides about writes by `message.fence` and `message.position`.
 
     :param table: name of the table, of letters, digits and underscores.
@@ -72,7 +103,7 @@ class FencedWrites:
     """
 
     def __init__(self, table: str = "qdo_writes") -> None:
-        self.table = table_name(table)
+        super().__init__(table)
         self.schema = f"""
             CREATE TABLE IF NOT EXISTS {table} (
                 queue VARCHAR({MAX_NAME}) NOT NULL,
@@ -82,7 +113,6 @@ class FencedWrites:
                 PRIMARY KEY (queue, part)
             )
         """
-        """The statement that creates the table, for tools that create all tables of an app."""
         self._advance = f"""
             INSERT INTO {table} (queue, part, fence, position)
             VALUES (:queue, :part, :fence, :position)
@@ -96,14 +126,9 @@ class FencedWrites:
             UPDATE {table} SET fence = :fence
             WHERE queue = :queue AND part = :part AND fence < :fence
         """  # nosec B608 # table_name checks it
-        self._reset = f"UPDATE {table} SET fence = 0"  # nosec B608 # table_name checks it
         self._stale = f"""
             SELECT 1 FROM {table} WHERE queue = :queue AND part = :part AND fence > :fence
         """  # nosec B608 # table_name checks it
-
-    def create(self, session: SqlSession) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables."""
-        execute(session, self.schema, {})
 
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
@@ -137,16 +162,8 @@ class FencedWrites:
         stale = execute(session, self._stale, row).fetchone() is not None
         return Write.STALE if stale else Write.REPEATED
 
-    def reset_fences(self, session: SqlSession) -> int:
-        """Reset every fence but no position; return the number of rows.
 
-        For an app that moves to another coordinator, whose fences may be smaller. No worker may
-        be running.
-        """
-        return int(execute(session, self._reset, {}).rowcount)
-
-
-class ProcessedMessages:
+class ProcessedMessages(ProofTable):
     """Recognizes repeated messages by `message.id`.
 
     :param table: name of the table, of letters, digits and underscores.
@@ -157,7 +174,7 @@ class ProcessedMessages:
     def __init__(
         self, table: str = "qdo_done_messages", *, clock: Callable[[], float] = time.time
     ) -> None:
-        self.table = table_name(table)
+        super().__init__(table)
         self._clock = clock
         self.schema = f"""
             CREATE TABLE IF NOT EXISTS {table} (
@@ -167,16 +184,11 @@ class ProcessedMessages:
                 PRIMARY KEY (queue, id)
             )
         """
-        """The statement that creates the table, for tools that create all tables of an app."""
         self._record = f"""
             INSERT INTO {table} (queue, id, done_at) VALUES (:queue, :id, :done_at)
             ON CONFLICT (queue, id) DO NOTHING
         """  # nosec B608 # table_name checks it
         self._forget = f"DELETE FROM {table} WHERE done_at < :done_at"  # nosec B608 # table_name checks it
-
-    def create(self, session: SqlSession) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables."""
-        execute(session, self.schema, {})
 
     def record(self, session: SqlSession, message: Message) -> bool:
         """Record that the message is done; if it returns False, it was done before: write nothing.

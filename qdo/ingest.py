@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -16,18 +17,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from qdo.brokers.base import LASTING_DEDUP_SECONDS
 from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
 from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageError
 from qdo.sending.sender import Sender
 from qdo.sending.webhooks import DeclaredWebhook
 from qdo.signatures import SCHEMES, Headers
 
-DEDUP_SECONDS = 7 * 86_400.0
-"""How long a repetition is recognized, if the broker can."""
-RETRY_AFTER_SECONDS = 5
-HEALTH = "/healthz"
-"""A path that answers, unless a webhook has it."""
-
+_MORE_HEADERS = {405: ("Allow", "POST"), 503: ("Retry-After", "5")}
+_is_plain = re.compile("[ -~]+").fullmatch
 _log = logging.getLogger(__name__)
 
 
@@ -59,66 +57,55 @@ class WebhookEndpoints:
     def __call__(
         self, environ: Mapping[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        status = HTTPStatus(self._status(environ))
         path = environ.get("PATH_INFO", "")
-        if status != HTTPStatus.OK:  # the health checks of a balancer
+        status = HTTPStatus(self._status(path, environ))
+        if status != 200:  # the health checks of a balancer
             with self._lock:
                 self._counts[path if path in self._app.webhooks else "other paths", status] += 1
-        headers = [("Content-Type", "text/plain")]
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
-        elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers.append(("Allow", "POST"))
-        start_response(f"{status.value} {status.phrase}", headers)
+        more = [each for code, each in _MORE_HEADERS.items() if code == status]
+        start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain"), *more])
         return [f"{status.phrase}\n".encode()]
 
-    def _status(self, environ: Mapping[str, Any]) -> int:
-        webhook = self._app.webhooks.get(environ.get("PATH_INFO", ""))
+    def _status(self, path: str, environ: Mapping[str, Any]) -> int:
+        webhook = self._app.webhooks.get(path)
         if webhook is None:
-            return 200 if environ.get("PATH_INFO") == HEALTH else 404
+            return 200 if path == "/healthz" else 404
         if environ["REQUEST_METHOD"] != "POST":
             return 405
-        length = environ.get("CONTENT_LENGTH", "")
-        if not length:
+        if not environ.get("CONTENT_LENGTH"):
             return 411
-        if int(length) > webhook.max_bytes:
+        length = int(environ["CONTENT_LENGTH"])
+        if not 0 <= length <= webhook.max_bytes:
             return 413
-        body = environ["wsgi.input"].read(int(length))
-        if len(body) != int(length):
+        body = environ["wsgi.input"].read(length)
+        if len(body) != length:  # some servers pass on what a client sent before it went
             return 400
         headers = {
             name[5:].replace("_", "-").lower(): text
             for name, text in environ.items()
             if name.startswith("HTTP_")
         }
-        keys = self._keys[webhook.path]
-        if not SCHEMES[webhook.verify].verifies(keys, headers, body, time.time()):
+        if not SCHEMES[webhook.verify].verifies(self._keys[path], headers, body, time.time()):
             return 401
-        headers[CONTENT_TYPE] = environ.get("CONTENT_TYPE", "")
-        return self.store(webhook, headers, body)
+        return self.store(webhook, {**headers, CONTENT_TYPE: environ.get("CONTENT_TYPE", "")}, body)
 
     def store(self, webhook: DeclaredWebhook, headers: Headers, body: bytes) -> int:
         """Store a verified webhook; return the status of the answer."""
-        scheme = SCHEMES[webhook.verify]
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
-        names = scheme.passed_on
+        names = SCHEMES[webhook.verify].passed_on
         if is_value or not is_json(kind):  # a body that only claims to be JSON becomes bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
         content = (webhook.queue, JsonText(body) if is_value else body, None, kept)
         try:
-            self._send(webhook, scheme.identity(headers, body), content)
+            self._send(webhook, SCHEMES[webhook.verify].identity(headers, body), content)
         except MessageTooLargeError:
             return 413
         except QdoError as error:
             if not self._refused:
-                _log.warning(
-                    "cannot store webhooks of %s in queue %s: %s; their senders get 503",
-                    webhook.path,
-                    webhook.queue,
-                    error,
-                )
+                place = f"{webhook.path} in queue {webhook.queue}"
+                _log.warning("cannot store webhooks of %s: %s; their senders get 503", place, error)
             self._refused = True
             return 503
         self._refused = False
@@ -127,7 +114,7 @@ class WebhookEndpoints:
     def _send(self, webhook: DeclaredWebhook, identity: bytes | None, content: Any) -> None:
         if identity is not None and webhook.path not in self._repeated:
             digest = hashlib.sha256(webhook.path.encode() + b"\0" + identity).hexdigest()
-            window = self._app.broker.capabilities.dedup_seconds or DEDUP_SECONDS
+            window = self._app.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
             try:
                 self._app.send(*content, dedup_key=digest, dedup_seconds=window)
                 return
@@ -139,12 +126,7 @@ class WebhookEndpoints:
     def log_counts(self) -> None:
         """Log how many requests got each answer since the last call, if any did."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts, self._counts = sorted(self._counts.items()), Counter()
         if counts:
-            found = sorted(counts.items())
-            text = ", ".join(f"{path} {status}: {count}" for (path, status), count in found)
-            _log.info("webhooks answered: %s", text)
-
-
-def _is_plain(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable()
+            texts = [f"{path} {status}: {count}" for (path, status), count in counts]
+            _log.info("webhooks answered: %s", ", ".join(texts))

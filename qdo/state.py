@@ -6,16 +6,6 @@ key in the app's database, beside the proof of `qdo.idempotency.FencedWrites`: t
 saves the value also records the fence and the position of its message. A repetition changes
 nothing, and a former owner is refused. Where the job has other effects in that database, they are
 in the same transaction.
-
-::
-
-    states = KeyedState()
-
-    @app.job("customer-*")
-    def add(message, context):
-        with sqlite3.connect("shop.db") as db, states.of(db, message) as state:
-            if state.new:
-                state["total"] = state.get("total", 0) + message.body["amount"]
 """
 
 from __future__ import annotations
@@ -27,7 +17,7 @@ from typing import Any
 
 from qdo.encoding import strict_json
 from qdo.errors import StaleClaimError, UsageError
-from qdo.idempotency import MAX_NAME, SqlSession, Write, check_proof, execute, table_name
+from qdo.idempotency import MAX_NAME, FenceTable, SqlSession, Write, check_proof, execute
 from qdo.message import Message
 
 __all__ = ["KeyedState", "SavedState"]
@@ -43,12 +33,10 @@ class SavedState(dict[str, Any]):
         and changes are dropped: the job has no effects, and ends.
     """
 
-    def __init__(self, value: dict[str, Any], new: bool) -> None:
-        super().__init__(value)
-        self.new = new
+    new = False
 
 
-class KeyedState:
+class KeyedState(FenceTable):
     """A JSON object for each queue and key, saved in transactions of the app.
 
     :param table: name of the table, of letters, digits and underscores.
@@ -56,7 +44,7 @@ class KeyedState:
     """
 
     def __init__(self, table: str = "qdo_state") -> None:
-        self.table = table_name(table)
+        super().__init__(table)
         self.schema = f"""
             CREATE TABLE IF NOT EXISTS {table} (
                 scope VARCHAR({MAX_NAME}) NOT NULL,
@@ -67,7 +55,6 @@ class KeyedState:
                 PRIMARY KEY (scope, name)
             )
         """
-        """The statement that creates the table, for tools that create all tables of an app."""
         # Each statement locks the row, so two owners decide one after the other. Even a repetition
         # raises the fence, which shuts out a former owner that is ahead of the recorded progress.
         self._enter = f"""
@@ -82,11 +69,6 @@ class KeyedState:
             WHERE scope = :scope AND name = :name
         """  # nosec B608 # table_name checks it
         self._read = f"SELECT value FROM {table} WHERE scope = :scope AND name = :name"  # nosec B608 # table_name checks it
-        self._reset = f"UPDATE {table} SET fence = 0"  # nosec B608 # table_name checks it
-
-    def create(self, session: SqlSession) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables."""
-        execute(session, self.schema, {})
 
     @contextlib.contextmanager
     def of(
@@ -111,10 +93,11 @@ class KeyedState:
         write, positions, value = self._decide(session, message, row)
         if write is Write.STALE:
             raise StaleClaimError(queue=message.queue, fence=message.fence)
-        state = SavedState(value, new=write is Write.NEW)
+        state = SavedState(value)
+        state.new = bool(write)
         yield state
         if state.new:
-            positions[line_of(message)] = message.position
+            positions[str(message.priority)] = message.position
             saved = {"positions": json.dumps(positions), "value": _encoded(state, row)}
             execute(session, self._save, {**row, **saved})
 
@@ -123,14 +106,6 @@ class KeyedState:
         row = _row(queue, key)
         found = execute(session, self._read, row).fetchone()
         return {} if found is None else _decoded(found[0], row)
-
-    def reset_fences(self, session: SqlSession) -> int:
-        """Reset every fence but no position; return the number of rows.
-
-        For an app that moves to another coordinator, whose fences may be smaller. No worker may
-        be running.
-        """
-        return int(execute(session, self._reset, {}).rowcount)
 
     def _decide(
         self, session: SqlSession, message: Message, row: dict[str, str]
@@ -143,13 +118,8 @@ class KeyedState:
         known, state = _decoded(positions, row), _decoded(value, row)
         if fence > message.fence:
             return Write.STALE, known, state
-        new = message.position > known.get(line_of(message), -1)
+        new = message.position > known.get(str(message.priority), -1)
         return (Write.NEW if new else Write.REPEATED), known, state
-
-
-def line_of(message: Message) -> str:
-    """Return the name of the message's order: positions grow only within a priority."""
-    return str(message.priority)
 
 
 def _row(queue: str, key: str | None) -> dict[str, str]:
@@ -164,25 +134,22 @@ def _row(queue: str, key: str | None) -> dict[str, str]:
 def _encoded(state: SavedState, row: dict[str, str]) -> str:
     try:
         body = strict_json(dict(state))
-        found = f"{len(body)} bytes"
     except ValueError as error:
-        body, found = b"", f"a value that JSON cannot hold: {error}"
-    if not 0 < len(body) <= MAX_STATE_BYTES:
-        raise UsageError(
-            reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be JSON of at most "
-            f"{MAX_STATE_BYTES} bytes, got {found}; keep larger values in tables of the app"
-        )
+        raise _invalid(row, f"a value that JSON cannot hold: {error}") from error
+    if len(body) > MAX_STATE_BYTES:
+        raise _invalid(row, f"{len(body)} bytes; keep large values in tables of the app")
     return body.decode()
 
 
 def _decoded(text: str, row: dict[str, str]) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    if not isinstance(value, dict):
-        raise UsageError(
-            reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be a JSON object, "
-            f"got {value!r:.60}; another program wrote it: correct the row"
-        )
-    return value
+    with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise _invalid(row, f"{text!r:.60}; another program wrote it: correct the row")
+
+
+def _invalid(row: dict[str, str], found: str) -> UsageError:
+    return UsageError(
+        reason=f"the state of {row['scope']!r}, key {row['name']!r}, must be a JSON object of at "
+        f"most {MAX_STATE_BYTES} bytes, got {found}"
+    )

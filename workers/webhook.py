@@ -37,7 +37,7 @@ from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.values import between
-from qdo.signatures import STANDARD, new_secret
+from qdo.signatures import new_secret, standard_headers, standard_key
 from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
 
@@ -73,7 +73,7 @@ def _url_fault(url: str) -> str | None:
 def _secret_fault(text: str) -> str | None:
     try:
         for each in text.split() or [""]:
-            STANDARD.key(each)
+            standard_key(each)
     except ValueError as error:
         return f"{error}; `python -m qdo.programs.webhook` prints a new secret"
     return None
@@ -195,7 +195,7 @@ class Courier:
 
     def __init__(self, options: WebhookOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = options
-        self._keys = [STANDARD.key(each) for each in options.secret.split()]
+        self._keys = [standard_key(each) for each in options.secret.split()]
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
         # urllib3 must not retry: the queue's policy decides.
@@ -238,7 +238,7 @@ class Courier:
         headers = {
             "content-type": kind,
             "user-agent": f"qdo/{qdo.__version__}",
-            **STANDARD.signed(self._keys, message.id, int(self._clock()), body),
+            **standard_headers(self._keys, message.id, int(self._clock()), body),
             # Names may contain any character, headers may not.
             "qdo-queue": quote(message.queue, safe=" "),
             "qdo-position": str(message.position),

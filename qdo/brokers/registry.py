@@ -25,13 +25,14 @@ class BrokerSchema:
     """The schema of a broker that is a database; each function takes the broker's address.
 
     :ivar script: returns the SQL statements that create it, given the seconds of a partition.
-    :ivar is_missing: returns whether `create` would change anything, or raises its error.
+    :ivar change: returns what `create` would do, "create" or "upgrade", "" if nothing; or raises
+        its error.
     :ivar create: creates or upgrades it; returns whether it changed anything.
     :ivar grants: returns the SQL statements that let a role be a sender, worker or onlooker.
     """
 
     script: Callable[[str, int], str]
-    is_missing: Callable[[str], bool]
+    change: Callable[[str], str]
     create: Callable[[str, int], bool]
     grants: Callable[[str, str, str], list[str]]
 

@@ -299,12 +299,11 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def find(self, id: str) -> RequestRecord | None:
-        """Return a request, None if it does not exist."""
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
+        """Return a request, None if it does not exist.
 
-    @abc.abstractmethod
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        """Return the state and the mark of a request, None if it does not exist."""
+        :param whole: with its body and result; without, they are left out as by `records`.
+        """
 
     @abc.abstractmethod
     def records(

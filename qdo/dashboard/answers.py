@@ -21,7 +21,7 @@ from qdo.fleet.limits import list_limits
 from qdo.fleet.live_settings import read_answers, read_settings
 from qdo.fleet.names import exactly
 from qdo.fleet.settings_machine import SettingsNode
-from qdo.fleet.timer_node import list_timers
+from qdo.fleet.timer_node import read_timers
 from qdo.history.recorder import RecordedRun
 from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_reports, owners
 from qdo.ops import dead_letters as ops
@@ -93,7 +93,7 @@ def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
 def timers(board: Board) -> list[Item]:
     def read(connections: Connections) -> list[Item]:
         client = connections.client
-        return timer_items(list_timers(client, connections.layout), time.time()) if client else []
+        return timer_items(read_timers(client, connections.layout), time.time()) if client else []
 
     return board.direct.get("timers", read)
 

@@ -7,9 +7,9 @@ where the minute or the hour begins with ``*``.
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from qdo.errors import UsageError
@@ -21,25 +21,21 @@ if TYPE_CHECKING:
 
 # zoneinfo takes 20 ms to import: only apps with cron expressions need it, and cronsim.
 
-Missed: TypeAlias = Literal["once", "all", "skip"]
+Missed: TypeAlias = Literal["once", "skip"]
 
 MOST_CHARACTERS = 200
 """Longest cron expression."""
 MOST_SECONDS = 366 * 86_400
 """Longest period of a timer."""
-MOST_SENT = 100
-"""Occurrences that `missed="all"` sends one by one; of more it sends the latest."""
 MOST_COUNTED = 1000
 """Missed occurrences that are counted: each takes 20 to 30 us, and they are counted in one go."""
 SKIP_SECONDS = 60
 """Age from which `missed="skip"` sends no occurrence."""
 _BEGIN = 946_684_800
 """2000-01-01T00:00:00Z: an expression must match within fifty years from here."""
-
-
-_EPOCH = datetime.datetime(1970, 1, 1)
 _DAY_SECONDS = 86_400
 """Clocks change less often than twice within this time."""
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,160 +75,83 @@ class Timer:
             return (int(moment // self.every_seconds) + 1) * self.every_seconds
         from zoneinfo import ZoneInfo
 
-        moment, zone = int(moment // 1), ZoneInfo(self.tz)
-        if any(field.startswith("*") for field in str(self.cron).split()[:2]):
-            return self._after_wildcard(moment, zone)
-        for found in self._matches(datetime.datetime.fromtimestamp(moment, zone)):
-            # In the second pass of an hour, a time of day leads back to the first.
-            if (at := int(found.timestamp())) > moment:
-                return at
-        raise ValueError("no time matches")
-
-    def _matches(self, begin: datetime.datetime) -> Iterator[datetime.datetime]:
         from cronsim import CronSim
 
-        return CronSim(str(self.cron), begin)
+        cron, zone, last = str(self.cron), ZoneInfo(self.tz), int(moment // 1)
+        if not any(field.startswith("*") for field in cron.split()[:2]):
+            found = CronSim(cron, datetime.fromtimestamp(last, zone))
+            # In the second pass of an hour, a time of day leads back to the first.
+            return next(at for each in found if (at := int(each.timestamp())) > last)
+        # cronsim gets local times without a zone: it passes over minutes where clocks change by
+        # half an hour, and finds times that are left out at midnight.
+        begin: int | None = last + 1
+        while begin is not None:
+            local = datetime.fromtimestamp(begin, zone).replace(tzinfo=None)
+            at = begin + (next(CronSim(cron, local - _SECOND)) - local) // _SECOND
+            begin = _clock_change(zone, begin, at)
+        return at
 
-    def _after_wildcard(self, moment: int, zone: ZoneInfo) -> int:
-        """Return the first minute after a time whose local time matches.
-
-        cronsim gets times without a zone: it passes over minutes where clocks change by half an
-        hour.
-        """
-        offset = _offset(zone, moment)
-        while True:
-            local = _EPOCH + datetime.timedelta(seconds=moment + offset)
-            found = next(self._matches(local), None)
-            if found is None:
-                raise ValueError("no time matches")
-            at = int((found - _EPOCH).total_seconds()) - offset
-            change = _clock_change(zone, moment, at, offset)
-            if change is None:
-                return at
-            moment, offset = change - 1, _offset(zone, change)
-
-    def due(self, last: int, now: float) -> Occurrence | None:
+    def due(self, last: float, now: float) -> Occurrence | None:
         """Return the occurrence to send next, None if none is due.
 
         :param last: the recorded occurrence.
         """
-        first = latest = self.after(last)
-        if first > now:
+        latest, missed = self.after(last), 0
+        if latest > now:
             return None
-        missed = 0
         while missed < MOST_COUNTED and (following := self.after(latest)) <= now:
             latest, missed = following, missed + 1
         if missed == MOST_COUNTED:
-            latest = self._latest(latest, now)
-        if self.missed == "all" and missed < MOST_SENT:
-            return Occurrence(first)
-        return Occurrence(latest, missed, self.missed != "skip" or now - latest < SKIP_SECONDS)
+            times = range(latest, int(now) + 1)
+            latest = times[bisect_left(times, True, key=lambda each: self.after(each) > now)]
+        return Occurrence(latest, missed, self.missed == "once" or now - latest < SKIP_SECONDS)
 
-    def _latest(self, last: int, now: float) -> int:
-        """Return the latest occurrence that is due; `last` is one."""
-        low, high = last - 1, int(now)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.after(middle) <= now else (low, middle)
-        return self.after(low)
+    def check(self) -> None:
+        """Raise UsageError or SharedNameError for the first value that is not valid."""
+        every: Any = self.every_seconds
+        checked_name("timer", self.name)
+        check_queue_name(self.queue)
+        if self.missed not in get_args(Missed):
+            raise self._invalid("missed must be once or skip", self.missed)
+        if (self.cron is None) == (every is None):
+            raise UsageError(reason=f"timer {self.name!r} must have either cron or every_seconds")
+        if self.cron is not None:
+            self._check_cron(self.cron)
+        elif type(every) is not int or not 1 <= every <= MOST_SECONDS:
+            raise self._invalid(f"every_seconds must be an integer, 1 to {MOST_SECONDS}", every)
 
+    def _check_cron(self, cron: Any) -> None:
+        from zoneinfo import ZoneInfo
 
-def _offset(zone: ZoneInfo, moment: int) -> int:
-    """Return the seconds that local time is ahead of UTC."""
-    local = datetime.datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
-    return int((local - _EPOCH).total_seconds()) - moment
+        from cronsim import CronSimError
 
-
-def _clock_change(zone: ZoneInfo, begin: int, end: int, offset: int) -> int | None:
-    """Return the first second after `begin` with another offset, None if there is none to `end`."""
-    for low in range(begin, end, _DAY_SECONDS):
-        high = min(low + _DAY_SECONDS, end)
-        if _offset(zone, high) != offset:
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if _offset(zone, middle) == offset else (low, middle)
-            return high
-    return None
-
-
-class TimerDeclarations:
-    """The timers of an app."""
-
-    def __init__(self) -> None:
-        self.timers: dict[str, Timer] = {}
-        """The timers that `timer` has declared, by name."""
-
-    def timer(
-        self,
-        name: str,
-        cron: str | None = None,
-        *,
-        every_seconds: float | None = None,
-        tz: str = "UTC",
-        queue: str,
-        missed: Missed = "once",
-        unless_waiting: bool = False,
-    ) -> None:
-        """Send a message to a queue whenever it is time, as long as a worker of the app runs.
-
-        >>> app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="reports")
-
-        Its body has the keys `timer`, `at` (the time in UTC) and `missed`.
-
-        :param cron: five fields: minute, hour, day of the month, month, day of the week.
-        :param every_seconds: a period instead, in whole seconds; it counts from 1970.
-        :param tz: name of a time zone, for `cron`.
-        :param missed: what to send if occurrences were missed, because no worker ran: "once" the
-            latest one, "all" each of up to 100, "skip" none older than a minute.
-        :param unless_waiting: send nothing while a message waits in the queue.
-        :raises UsageError: a value is invalid, or the app has a timer of this name already.
-        :raises SharedNameError: the name cannot be part of a znode's path.
-        """
-        checked_name("timer", name)
-        if name in self.timers:
-            raise UsageError(reason=f"timer {name!r} is declared twice; give each its own name")
-        every: Any = every_seconds
-        self.timers[name] = _checked(Timer(name, queue, cron, every, tz, missed, unless_waiting))
-
-
-def _checked(timer: Timer) -> Timer:
-    """Return a timer; raise UsageError for the first value that is not valid."""
-    name, every = timer.name, timer.every_seconds
-    check_queue_name(timer.queue)
-    if timer.missed not in get_args(Missed):
-        raise _invalid(name, "missed must be once, all or skip", timer.missed)
-    if (timer.cron is None) == (every is None):
-        raise UsageError(reason=f"timer {name!r} must have either cron or every_seconds")
-    if timer.cron is None:
-        is_number = isinstance(every, int | float) and not isinstance(every, bool)
-        if not is_number or every is None or not 1 <= every <= MOST_SECONDS or every % 1:
-            raise _invalid(name, f"every_seconds must be an integer, 1 to {MOST_SECONDS}", every)
-        return replace(timer, every_seconds=int(every))
-    from zoneinfo import ZoneInfo
-
-    try:
-        ZoneInfo(timer.tz)
-    except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
-        rule = "tz must be a time zone such as 'Europe/Berlin' (`pip install tzdata` installs them)"
-        raise _invalid(name, rule, timer.tz) from error
-    _check_cron(timer)
-    return timer
-
-
-def _check_cron(timer: Timer) -> None:
-    from cronsim import CronSimError
-
-    cron: Any = timer.cron
-    why = "wrong number of fields"
-    if isinstance(cron, str) and len(cron) <= MOST_CHARACTERS and len(cron.split()) == 5:
+        why = "wrong number of fields"
         try:
-            timer.after(_BEGIN)
-            return
-        except (CronSimError, ValueError) as error:
-            why = str(error)
-    rule = f"cron must be an expression of five fields such as '30 2 * * *' ({why})"
-    raise _invalid(timer.name, rule, cron)
+            ZoneInfo(self.tz)
+            if isinstance(cron, str) and len(cron) <= MOST_CHARACTERS and len(cron.split()) == 5:
+                self.after(_BEGIN)
+                return
+        except (CronSimError, StopIteration) as error:
+            why = str(error) or "no time matches"
+        except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+            rule = "tz must be a time zone such as 'Europe/Berlin' (`pip install tzdata` has them)"
+            raise self._invalid(rule, self.tz) from error
+        rule = f"cron must be an expression of five fields such as '30 2 * * *' ({why})"
+        raise self._invalid(rule, cron)
+
+    def _invalid(self, rule: str, found: Any) -> UsageError:
+        return UsageError(reason=f"timer {self.name!r}: {rule}, got {found!r:.80}")
 
 
-def _invalid(name: str, rule: str, found: Any) -> UsageError:
-    return UsageError(reason=f"timer {name!r}: {rule}, got {found!r:.80}")
+def _clock_change(zone: ZoneInfo, begin: int, end: int) -> int | None:
+    """Return the first second after `begin` with another offset, None if there is none to `end`."""
+
+    def is_other(moment: int) -> bool:
+        return datetime.fromtimestamp(moment, zone).utcoffset() != offset
+
+    offset = datetime.fromtimestamp(begin, zone).utcoffset()
+    for low in range(begin, end, _DAY_SECONDS):
+        times = range(low, min(low + _DAY_SECONDS, end) + 1)
+        if is_other(times[-1]):
+            return times[bisect_left(times, True, key=is_other)]
+    return None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from qdo.fleet.timer_node import TimerNode, list_timers
+from qdo.fleet.timer_node import TimerNode, read_timers
 from qdo.jobs.timers import Timer
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.text import iso_time, join_some, pluralize, short_duration
@@ -25,20 +25,18 @@ def timer_items(
     items = []
     for name in sorted({*nodes, *(declared or ())}):
         node, timer = nodes.get(name, TimerNode(0)), (declared or {}).get(name)
-        is_other = timer and (node.when, node.queue) != (timer.when, timer.queue)
-        late = now - node.next if node.when and node.next else 0.0
-        fault = node.fault
-        if fault is None and is_other:
+        code, fault, next_ = timer or node, node.fault, node.next if node.when else 0
+        if fault is None and (node.when, node.queue) != (code.when, code.queue):
             fault = "the leader runs another version, or none runs"
-        elif fault is None and late > OVERDUE_SECONDS:
-            fault = f"overdue by {short_duration(late)}"
+        elif fault is None and next_ and now - next_ > OVERDUE_SECONDS:
+            fault = f"overdue by {short_duration(now - next_)}"
         items.append(
             {
                 "timer": name,
-                "when": timer.when if timer else node.when or None,
-                "next": iso_time(node.next) if node.when and node.next else None,
+                "when": code.when or None,
+                "next": iso_time(next_) if next_ else None,
                 "last": iso_time(node.last) if node.last else None,
-                "queue": timer.queue if timer else node.queue,
+                "queue": code.queue,
                 "by": node.by or None,
                 "state": fault or ("ok" if node.when else "removed from the code"),
                 "is_well": fault is None,
@@ -49,7 +47,7 @@ def timer_items(
 
 def check_timers(case: Case) -> Diagnosis:
     """Look for timers that are overdue, or whose nodes are damaged."""
-    found = timer_items(list_timers(case.connected(), case.layout), time.time(), case.timers)
+    found = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
     bad = [f"{each['timer']} ({each['state']})" for each in found if not each["is_well"]]
     if bad:
         text = f"{pluralize(len(bad), 'timer')} cannot send: {join_some(bad)}"

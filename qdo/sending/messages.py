@@ -77,7 +77,8 @@ def build_outgoing(message: NewMessage) -> Outgoing:
         return Outgoing(message.queue, data, message.key, head)
     options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
     if once is not None:
-        options = once_options(once, options, message.queue, message.key, given, body=data)
+        sent = (message.queue, message.key, given)
+        options = once_options(once, options or SendOptions(), *sent, body=data)
     if options is not None and options.due is not None:
         now = time_of_position(position_now())
         if options.due > now:

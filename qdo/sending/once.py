@@ -13,43 +13,35 @@ from typing import Any
 
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Outgoing, SendOptions
 from qdo.errors import UsageError
-from qdo.message import Batch, Message
+from qdo.message import Message
 from qdo.system.native import native_lock
 
-_DIGEST_BYTES = 20
 _numbering = native_lock()
 
 
-def once_options(
-    once: Any, given: SendOptions | None, *sent: str | None, body: bytes
-) -> SendOptions:
+def once_options(once: Any, given: SendOptions, *sent: str | None, body: bytes) -> SendOptions:
     """Return options that store a message once, however often the job of `once` runs.
 
     :param given: the sender's options; only its delay remains.
     :param sent: queue, key and headers of the message.
     """
-    if isinstance(once, Batch):
-        raise UsageError(reason="once must be one message, got a batch; pass one of its messages")
     if not isinstance(once, Message):
-        raise UsageError(reason=f"once must be the message of a job, got {once!r:.60}")
-    if given is not None and given.dedup_key is not None:
+        raise UsageError(reason=f"once must be one message of a job or batch, got {once!r:.60}")
+    if given.dedup_key is not None:
         raise UsageError(reason="use once or dedup_key, not both")
     told = ascii((once.id, *sent)).encode() + body  # no other text has the same literal
-    digest = hashlib.blake2b(told, digest_size=_DIGEST_BYTES).hexdigest()
+    digest = hashlib.blake2b(told, digest_size=20).hexdigest()
     with _numbering:
         number = once._equal_sends.get(digest, 0)
         once._equal_sends[digest] = number + 1
-    due = None if given is None else given.due
-    return SendOptions(due, f"{digest}-{number}", LASTING_DEDUP_SECONDS, once)
+    return SendOptions(given.due, f"{digest}-{number}", LASTING_DEDUP_SECONDS, once)
 
 
 def release_numbers(messages: Sequence[Outgoing]) -> None:
     """Take back the numbers of messages that were perhaps not stored, the last ones first."""
-    for each in reversed(messages):
-        if each.terms is None or each.terms.once is None:
-            continue
-        sends = each.terms.once._equal_sends
-        digest, _, number = str(each.terms.dedup_key).partition("-")
-        with _numbering:
-            if sends[digest] == int(number) + 1:
-                sends[digest] -= 1
+    for terms in reversed([each.terms for each in messages]):
+        if terms is not None and terms.once is not None:
+            digest, _, number = str(terms.dedup_key).partition("-")
+            with _numbering:
+                if terms.once._equal_sends[digest] == int(number) + 1:
+                    terms.once._equal_sends[digest] -= 1

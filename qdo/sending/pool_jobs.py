@@ -100,12 +100,12 @@ class Request(Message):
         events = self._replies("paused")
         _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
         while True:
-            found = _repeated(lambda: store.state(self.id))
-            mark = json.loads(found[1]) if found is not None and found[1] else {}
+            found = _repeated(lambda: store.find(self.id, whole=False))
+            mark = json.loads(found.mark) if found is not None and found.mark else {}
             if "resume" in mark:
                 _repeated(lambda: store.note(self._take, RUNNING, None))
                 return mark["resume"]
-            if found is None or found[0] != PAUSED or "cancel" in mark:
+            if found is None or found.state != PAUSED or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason

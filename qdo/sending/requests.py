@@ -9,7 +9,7 @@ import unicodedata
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import (
@@ -41,7 +41,6 @@ from qdo.text import one_line, printable
 if TYPE_CHECKING:
     from qdo.brokers.requests import RequestStore
 
-_Found = TypeVar("_Found")
 
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
@@ -161,12 +160,10 @@ class Handle:
 
     def _look(self) -> int:
         """Return its state, without reading body and result."""
-        return self._known(self._store.state(self.id))[0]
+        return self._record(whole=False).state
 
-    def _record(self) -> RequestRecord:
-        return self._known(self._store.find(self.id))
-
-    def _known(self, found: _Found | None) -> _Found:
+    def _record(self, *, whole: bool = True) -> RequestRecord:
+        found = self._store.find(self.id, whole=whole)
         if found is None:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
         return found

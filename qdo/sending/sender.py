@@ -27,6 +27,7 @@ from qdo.system.per_process import PerProcess
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
+    from qdo.jobs.timers import Missed, Timer
     from qdo.sending.webhooks import DeclaredWebhook
 
 _Self = TypeVar("_Self", bound="Sender")
@@ -56,6 +57,8 @@ class Sender:
         """Returns headers for each message that is sent; those of the message itself win."""
         self.webhooks: dict[str, DeclaredWebhook] = {}
         """The webhooks that `webhook` has declared, by path."""
+        self.timers: dict[str, Timer] = {}
+        """The timers that `timer` has declared, by name."""
         self._settings: Settings | None = None
         self._broker = PerProcess(self._open_broker, owner=name)
 
@@ -238,10 +241,43 @@ class Sender:
         from qdo.sending.webhooks import DeclaredWebhook
 
         webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes)
-        webhook.check()
         if path in self.webhooks:
             raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
         self.webhooks[path] = webhook
+
+    def timer(
+        self,
+        name: str,
+        cron: str | None = None,
+        *,
+        every_seconds: int | None = None,
+        tz: str = "UTC",
+        queue: str,
+        missed: Missed = "once",
+        unless_waiting: bool = False,
+    ) -> None:
+        """Send a message to a queue whenever it is time, as long as a worker of the app runs.
+
+        >>> app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="reports")
+
+        Its body has the keys `timer`, `at` (the time in UTC) and `missed`.
+
+        :param cron: five fields: minute, hour, day of the month, month, day of the week.
+        :param every_seconds: a period instead; it counts from 1970.
+        :param tz: name of a time zone, for `cron`.
+        :param missed: what to send if occurrences were missed, because no worker ran: "once" the
+            latest one, "skip" none older than a minute.
+        :param unless_waiting: send nothing while a message waits in the queue.
+        :raises UsageError: a value is invalid, or the app has a timer of this name already.
+        :raises SharedNameError: the name cannot be part of a znode's path.
+        """
+        from qdo.jobs.timers import Timer
+
+        timer = Timer(name, queue, cron, every_seconds, tz, missed, unless_waiting)
+        timer.check()
+        if name in self.timers:
+            raise UsageError(reason=f"timer {name!r} is declared twice; give each its own name")
+        self.timers[name] = timer
 
     def ready(self, given: list[Outgoing]) -> list[Outgoing]:
         """Return messages for the broker: with the app's headers, encrypted if settings say so."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from qdo.brokers.base import Capabilities, SendOptions
+from qdo.brokers.base import Capabilities
 from qdo.encoding import with_header
 from qdo.errors import UnsupportedError
 from qdo.jobs.timers import Occurrence, Timer
@@ -30,22 +31,20 @@ def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False
 
     :param runs: an operator asked for them: these are not those of the schedule.
     """
-    broker, messages = app.broker, []
-    can = broker.capabilities
+    messages, can, dedup = [], app.broker.capabilities, dict[str, Any]()
     for timer, occurrence in due:
         at = iso_time(occurrence.at)
         name = f"{timer.name}@{at}"
         body = {"timer": timer.name, "at": at, "missed": occurrence.missed}
-        message = build_outgoing(NewMessage(timer.queue, body))
-        headers = with_header(message.headers, qdo_timer=f"{name}/run" if runs else name)
-        terms = None
         if can.dedup and not runs:
             window = can.dedup_seconds or WINDOW_SECONDS
-            terms = SendOptions(dedup_key=f"timer/{name}", dedup_seconds=window)
-        messages.append(replace(message, headers=headers, terms=terms))
+            dedup = {"dedup_key": f"timer/{name}", "dedup_seconds": window}
+        message = build_outgoing(NewMessage(timer.queue, body, **dedup))
+        headers = with_header(message.headers, qdo_timer=f"{name}/run" if runs else name)
+        messages.append(replace(message, headers=headers))
     messages = with_defaults(messages, app.default_headers)
     messages = encrypted(messages, app.settings, app.name)
     try:
-        return broker.send_many(messages)
+        return app.broker.send_many(messages)
     except UnsupportedError:  # a standard queue of SQS
-        return broker.send_many([replace(message, terms=None) for message in messages])
+        return app.broker.send_many([replace(message, terms=None) for message in messages])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qdo.encoding import MAX_STORED_BODY_BYTES
@@ -27,32 +28,30 @@ class DeclaredWebhook:
     secret: str | None
     max_bytes: int
 
-    def check(self) -> None:
-        """Raise UsageError if a value is invalid."""
-        places = None if self.secret is None else self.secret.split(",")
-        if not _is_path(self.path):
-            reason = "path must begin with / and be ASCII without spaces, controls, ?, # and %"
-            raise self._error(f"{reason}, got {self.path!r:.100}")
+    def __post_init__(self) -> None:
         check_queue_name(self.queue)
-        if self.verify not in SCHEMES:
-            known, hint = ", ".join(SCHEMES), did_you_mean(self.verify, SCHEMES)
-            raise self._error(f"verify must be one of {known}, got {self.verify!r}{hint}")
-        if (self.verify == "none") != (places is None):
-            raise self._error('secret must be given, except with verify="none"')
-        if places is not None and not all(map(_is_place, places)):
-            reason = "secret must be env:NAME or file:PATH, or several, separated by commas"
-            raise self._error(f"{reason}; do not write the secret itself into code")
-        if type(self.max_bytes) is not int or not 0 < self.max_bytes <= MAX_STORED_BODY_BYTES:
-            reason = f"max_bytes must be a number from 1 to {MAX_STORED_BODY_BYTES}"
-            raise self._error(f"{reason}, got {self.max_bytes!r:.60}")
+        for reason in self._faults():
+            raise UsageError(reason=f"webhook {self.path!r:.100}: {reason}")
 
-    def _error(self, reason: str) -> UsageError:
-        return UsageError(reason=f"webhook {self.path!r:.100}: {reason}")
+    def _faults(self) -> Iterator[str]:
+        if not _is_path(self.path):
+            yield "path must begin with / and be ASCII without spaces, controls, ?, # and %"
+        if self.verify not in SCHEMES:
+            hint = did_you_mean(self.verify, SCHEMES)
+            yield f"verify must be one of {', '.join(SCHEMES)}, got {self.verify!r}{hint}"
+        if self.verify == "none" and self.secret is not None:
+            yield 'secret must be left out with verify="none"'
+        if self.verify != "none" and not all(map(_is_place, (self.secret or "").split(","))):
+            reason = "secret must be env:NAME or file:PATH, or several, separated by commas"
+            yield f"{reason}; do not write the secret itself into code"
+        if type(self.max_bytes) is not int or not 0 < self.max_bytes <= MAX_STORED_BODY_BYTES:
+            most = MAX_STORED_BODY_BYTES
+            yield f"max_bytes must be a number from 1 to {most}, got {self.max_bytes!r:.60}"
 
     def keys(self) -> list[bytes]:
         """Read the secrets; raise UsageError if one is missing, empty or no secret."""
         places = [] if self.secret is None else self.secret.split(",")
-        return [self._key(place.strip()) for place in places]
+        return [self._key(place.strip()) for place in places] or [b""]
 
     def _key(self, place: str) -> bytes:
         kind, _, name = place.partition(":")

@@ -11,7 +11,7 @@ from qdo.brokers.base import Outgoing
 from qdo.errors import UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, SqlSession, Write
 from qdo.message import Message
-from qdo.state import KeyedState, line_of
+from qdo.state import KeyedState
 
 
 class StagedMessages:
@@ -145,7 +145,7 @@ def _watched_decide(
 ) -> Any:
     decided = _decide(self, session, message, row)
     for watch in _watches:
-        watch.admitted(self.table, message, f"{row['name']}/{line_of(message)}", decided[0])
+        watch.admitted(self.table, message, f"{row['name']}/{message.priority}", decided[0])
     return decided
 
 

@@ -66,8 +66,8 @@ class KitPools:
 
     def is_paused(self, request: str) -> bool:
         """Return whether a request waits for another job to resume or cancel it."""
-        found = self._store.state(request)
-        return found is not None and found[0] == PAUSED and not found[1]
+        found = self._store.find(request, whole=False)
+        return found is not None and found.state == PAUSED and not found.mark
 
     def store_ends(self) -> None:
         """Let the greenlets run that store how requests ended."""

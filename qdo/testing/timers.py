@@ -11,8 +11,9 @@ from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 
 
 class KitTimers:
-    """Sends occurrences from the time at which the kit first sees a timer.
+    """Sends occurrences from the time at which the kit is opened.
 
+    :param clock: the clock of the kit.
     :param backlog: returns what waits in a queue.
     """
 
@@ -20,29 +21,20 @@ class KitTimers:
         self._app = app
         self._clock = clock
         self._backlog = backlog
-        self._last: dict[str, int] = {}
-        self.next_due()
+        self._sent_until = clock.now
 
     def next_due(self) -> float | None:
         """Return the Unix time of the next occurrence, None without timers."""
-        now = int(self._clock.now)
-        dues = [
-            timer.after(self._last.setdefault(name, now))
-            for name, timer in self._app.timers.items()
-        ]
-        return min(dues, default=None)
+        return min((e.after(self._sent_until) for e in self._app.timers.values()), default=None)
 
     def send(self) -> bool:
         """Send what is due; return whether anything was sent."""
+        begin, self._sent_until = self._sent_until, self._clock.now + TOLERANCE_SECONDS
         due = []
-        for name, timer in self._app.timers.items():
-            last = self._last.setdefault(name, int(self._clock.now))
-            occurrence = timer.due(last, self._clock.now + TOLERANCE_SECONDS)
-            if occurrence is None:
-                continue
-            self._last[name] = occurrence.at
-            waits = timer.unless_waiting and self._backlog(timer.queue)
-            if occurrence.sends and not (waits and (waits.count or waits.delayed)):
+        for timer in self._app.timers.values():
+            occurrence, waits = timer.due(begin, self._sent_until), self._backlog(timer.queue)
+            is_held = timer.unless_waiting and (waits.count or waits.delayed)
+            if occurrence is not None and occurrence.sends and not is_held:
                 due.append((timer, occurrence))
         send_occurrences(self._app, due)
         return bool(due)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,7 @@ class Answer:
     drip_seconds: float = 0.0
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    """Many connections are opened at once; the usual backlog of 5 would reject some."""
-
-
-class Receiver:
+class Receiver(ThreadingHTTPServer):
     """An HTTP server.
 
     :ivar requests: the received requests, in order.
@@ -45,74 +41,59 @@ class Receiver:
     :ivar answers: the answers to the next requests; an empty 200 to all others.
     """
 
+    request_queue_size = 128
+    """Many connections are opened at once; the usual backlog of 5 would reject some."""
+
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[WebhookRequest] = []
         self.connections = 0
         self.answers: list[Answer] = []
         self.closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+    def get_request(self) -> Any:
+        self.connections += 1
+        return super().get_request()
 
-    def close(self) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
 
-            def setup(self) -> None:
-                super().setup()
-                receiver.connections += 1
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Receiver
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                receiver.requests.append(WebhookRequest(self.path, headers, body))
-                answer = receiver.answers.pop(0) if receiver.answers else Answer()
-                self.send_response(answer.status)
-                length = str(len(answer.body))
-                for name, value in {"content-length": length, **answer.headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if not answer.drip_seconds:
-                    self.wfile.write(answer.body)
-                for byte in answer.body if answer.drip_seconds else b"":
-                    self.wfile.write(bytes([byte]))
-                    if receiver.closing.wait(answer.drip_seconds):
-                        self.close_connection = True
-                        return
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.requests.append(WebhookRequest(self.path, headers, body))
+        answer = self.server.answers.pop(0) if self.server.answers else Answer()
+        self.send_response(answer.status)
+        for name, value in {"content-length": str(len(answer.body)), **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        step = 1 if answer.drip_seconds else len(answer.body) or 1
+        for begin in range(0, len(answer.body), step):
+            self.wfile.write(answer.body[begin : begin + step])
+            if answer.drip_seconds and self.server.closing.wait(answer.drip_seconds):
+                self.close_connection = True
+                return
 
-            def handle(self) -> None:
-                try:
-                    super().handle()
-                except ConnectionError:
-                    self.close_connection = True
-
-            def finish(self) -> None:
-                try:
-                    super().finish()
-                except ConnectionError:
-                    self.close_connection = True
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
-
-        return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
     """Run a receiver for the time of the block."""
-    receiver = Receiver()
-    try:
-        yield receiver
-    finally:
-        receiver.close()
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            receiver.closing.set()
+            receiver.shutdown()
+            thread.join(5)

@@ -18,7 +18,7 @@ from standardwebhooks.webhooks import Webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 """A secret that each scheme can have."""
-SCHEMES = ("github", "gitlab", "standard", "stripe")
+SIGNED = ("github", "gitlab", "standard", "stripe")
 
 
 def signed(scheme: str, body: bytes, id: str = "", at: float | None = None) -> dict[str, str]:

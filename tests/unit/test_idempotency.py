@@ -20,6 +20,7 @@ from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.errors import UnsupportedError, UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, Write
+from qdo.state import KeyedState
 
 Transaction = Callable[[], contextlib.AbstractContextManager[Any]]
 WRITES = FencedWrites()
@@ -232,7 +233,7 @@ def test_old_ids_are_forgotten(transaction: Transaction) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x; DROP TABLE y", "1st", "a" * 64, "naïve"])
-@pytest.mark.parametrize("kind", [FencedWrites, ProcessedMessages])
+@pytest.mark.parametrize("kind", [FencedWrites, ProcessedMessages, KeyedState])
 def test_names_that_are_no_tables(kind: Callable[[str], Any], name: str) -> None:
     """They would become part of a statement."""
     with pytest.raises(UsageError, match="name of a table"):

@@ -15,7 +15,7 @@ import itertools
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -126,16 +126,18 @@ _RECORD_FIELDS = (
 )
 _RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
-_FIND = Query(
-    f"{_RECORD}, headers, body, result_headers, result FROM requests"  # nosec B608
-    " WHERE app = :app AND id = :id",
-    _RECORD_TYPES + "TbTB",
-)
-_STATE = Query("SELECT state, mark FROM requests WHERE app = :app AND id = :id", "iT")
+_WHOLE, _BRIEF = "headers, body, result_headers, result", "NULL, x'', NULL, NULL"
+_FIND = {
+    columns: Query(
+        f"{_RECORD}, {columns} FROM requests WHERE app = :app AND id = :id",  # nosec B608
+        _RECORD_TYPES + "TbTB",
+    )
+    for columns in (_WHOLE, _BRIEF)
+}
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     condition: Query(
-        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        f"{_RECORD}, {_BRIEF} FROM requests WHERE app = :app AND {condition}"  # nosec B608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         " ORDER BY number LIMIT :limit",
@@ -332,8 +334,8 @@ class EmbeddedRequests(RequestStore):
         return seen
 
     def _look(self, of: dict[str, Any]) -> tuple[set[str], Taken]:
-        with unforked, translated(self._path):
-            return _look(self._reading, {**of, "app": self._app})
+        with self._reads() as connection:
+            return _look(connection, {**of, "app": self._app})
 
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
@@ -374,16 +376,10 @@ class EmbeddedRequests(RequestStore):
     def give_back(self, owner: str) -> int:
         return self._alter(_GIVE_BACK, owner=owner)
 
-    def find(self, id: str) -> RequestRecord | None:
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        for row in self._read(_FIND, id=id):
+        for row in self._read(_FIND[_WHOLE if whole else _BRIEF], id=id):
             return _record(row)
-        return None
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        check_request_text("the id of a request", id)
-        for state, mark in self._read(_STATE, id=id):
-            return state, mark
         return None
 
     def records(
@@ -420,13 +416,18 @@ class EmbeddedRequests(RequestStore):
         self.stops.append(listener.stop)
         return listener.stop
 
+    @contextlib.contextmanager
+    def _reads(self) -> Iterator[sqlite3.Connection]:
+        with unforked, translated(self._path):
+            yield self._reading
+
     def _now(self) -> float:
         return time_of_position(self._writer.clock())
 
     def _read(self, query: Query, **values: Any) -> list[Row]:
         def read() -> list[Row]:
-            with unforked, translated(self._path):
-                return query.all(self._reading, {**values, "app": self._app})
+            with self._reads() as connection:
+                return query.all(connection, {**values, "app": self._app})
 
         return self._repaired(read)
 
@@ -457,10 +458,13 @@ class EmbeddedRequests(RequestStore):
         def work(transaction: Transaction) -> bool:
             changed = _execute(transaction, statement, **_guard(take), **values)
             if changed and messages:
-                send_with_options(transaction, messages, self._node)
+                self._send(transaction, messages)
             return changed > 0
 
         return self._run(work, size)
+
+    def _send(self, transaction: Transaction, messages: Sequence[Outgoing]) -> None:
+        send_with_options(transaction, messages, self._node)
 
     def _repaired(self, work: Callable[[], T]) -> T:
         """Do some work; if it meets rows that another program damaged, repair them, and repeat."""

@@ -72,7 +72,7 @@ _DEDUP = """
     CREATE INDEX dedup_by_until ON dedup (until);
 """
 """`until` is a UUIDv1 time."""
-_REQUESTS = """
+REQUESTS = """
     CREATE TABLE requests (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL,
@@ -159,11 +159,11 @@ MESSAGES = Format(
     """  # nosec B608 # constants
     + _DELAYED
     + _DEDUP
-    + _REQUESTS,
+    + REQUESTS,
     upgrades={
         1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
         2: _NO_ID_TWICE,
-        3: _REQUESTS,
+        3: REQUESTS,
     },
 )
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""

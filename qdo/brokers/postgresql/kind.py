@@ -33,23 +33,23 @@ def _script(url: str, partition_seconds: int) -> str:
     return str(schema.script(address.schema, partition_seconds))
 
 
-def _is_missing(url: str) -> bool:
+def _change(url: str) -> str:
     address, _, schema = _loaded(url)
-    return _in_session(url, lambda connection: schema.is_missing(connection, address))
+    return str(_in_session(url, lambda connection: schema.change(connection, address)))
 
 
 def _create(url: str, partition_seconds: int) -> bool:
     address, _, schema = _loaded(url)
-    return _in_session(
-        url, lambda connection: schema.create(connection, address, partition_seconds)
+    return bool(
+        _in_session(url, lambda connection: schema.create(connection, address, partition_seconds))
     )
 
 
-def _in_session(url: str, work: Callable[[Any], Any]) -> bool:
+def _in_session(url: str, work: Callable[[Any], Any]) -> Any:
     address, session, _ = _loaded(url)
     opened = session.PostgresqlSession(address)
     try:
-        return bool(opened.run(work))
+        return opened.run(work)
     finally:
         opened.close()
 
@@ -74,7 +74,7 @@ def _connector(url: str) -> Callable[[], Any]:
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, postgresql_address),
-    schema=BrokerSchema(script=_script, is_missing=_is_missing, create=_create, grants=_grants),
+    schema=BrokerSchema(script=_script, change=_change, create=_create, grants=_grants),
     connector=_connector,
     foreign_senders=True,
 )

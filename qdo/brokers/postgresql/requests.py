@@ -75,7 +75,9 @@ SELECT id, owner, take, pool, state, priority, asked, due, failed, started, note
 _FIND = f"""
 {_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
-_STATE = "SELECT state, mark FROM {schema}.find_request(%(app)s, %(id)s)"
+_FIND_BRIEF = f"""
+{_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.find_request(%(app)s, %(id)s)
+"""
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
@@ -268,15 +270,10 @@ class PostgresqlRequests(RequestStore):
     def owners(self) -> list[str]:
         return [owner for (owner,) in self._read(_OWNERS)]
 
-    def find(self, id: str) -> RequestRecord | None:
+    def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        rows = self._read(_FIND, id=id)
+        rows = self._read(_FIND if whole else _FIND_BRIEF, id=id)
         return _record(*rows[0]) if rows else None
-
-    def state(self, id: str) -> tuple[int, str | None] | None:
-        check_request_text("the id of a request", id)
-        rows = self._read(_STATE, id=id)
-        return tuple(rows[0]) if rows else None
 
     def records(
         self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000

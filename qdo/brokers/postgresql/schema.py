@@ -199,14 +199,14 @@ def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> Postgres
     )
 
 
-def is_missing(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
-    """Return whether `create` would change the schema; it raises the same errors."""
+def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
+    """Return what `create` would do, "create", "upgrade" or ""; it raises the same errors."""
     check_server(connection, address)
     found = found_format(connection, address)
     if found is None:
-        return True
+        return "create"
     check_format(connection, address, oldest=1)
-    return found < FORMAT
+    return "upgrade" if found < FORMAT else ""
 
 
 def create(
@@ -216,7 +216,7 @@ def create(
 
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
     """
-    if is_missing(connection, address):
+    if change(connection, address):
         have = found_format(connection, address) or 0
         if have:
             _check_owner(connection, address)
@@ -228,7 +228,7 @@ def create(
             if error.sqlstate == FOREIGN_SCHEMA:
                 owner = str(error.diag.message_detail)
                 raise _foreign_schema(address, owner, connection.info.user) from error
-            if is_missing(connection, address):  # else another process created it
+            if change(connection, address):  # else another process created it
                 raise
     check_format(connection, address)
     return False

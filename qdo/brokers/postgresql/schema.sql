@@ -842,7 +842,7 @@ CREATE FUNCTION {schema}.take_requests(
     asked float8, reply text, headers text, body bytea, mark text, next_due float8
 )
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := {schema}.unix_time();
@@ -907,7 +907,7 @@ CREATE FUNCTION {schema}.report_requests(
     ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
 ) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     valid bigint[];
 BEGIN
@@ -1007,7 +1007,7 @@ $$;
 -- Let the requests of a worker that is gone wait again; return their number.
 CREATE FUNCTION {schema}.give_back_requests(of_app text, of_owner text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     given bigint;
 BEGIN
@@ -1030,7 +1030,7 @@ $$;
 -- Delete requests that are over and were kept as long as asked; return their number.
 CREATE FUNCTION {schema}.expire_requests(of_app text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     now float8 := {schema}.unix_time();
     gone bigint;

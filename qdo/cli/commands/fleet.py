@@ -22,7 +22,7 @@ from qdo.cli.output import (
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
-from qdo.fleet.timer_node import list_timers
+from qdo.fleet.timer_node import read_timers
 from qdo.jobs.timers import Occurrence
 from qdo.ops.items import audit_item
 from qdo.ops.locks import locks as read_locks
@@ -117,13 +117,13 @@ def timers() -> None:
 @timers.command("list")
 @with_settings(*COORDINATOR, pass_app=True)
 @output_option
-def list_timers_(form: str, settings: Settings, code: App | None) -> None:
+def list_timers(form: str, settings: Settings, code: App | None) -> None:
     """List the timers of an app; times are UTC.
 
     STATE is ok, overdue, or says why a timer waits. LAST is the last occurrence that was sent, or
     that counts as missed.
     """
-    nodes = from_coordinator(settings, list_timers, {})
+    nodes = from_coordinator(settings, read_timers, {})
     items = timer_items(nodes, time.time(), None if code is None else code.timers)
     if not items:
         print_message("hint: the app has no timers; declare one with app.timer")

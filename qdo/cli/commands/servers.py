@@ -35,14 +35,13 @@ VIEWER_VARIABLE = "QDO_DASHBOARD_TOKEN"
 OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
 
 
+def _listen_option(default: str, more: str = "") -> Callable[[Any], Any]:
+    given: dict[str, Any] = {"metavar": "HOST:PORT", "default": default, "show_default": True}
+    return click.option("--listen", **given, help=f"Where to listen.{more}")
+
+
 @click.command()
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default=ADDRESS,
-    show_default=True,
-    help="Where to listen. Addresses that other machines reach need a token.",
-)
+@_listen_option(ADDRESS, " Addresses that other machines reach need a token.")
 @click.option(
     "--host",
     "hosts",
@@ -112,13 +111,7 @@ def dashboard(
 
 
 @click.command()
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default=INGEST_ADDRESS,
-    show_default=True,
-    help="Where to listen.",
-)
+@_listen_option(INGEST_ADDRESS)
 @with_settings(*SHARED, "keys", "log_level", pass_app=True)
 def ingest(listen: str, code: App | None, settings: Settings) -> None:
     """Receive the webhooks that an app declares: verify each, store it, and answer 202.
@@ -136,7 +129,7 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
     configure(settings.log_level)
     endpoints = wsgi(code)
     can = code.broker.capabilities
-    if not can.dedup or can.dedup_seconds is not None:
+    if not can.lasting_dedup:
         known = can.dedup_seconds or 0.0
         _log.warning("the broker recognizes repeated webhooks for %g s at most", known)
 

@@ -208,25 +208,25 @@ def init(
         click.echo(schema.script(settings.broker, partition_seconds), nl=False)
         return
     address = hide_credentials(settings.broker)
-    is_missing = schema.is_missing(settings.broker)
-    show = partial(_show_schema, address, is_missing, False)
-    if consent.dry_run and not is_missing:
+    change = schema.change(settings.broker)
+    show = partial(_show_schema, address, change, False)
+    if consent.dry_run and not change:
         show(form)
         print_message(CURRENT)
-    elif consent.given("create the schema", show, form, asks=False):
-        created = schema.create(settings.broker, partition_seconds)
+    elif consent.given(f"{change} the schema", show, form, asks=False):
+        done = schema.create(settings.broker, partition_seconds)
         if form != "table":
-            _show_schema(address, created, created, form)
-        print_message("created the schema" if created else CURRENT)
+            _show_schema(address, change if done else "", done, form)
+        print_message(f"{change}d the schema" if done else CURRENT)
 
 
 CURRENT = "the schema is current; nothing to do"
 
 
 def _show_schema(
-    address: str, missing: bool, executed: bool, form: str, out: TextIO | None = None
+    address: str, change: str, executed: bool, form: str, out: TextIO | None = None
 ) -> None:
-    item = {"broker": address, "schema": "create" if missing else "current", "executed": executed}
+    item = {"broker": address, "schema": change or "current", "executed": executed}
     emit("qdo.broker-init/1", [item], form, ("broker", "schema"), out)
 
 

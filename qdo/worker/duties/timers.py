@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -24,12 +24,15 @@ import gevent
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
 from qdo.coordination.member import Member
-from qdo.coordination.protocol.machine import CheckOp
+from qdo.coordination.protocol.machine import CheckOp, DeleteOp
+from qdo.coordination.transactions import commit_each
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError, UnreachableError, UnsupportedError
-from qdo.fleet.timer_node import TimerLedger, TimerNode
+from qdo.fleet.timer_node import TimerNode, read_timers, write_timers
+from qdo.jobs.timers import Timer
 from qdo.sending.timers import DueTimer, recognizes, send_occurrences
 from qdo.text import describe, join_some
 from qdo.worker.duties.duty import CurrentMember
@@ -62,127 +65,92 @@ class TimerSender(LeaderDuty):
         app: App,
         broker: Broker,
         current: CurrentMember | None = None,
-        *,
-        send: Callable[[Sequence[DueTimer]], object] | None = None,
-        ledger: Callable[[Client, Layout, CheckOp], TimerLedger] = TimerLedger,
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(current)
+        self._app = app
         self._timers = app.timers
         self._broker = broker
-        self._send = send if send is not None else partial(send_occurrences, app)
-        self._ledger = ledger
         self._now = now
-        self._term: tuple[str, int] | None = None
-        """Worker and fence for which the nodes were read; None: they must be read."""
-        self._nodes: dict[str, TimerNode] = {}
-        self._next: dict[str, float] = {}
-        """When to look at each timer; one without a node is damaged."""
+        self._looks: dict[str, float] = {}
+        """When to look at each timer; empty until this worker leads."""
         counted = [each.name for each in self._timers.values() if each.unless_waiting]
         if counted and not broker.capabilities.countable:
             what = f"count messages, for unless_waiting of timer {counted[0]!r}"
             raise UnsupportedError(broker="this broker", what=what, remedy="omit unless_waiting")
-        if not recognizes(broker.capabilities):
+        # SQS and Kinesis may reject one message and store the others: these must not come again.
+        self._most = AT_ONCE if recognizes(broker.capabilities) else 1
+        if self._most == 1:
             _log.warning(
                 "the broker does not deduplicate for 7 days: when a leader dies, an occurrence of a"
                 " timer may be sent twice, with the same header qdo-timer"
             )
 
-    def lead(self, member: Member) -> float:
-        """Send and record all that is due."""
-        try:
-            member.leader.do_chore(partial(self._act, member.name))
-        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            self._term = None
-            text = "cannot send the messages of timers, retrying in %g s: %s"
-            _log.warning(text, RETRY_SECONDS, describe(error))
-        if self._term is None:
-            return RETRY_SECONDS
-        soonest = min(self._next.values(), default=float("inf"))
-        return min(max(0.0, soonest - self._now()), CLOCK_SECONDS)
+    def follow(self, member: Member | None) -> None:
+        self._looks = {}
 
-    def _act(self, worker: str, client: Client, layout: Layout, fence: CheckOp) -> int:
-        ledger, now = self._ledger(client, layout, fence), self._now()
-        due = [name for name, at in self._next.items() if at <= now]
-        if self._term != (worker, fence.version) or not self._nodes.keys() >= set(due):
-            self._term = worker, fence.version
-            self._begin(ledger, worker, int(now))
-            due = [name for name, at in self._next.items() if at <= now]
-        # SQS and Kinesis may reject one message and store the others: these must not come again.
-        most = AT_ONCE if recognizes(self._broker.capabilities) else 1
-        for start in range(0, len(due), most):
-            if self._term is not None:
-                self._fire(ledger, worker, due[start : start + most], now)
+    def lead(self, member: Member) -> float:
+        """Send and record what is due, as much as the broker takes at once."""
+        now, names = self._now(), list[str]()
+        try:
+            if not self._looks:
+                self._looks = dict.fromkeys(self._timers, now)
+                member.leader.do_chore(self._clean)
+            names = [name for name, at in self._looks.items() if at <= now][: self._most]
+            if names:
+                member.leader.do_chore(partial(self._fire, member, names))
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            rejected = isinstance(error, QdoError) and not isinstance(error, UnreachableError)
+            self._retry(names if rejected else self._timers, describe(error))
+        return min(max(0.0, min(self._looks.values()) - self._now()), CLOCK_SECONDS)
+
+    def _clean(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """Mark the nodes of timers that the app has no more, and delete those marked long ago."""
+        folder, old = layout.fleet.timers, self._now() - UNUSED_SECONDS
+        found = read_timers(client, layout, set(names_below(client, folder)) - set(self._timers))
+        marked = {name: replace(node, when="") for name, node in found.items() if node.when}
+        write_timers(client, layout, fence, marked)
+        unused = [name for name, node in found.items() if not node.when and node.written < old]
+        commit_each(client, [(fence, DeleteOp(f"{folder}/{name}")) for name in unused])
         return 0
 
-    def _begin(self, ledger: TimerLedger, worker: str, now: int) -> None:
-        """Read the nodes, and make them fit the timers."""
-        found, changed, self._nodes = ledger.read(), {}, {}
-        self._next = dict.fromkeys(self._timers, now + REREAD_SECONDS)
-        for name, timer in self._timers.items():
-            node = found.pop(name, TimerNode(now))
+    def _fire(
+        self, member: Member, names: list[str], client: Client, layout: Layout, fence: CheckOp
+    ) -> int:
+        """Send and record what is due of some timers."""
+        now, due, changed = self._now(), list[DueTimer](), dict[str, TimerNode]()
+        found = read_timers(client, layout, names)
+        for name in names:
+            gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
+            timer, node = self._timers[name], found.get(name, TimerNode(int(now)))
             if node.fault is not None:
                 text = "timer %s sends nothing: its node is damaged (%s); delete it"
                 _log.error(text, name, node.fault)
+                self._looks[name] = now + REREAD_SECONDS
                 continue
-            self._nodes[name], self._next[name] = node, timer.after(node.last)
-            if (node.when, node.queue) != (timer.when, timer.queue):
-                changed[name] = self._recorded(worker, name, node.last)
-        ledger.write({name: replace(node, when="") for name, node in found.items() if node.when})
-        old = now - UNUSED_SECONDS
-        ledger.delete(name for name, node in found.items() if not node.when and node.written < old)
-        self._record(ledger, changed)
+            occurrence, last = timer.due(node.last, now), node.last
+            if occurrence is not None:
+                last = occurrence.at
+                if occurrence.sends and not self._waits(member, timer):
+                    due.append((timer, occurrence))
+            self._looks[name] = timer.after(last)
+            if occurrence is not None or (node.when, node.queue) != (timer.when, timer.queue):
+                node = replace(node, last=last, next=timer.after(last), by=member.name)
+                changed[name] = replace(node, when=timer.when, queue=timer.queue)
+        if due:
+            send_occurrences(self._app, sorted(due, key=lambda each: each[1].at))
+        if lost := write_timers(client, layout, fence, changed):
+            self._retry(lost, "another worker leads, or the coordinator gave no answer")
+        return 0
 
-    def _recorded(self, worker: str, name: str, last: int) -> TimerNode:
-        timer, node = self._timers[name], self._nodes[name]
-        when, queue, then = timer.when, timer.queue, timer.after(last)
-        return replace(node, last=last, next=then, when=when, queue=queue, by=worker)
-
-    def _fire(self, ledger: TimerLedger, worker: str, names: Sequence[str], now: float) -> None:
-        """Send and record what is due of some timers."""
-        due: list[DueTimer] = []
-        quiet: list[DueTimer] = []
-        for name in names:
-            gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
-            timer = self._timers[name]
-            if (occurrence := timer.due(self._nodes[name].last, now)) is not None:
-                sends = occurrence.sends and not (
-                    timer.unless_waiting and self._waits(ledger, name)
-                )
-                (due if sends else quiet).append((timer, occurrence))
-        due.sort(key=lambda each: each[1].at)
-        changed = {
-            timer.name: self._recorded(worker, timer.name, occurrence.at)
-            for timer, occurrence in (*quiet, *self._sent(due, now))
-        }
-        self._next.update({name: node.next for name, node in changed.items()})
-        self._record(ledger, changed)
-
-    def _waits(self, ledger: TimerLedger, name: str) -> bool:
-        queue = self._timers[name].queue
-        backlog = self._broker.catalog.backlog(queue, ledger.recorded(queue))
+    def _waits(self, member: Member, timer: Timer) -> bool:
+        if not timer.unless_waiting:
+            return False
+        node = member.leader.read_queues([timer.queue]).get(timer.queue)
+        backlog = self._broker.catalog.backlog(timer.queue, node.last if node else 0)
         return bool(backlog.count or backlog.delayed)
 
-    def _sent(self, due: Sequence[DueTimer], now: float) -> Sequence[DueTimer]:
-        """Send messages; return those that were sent: all, or none if the broker rejects them."""
-        try:
-            if due:
-                self._send(due)
-        except UnreachableError:
-            raise
-        except QdoError as error:
-            names = [timer.name for timer, _ in due]
-            self._next.update(dict.fromkeys(names, now + RETRY_SECONDS))
-            text = "cannot send timers %s, retrying in %g s: %s"
-            _log.warning(text, join_some(names), RETRY_SECONDS, error)
-            return ()
-        return due
-
-    def _record(self, ledger: TimerLedger, changed: dict[str, TimerNode]) -> None:
-        versions = ledger.write(changed)
-        for name, version in versions.items():
-            self._nodes[name] = replace(changed[name], version=version)
-        if lost := sorted(changed.keys() - versions.keys()):
-            self._term = None
-            text = "timers %s are not recorded, unless another worker leads: reading them again"
-            _log.warning(text, join_some(lost))
+    def _retry(self, names: Iterable[str], reason: str) -> None:
+        self._looks |= dict.fromkeys(names, self._now() + RETRY_SECONDS)
+        text = "cannot send or record timers %s, retrying in %g s: %s"
+        _log.warning(text, join_some(list(names)), RETRY_SECONDS, reason)

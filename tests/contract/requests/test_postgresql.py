@@ -174,12 +174,15 @@ def test_each_call_of_a_group_has_its_own_outcome(
             busy = threads.submit(broker.send, Outgoing("locked", b"2"))
             late = threads.submit(store.end, held, "done", messages=[Outgoing("locked", b"3")])
             twice = [threads.submit(store.end, other, "done", messages=[MESSAGE]) for _ in range(2)]
+            never = [Outgoing("told", b"never")]
+            stale = threads.submit(store.end, held._replace(id="none"), "done", messages=never)
             asks = [
                 threads.submit(store.ask, [new("c")]),
                 threads.submit(store.ask, [new("d"), new("a", b"2")]),
                 threads.submit(store.ask, [new("e"), new("f")]),
             ]
             assert [each.result(30) for each in twice] == [True, True]
+            assert not stale.result(30)
             assert asks[0].result(30) == [True]
             assert isinstance(asks[1].exception(30), RequestExistsError)
             assert asks[2].result(30) == [True, True]
@@ -221,7 +224,9 @@ def test_a_resume_before_the_pause_stays(broker: Broker) -> None:
     held = take(broker.requests)
     assert broker.requests.mark("a", '{"resume": 1}')
     assert broker.requests.note(held, RUNNING, "50 %")
-    assert broker.requests.state("a") == (RUNNING, '{"resume": 1}')
+    found = broker.requests.find("a", whole=False)
+    assert found is not None
+    assert (found.state, found.mark) == (RUNNING, '{"resume": 1}')
 
 
 # --- formats --------------------------------------------------------------------------

@@ -7,6 +7,9 @@ machines. An edit that no longer fits the source fails a test, so the list canno
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
+
+from tests.support.paths import ROOT
 
 COORDINATION = "qdo/coordination/"
 
@@ -25,6 +28,15 @@ class Edit:
         if count != 1:
             raise ValueError(f"{self.file} must contain this once, not {count} times: {self.old!r}")
         return text.replace(self.old, self.new)
+
+
+def mutated(file: str, *changes: tuple[str, str]) -> ModuleType:
+    """Return a module that is not imported, with pieces of its source replaced."""
+    text, module = (ROOT / file).read_text(), ModuleType(file.removesuffix(".py").replace("/", "."))
+    for change in changes:
+        text = Edit(file, *change).apply(text)
+    exec(compile(text, file, "exec", dont_inherit=True), vars(module))
+    return module
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from qdo.programs import archive, shell, webhook
-from qdo.signatures import STANDARD
+from qdo.signatures import standard_headers, standard_key
 from tests.support.doc_pages import blocks, read, table
 from tests.support.paths import ROOT
 
@@ -78,11 +78,11 @@ def test_the_receiver_of_the_page_verifies_signatures() -> None:
     exec(compile(shown.text, shown.options["caption"], "exec"), names)
     secret, body = webhook.new_secret(), b'{"n": 1}'
     now = int(names["time"].time())
-    keys = [STANDARD.key(each) for each in (webhook.new_secret(), secret)]
-    headers = STANDARD.signed(keys, "a", now, body)
+    keys = [standard_key(each) for each in (webhook.new_secret(), secret)]
+    headers = standard_headers(keys, "a", now, body)
     assert Webhook(secret).verify(body, headers) == {"n": 1}
     assert names["is_genuine"](secret, headers, body)
     assert not names["is_genuine"](secret, headers, body + b" ")
     assert not names["is_genuine"](webhook.new_secret(), headers, body)
-    old = STANDARD.signed(keys, "a", now - 301, body)
+    old = standard_headers(keys, "a", now - 301, body)
     assert not names["is_genuine"](secret, old, body)

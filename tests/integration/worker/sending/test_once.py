@@ -18,10 +18,12 @@ import qdo
 app = qdo.App("shop", backoff_seconds=0.01, backoff_max_seconds=0.02)
 
 
-def die_once(message):
-    if not os.path.exists(message.queue):
+def after(number, message):
+    if number == 7 and not os.path.exists(message.queue):
         pathlib.Path(message.queue).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == 9 and message.attempt < 3:
+        raise ValueError("once more")
 
 
 @app.job("greenlet")
@@ -30,20 +32,14 @@ def die_once(message):
 def dispatch(message, context):
     for number in range(10):
         app.send(f"to-{number}", message.queue, once=message)
-        if number == 7:
-            die_once(message)
-    if message.attempt < 3:
-        raise ValueError("once more")
+        after(number, message)
 
 
 @app.job("async")
 async def adispatch(message, context):
     for number in range(10):
         await app.asend(f"to-{number}", message.queue, once=message)
-        if number == 7:
-            die_once(message)
-    if message.attempt < 3:
-        raise ValueError("once more")
+        after(number, message)
 """
 KINDS = ["async", "greenlet", "process", "thread"]
 
