@@ -159,9 +159,9 @@ class PoolSubscription(Subscription):
         places = 0 if self._dry else min(limit, self._places(len(self._held)))
         return self._take(places) if places > 0 else []
 
-    def look(self) -> None:
-        """Look for marks of running requests, and for those of lost answers."""
-        if self._held and clock() >= self._look_at and self.may_start():
+    def look(self, at_once: bool = False) -> None:
+        """Look for marks of running requests, and for those of lost answers; not too often."""
+        if self._held and (at_once or clock() >= self._look_at) and self.may_start():
             self._take(0)
 
     def _take(self, places: int) -> list[Row]:
