@@ -10,7 +10,6 @@ take also returns the requests that the broker counts as this worker's and that 
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -25,7 +24,7 @@ from qdo.brokers.base import Reader, Subscription
 from qdo.brokers.requests import RequestStore, TakenRequest
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
-from qdo.encoding import with_header
+from qdo.encoding import decoded_headers, with_header
 from qdo.message import NORMAL
 from qdo.sending.messages import time_text
 from qdo.sending.replies import reply_messages, sealed
@@ -186,7 +185,7 @@ class PoolSubscription(Subscription):
                 else:
                     rows.append(row)
         for id, mark in taken.marks.items():
-            if id in self._positions and "cancel" in (found := json.loads(mark)):
+            if id in self._positions and "cancel" in (found := decoded_headers(mark) or {}):
                 self._cancel(id, str(found["cancel"]))
         return rows
 
