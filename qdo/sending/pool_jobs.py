@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.brokers.requests import PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
+from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
@@ -101,11 +101,12 @@ class Request(Message):
         _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
         while True:
             found = _repeated(lambda: store.find(self.id, whole=False))
-            mark = json.loads(found.mark) if found is not None and found.mark else {}
+            mine = found is not None and found.state == PAUSED and found.take == self._take
+            mark = decoded_headers(found.mark) or {} if found is not None and mine else {}
             if "resume" in mark:
                 _repeated(lambda: store.note(self._take, RUNNING, None))
                 return mark["resume"]
-            if found is None or found.state != PAUSED or "cancel" in mark:
+            if not mine or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason

@@ -125,14 +125,18 @@ async def _outcome(
     return None
 
 
-def check_no_loop(any_async: bool) -> None:
-    """Raise UsageError if ``async def`` jobs could not run."""
+def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
+    """Raise UsageError if ``async def`` jobs could not run.
+
+    :param in_thread: such a job waits for this thread.
+    """
     if not any_async:
         return
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return
+        if not in_thread:
+            return
     raise UsageError(
         reason="the kit runs 'async def' jobs on its own loop and cannot do so within a"
         " coroutine; call it from a plain test function"

@@ -7,6 +7,7 @@ or stops, a new one resumes from the recorded progress, as in a fleet.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
@@ -209,6 +210,7 @@ class TestKit(Results):
         self._expected = QueueFilter(globs)
         self._relay = KitRelay(app, self.broker)
         self._process: Process | None = None
+        self._thread = 0
         self._stack: list[Process] = []
         self._dead: list[Process] = []
         acting = KitOperators(world, self._sender, self._owner, self._change)
@@ -302,6 +304,7 @@ class TestKit(Results):
         if not target >= self.clock.passed():
             self.clock.move(seconds)  # raises the error
         self._world.left = self._world.most
+        self._thread = threading.get_ident()
         self._run()
         while (due := self._next_due()) <= target + TOLERANCE_SECONDS:
             self._go_to(due)
@@ -458,7 +461,8 @@ class TestKit(Results):
 
     def _take_over(self, frozen: Process) -> None:
         try:
-            check_no_loop(any(is_async(job.function) for job in self.app.jobs))
+            in_thread = threading.get_ident() != self._thread
+            check_no_loop(any(is_async(job.function) for job in self.app.jobs), in_thread)
         except UsageError as error:
             frozen.fail(error)
         self._run()

@@ -58,7 +58,7 @@ class KitPools:
         now = self._clock.now + SLACK_SECONDS
         if self._woken or self._duty.due(self._heard_at) <= now:
             self._woken, self._heard_at = False, now
-            self._duty.step()
+            self._duty.step(at_once=True)  # the time may stand still
 
     def due(self) -> float:
         """Return the time on the clock when a request becomes due; `inf` for never."""

@@ -133,9 +133,9 @@ class TimerSender(LeaderDuty):
                 last = occurrence.at
                 if occurrence.sends and not self._waits(member, timer):
                     due.append((timer, occurrence))
-            self._looks[name] = timer.after(last)
+            then = self._looks[name] = timer.after(last)
             if occurrence is not None or (node.when, node.queue) != (timer.when, timer.queue):
-                node = replace(node, last=last, next=timer.after(last), by=member.name)
+                node = replace(node, last=last, next=then, by=member.name)
                 changed[name] = replace(node, when=timer.when, queue=timer.queue)
         if due:
             send_occurrences(self._app, sorted(due, key=lambda each: each[1].at))

@@ -107,8 +107,11 @@ class PoolDuty(Duty):
             _log.warning(text, LOOK_SECONDS, describe(error))
             return LOOK_SECONDS
 
-    def step(self) -> float:
-        """Claim pools, and take what waits; return the seconds until the next step."""
+    def step(self, at_once: bool = False) -> float:
+        """Claim pools, and take what waits; return the seconds until the next step.
+
+        :param at_once: look for marks even if that was done a moment ago.
+        """
         member = self._current.member
         if member is not self._member:
             self._lose()
@@ -122,7 +125,7 @@ class PoolDuty(Duty):
         # What the last look found: the next one has not begun.
         self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
         for subscription in filter(None, subscriptions):
-            subscription.look()
+            subscription.look(at_once)
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
         busy = any(each is not None and each.busy for each in subscriptions)

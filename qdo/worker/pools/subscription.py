@@ -10,7 +10,6 @@ take also returns the requests that the broker counts as this worker's and that 
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -25,7 +24,7 @@ from qdo.brokers.base import Reader, Subscription
 from qdo.brokers.requests import RequestStore, TakenRequest
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
-from qdo.encoding import with_header
+from qdo.encoding import decoded_headers, with_header
 from qdo.message import NORMAL
 from qdo.sending.messages import time_text
 from qdo.sending.replies import reply_messages, sealed
@@ -159,9 +158,9 @@ class PoolSubscription(Subscription):
         places = 0 if self._dry else min(limit, self._places(len(self._held)))
         return self._take(places) if places > 0 else []
 
-    def look(self) -> None:
-        """Look for marks of running requests, and for those of lost answers."""
-        if self._held and clock() >= self._look_at and self.may_start():
+    def look(self, at_once: bool = False) -> None:
+        """Look for marks of running requests, and for those of lost answers; not too often."""
+        if self._held and (at_once or clock() >= self._look_at) and self.may_start():
             self._take(0)
 
     def _take(self, places: int) -> list[Row]:
@@ -186,7 +185,7 @@ class PoolSubscription(Subscription):
                 else:
                     rows.append(row)
         for id, mark in taken.marks.items():
-            if id in self._positions and "cancel" in (found := json.loads(mark)):
+            if id in self._positions and "cancel" in (found := decoded_headers(mark) or {}):
                 self._cancel(id, str(found["cancel"]))
         return rows
 

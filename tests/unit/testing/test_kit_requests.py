@@ -143,6 +143,19 @@ def test_a_crash_counts_as_a_failed_attempt(point: Point, failed: int) -> None:
             assert [(each["outcome"], each["failed"]) for each in kit.requests()] == [(end, failed)]
 
 
+def test_a_request_in_hand_is_cancelled_at_once() -> None:
+    """It waits for the backoff of a crash."""
+    pools = PoolApp()
+    with TestKit(pools.app) as kit:
+        handle = kit.app.request("do-it", 1, id="a")
+        kit.crash_at("after-take")
+        kit.run_until_idle()
+        assert handle.state == "running"
+        assert handle.cancel()
+        kit.run_until_idle()
+        assert (outcomes(kit), pools.runs) == ({"a": "cancelled"}, {})
+
+
 def test_a_stopped_worker_puts_back_without_counting() -> None:
     """What it did not start, and the request whose job stopped it."""
     pools = PoolApp()

@@ -23,17 +23,22 @@ def crashed(pool: PoolSetup, body: Any) -> None:
     pool.store.give_back("gone")
 
 
-def test_a_held_pool_is_left_alone(make: Make) -> None:
-    pool = make()
+def test_held_pools_are_left_alone(make: Make) -> None:
+    """Also one that is claimed during the hold."""
+    pool = make(start=False)
+    pool.app.job("more-*", pool=True)(pool._job)
+    pool.start()
     pool.look()
     assert pool.registrar.parts is not None
     gate = pool.registrar.parts.gate
-    gate.apply([new_hold(("p",), "")])
+    gate.apply([new_hold(("*",), "")])
     pool.ask(1)
+    handle = pool.app.request("more-1", 2)
     pool.look()
-    assert pool.counts() == (1, 0)
+    assert (pool.counts(), handle.state) == ((1, 0), "waiting")
     gate.apply([])
     pool.finish(1)
+    assert handle.result(10) == 2
 
 
 def test_nothing_is_taken_after_the_lease(make: Make) -> None:

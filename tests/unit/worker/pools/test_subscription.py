@@ -133,8 +133,13 @@ def test_a_cancelled_request_in_hand_does_not_wait_for_its_turn(make: Make) -> N
     assert (pool.outcome(1), pool.runs) == ("cancelled", [])
 
 
-def test_a_paused_request_that_is_cancelled_has_not_failed(make: Make) -> None:
-    pool = make(lambda request: request.pause("sure?"), policy=qdo.Policy(attempts=1))
+def test_a_paused_request_that_is_cancelled_has_not_failed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job learns that before the worker does."""
+    monkeypatch.setattr("qdo.worker.pools.subscription.MARKS_SECONDS", 60.0)
+    policy = qdo.Policy(attempts=1)
+    pool = make(lambda request: request.pause("sure?"), policy=policy, concurrency=1)
     (handle,) = pool.ask(1, then="q")
     until(lambda: handle.state == "paused")
     handle.cancel("no")
