@@ -82,7 +82,7 @@ class PoolSubscription(Subscription):
         self._done: dict[str, int] = {}
         """Numbers of takes by id, of jobs that have returned since the last take."""
         self.taken = 0
-        self._dry = False
+        self._dry = self._closed = False
         self._look_at = 0.0
         self._taking = Semaphore()
         self._ends: list[Any] = []
@@ -134,6 +134,7 @@ class PoolSubscription(Subscription):
 
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
+        self._closed = True
         held, self._held = self._held, {}
         for position, (request, _) in held.items():
             if position in self._told:
@@ -178,7 +179,10 @@ class PoolSubscription(Subscription):
             rows = []
             for request in taken.requests:
                 row = self._hold(request)
-                if done.get(request.take.id) == request.take.number - 1:
+                if self._closed:  # while the answer was on its way
+                    del self._held[row[0]]
+                    self._spawn(self._put_back, row[0], request, request.failed, 0.0, request.error)
+                elif done.get(request.take.id) == request.take.number - 1:
                     # Middleware left out the job, which ends a request.
                     del self._held[row[0]]
                     self._spawn(self._end, row[0], request, "done", None)

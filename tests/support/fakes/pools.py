@@ -85,6 +85,7 @@ class PoolSetup(EngineSetup):
         step = PoolDuty.step
 
         def counted(duty: PoolDuty) -> float:
+            self.duty = duty
             seconds = step(duty)
             self.looks += 1
             return min(seconds, 0.05)

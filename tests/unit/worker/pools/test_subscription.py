@@ -193,3 +193,22 @@ def test_a_missing_key_counts_no_attempt(make: Make) -> None:
     record = pool.store.find("1")
     assert record is not None
     assert (record.failed, record.take) == (0, Take("1", "", 1))
+
+
+def test_a_take_that_is_answered_after_the_claim_has_closed_is_put_back(make: Make) -> None:
+    """At once, not by the leader, and without a failed attempt."""
+    pool = make()
+    pool.look()
+    ((own, _),) = pool.duty._claims.values()
+    taken = pool.store.take
+
+    def late(*args: Any) -> Any:
+        answer = taken(*args)
+        if answer.requests:
+            own.subscription.close()
+        return answer
+
+    pool.store.take = late  # type: ignore[method-assign]
+    pool.ask(1)
+    until(lambda: (found := pool.store.find("1")) and found.take == Take("1", "", 1))
+    assert (pool.runs, pool.store.find("1").failed) == ([], 0)  # type: ignore[union-attr]
