@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.005, 0.25
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.003, 0.25
 """Between two looks for a result."""
 RESULT_KEYS = frozenset({"request", "pool", "outcome", "result", "error"})
 """What a reply adds to the tag."""
@@ -94,7 +94,7 @@ class Handle:
         >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
         {'url': 'https://example.org/18.pdf'}
 
-        It asks the broker every 5 to 250 milliseconds.
+        It asks the broker every 3 to 250 milliseconds.
 
         :param timeout_seconds: how long to wait; None: forever.
         :raises RequestFailedError: it has failed, or its job skipped it; `details` has the outcome.
@@ -197,7 +197,7 @@ class _Patience:
         left = self._end - time.monotonic()
         if left <= 0:
             raise RequestTimeoutError(id=self._id, seconds=self._seconds, state=STATES[state])
-        pause, self._next = self._next, min(self._next * 1.5, LAST_PAUSE_SECONDS)
+        pause, self._next = self._next, min(self._next * 1.25, LAST_PAUSE_SECONDS)
         return min(pause, left)
 
 
