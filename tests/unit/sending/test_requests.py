@@ -284,7 +284,7 @@ def test_looks_become_rarer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qdo.sending.requests.time.sleep", sleep)
     assert handle.result() == 1
     assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (0.005, 0.25)
+    assert (pauses[0], pauses[-1]) == (0.003, 0.25)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "5", True])
