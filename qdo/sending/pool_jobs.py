@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdo.brokers.requests import PAUSED, RUNNING, Take
+from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
 from qdo.message import Message
@@ -102,14 +102,16 @@ class Request(Message):
         while True:
             found = _repeated(lambda: store.find(self.id, whole=False))
             mark = json.loads(found.mark) if found is not None and found.mark else {}
-            if "resume" in mark:
-                _repeated(lambda: store.note(self._take, RUNNING, None))
-                return mark["resume"]
-            if found is None or found.state != PAUSED or "cancel" in mark:
+            if found is None or found.state == OVER or found.take != self._take or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason
                 )
+            if "resume" in mark:
+                _repeated(lambda: store.note(self._take, RUNNING, None))
+                return mark["resume"]
+            if found.state == RUNNING:  # an earlier note came late: its answer was lost
+                _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE]))
             if self.stopping:
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
