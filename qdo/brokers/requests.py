@@ -284,7 +284,10 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str) -> bool:
-        """Set the mark of a running or paused request; return whether it is one."""
+        """Set the mark of a running or paused request; return whether it is one.
+
+        One that is being cancelled is not resumed.
+        """
 
     @abc.abstractmethod
     def owners(self) -> list[str]:

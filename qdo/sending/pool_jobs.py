@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdo.brokers.requests import PAUSED, RUNNING, Take
+from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
@@ -101,16 +101,17 @@ class Request(Message):
         _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
         while True:
             found = _repeated(lambda: store.find(self.id, whole=False))
-            mine = found is not None and found.state == PAUSED and found.take == self._take
-            mark = decoded_headers(found.mark) or {} if found is not None and mine else {}
-            if "resume" in mark:
-                _repeated(lambda: store.note(self._take, RUNNING, None))
-                return mark["resume"]
-            if not mine or "cancel" in mark:
+            mark = (None if found is None else decoded_headers(found.mark)) or {}
+            if found is None or found.state == OVER or found.take != self._take or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason
                 )
+            if "resume" in mark:
+                _repeated(lambda: store.note(self._take, RUNNING, None))
+                return mark["resume"]
+            if found.state == RUNNING:  # an earlier note came late: its answer was lost
+                _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE]))
             if self.stopping:
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)

@@ -118,7 +118,10 @@ UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 0, failed = 
        error = NULL, outcome = NULL, result_headers = NULL, result = NULL, until = 0
 WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
 """  # nosec B608 # constants
-_MARK = "UPDATE requests SET mark = :mark WHERE app = :app AND id = :id AND state IN (1, 2)"
+_MARK = """
+UPDATE requests SET mark = :mark WHERE app = :app AND id = :id AND state IN (1, 2)
+       AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR :mark LIKE '{"cancel"%')
+"""
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
 _RECORD_FIELDS = (
     *("pool", "state", "priority", "asked", "due", "failed", "started"),

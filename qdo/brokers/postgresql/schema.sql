@@ -982,12 +982,14 @@ BEGIN
 END
 $$;
 
--- Set the mark of a running or paused request; return whether it is one.
+-- Set the mark of a running or paused request; return whether it is one. One that is being
+-- cancelled does not go on.
 CREATE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.requests SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND state IN (1, 2);
+        WHERE app = of_app AND id = of_id AND state IN (1, 2)
+            AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR of_mark LIKE '{"cancel"%');
     RETURN FOUND;
 END
 $$;

@@ -338,6 +338,8 @@ def test_a_request_is_paused_and_goes_on(broker: Broker) -> None:
     assert (found(broker).state, found(broker).note, found(broker).mark) == (RUNNING, None, None)
     assert broker.requests.note(held, PAUSED, "again?")
     assert broker.requests.mark("a", CANCEL)
+    assert not broker.requests.mark("a", RESUME)
+    assert broker.requests.mark("a", CANCEL)
     assert broker.requests.note(held, RUNNING, None)
     assert found(broker).mark == CANCEL
     assert told(broker) == [b"over"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.brokers.requests import Take
+from qdo.brokers.requests import RUNNING, Take
 from qdo.errors import KeyMissingError, RequestCancelledError
 from qdo.message import Message
 from tests.support.engine import until
@@ -59,6 +59,19 @@ def test_a_lost_answer_to_put_back_counts_one_attempt(make: Make) -> None:
     pool.ask(1)
     pool.finish(1)
     assert (pool.outcome(1), pool.runs) == ("done", [(1, 1, 1), (1, 2, 2)])
+
+
+def test_a_late_note_does_not_end_a_pause(make: Make) -> None:
+    """The answer to it was lost; it is stored once the job is paused, which pauses it again."""
+    pool = make(lambda request: request.pause("approve?"))
+    (handle,) = pool.ask(1)
+    until(lambda: handle.state == "paused")
+    record = pool.store.find("1")
+    assert record is not None
+    assert pool.store.note(record.take, RUNNING, "50 %")
+    until(lambda: handle.state == "paused")
+    handle.resume("yes")
+    assert handle.result(timeout_seconds=10) == "yes"
 
 
 def test_ends_are_repeated_until_the_store_is_back(make: Make) -> None:
