@@ -23,11 +23,13 @@ class QueueFilter:
     :ivar queues: globs of the setting `queues`.
     :ivar exclude: globs of the setting `exclude`.
     :ivar jobs: globs of the jobs of the worker's app.
+    :ivar pools: globs of its jobs of pools; they are also among `exclude`.
     """
 
     queues: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ("*",)
+    pools: tuple[str, ...] = ()
 
     @property
     def everything(self) -> bool:
@@ -50,13 +52,22 @@ class QueueFilter:
         """Return whether a queue is taken."""
         return self.matcher()(queue)
 
+    def of_pools(self) -> QueueFilter:
+        """Return the filter of the pools that are taken."""
+        return QueueFilter(self.queues, self._excluded, self.pools)
+
+    @property
+    def _excluded(self) -> tuple[str, ...]:
+        return tuple(each for each in self.exclude if each not in self.pools)
+
     def __str__(self) -> str:
         """Return it in the form of command-line options, "" for everything with a job."""
         wanted = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
-        return " ".join([*wanted, *(f"--exclude {glob}" for glob in self.exclude)])
+        return " ".join([*wanted, *(f"--exclude {glob}" for glob in self._excluded)])
 
 
 EVERYTHING = QueueFilter()
+POOL = "a pool; use app.request"
 
 
 def command_text(command: str, *names: str, options: str = "") -> str:
@@ -79,6 +90,8 @@ def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
     """
     if not filters or any(each.takes(queue) for each in filters):
         return None
+    if any(QueueFilter(jobs=each.pools).takes(queue) for each in filters):
+        return POOL
     jobs = any(QueueFilter(jobs=each.jobs).takes(queue) for each in filters)
     return "excluded by all workers" if jobs else "no job"
 

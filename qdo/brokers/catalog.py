@@ -99,6 +99,10 @@ class QueueCatalog(abc.ABC):
         """Return whether a queue has, or had, a message at a position of the broker's own form."""
         return True
 
+    def request_rows(self) -> tuple[int, int]:
+        """Return about how many live and dead rows requests have; 0 where none stays dead."""
+        return 0, 0
+
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> Sequence[str]:
         """Return necessary changes to queues at the broker: sentences with the remedy.
 

@@ -310,11 +310,17 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def records(
-        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+        self,
+        pool: str | None = None,
+        states: Collection[int] = (),
+        limit: int = 1000,
+        *,
+        newest: bool = False,
     ) -> list[RequestRecord]:
         """Return requests without their bodies and results, the oldest first.
 
         :param states: only these; all without any.
+        :param newest: the newest first.
         """
 
     @abc.abstractmethod

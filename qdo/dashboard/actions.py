@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from flask import Blueprint, abort, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
 
+from qdo.brokers.requests import RequestRecord
 from qdo.connections.opened import Connections, noted_in_action_log
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import NodeRead
@@ -30,17 +31,19 @@ from qdo.dashboard.board import board
 from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.audit_entries import MAX_TEXT
+from qdo.fleet.audit_entries import MAX_TEXT, Values
 from qdo.fleet.hold_machine import held_queues
 from qdo.fleet.holds import new_hold, resume_hold
 from qdo.fleet.holds import pause as pause_queues
 from qdo.fleet.names import exactly, match_everything
 from qdo.ops import dead_letters as ops
+from qdo.ops import requests
 from qdo.ops.dead_letters import Filter, Letter
 from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
 from qdo.ops.runs import RunsRead, ask_owner, read_runs
 from qdo.positions import MOST_DIGITS
+from qdo.sending.requests import Handle, RequestCalls
 from qdo.text import pluralize, printable
 
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
@@ -154,8 +157,35 @@ def dead_letters() -> str | Response:
         told += f"; {gone} {'was' if gone == 1 else 'were'} gone: another operator was faster"
     _tell(told)
     if done:
-        _note(f"dead-letters {what}", chosen, done)
+        queues = " ".join(sorted({each.entry.queue for each in chosen}))
+        changed = {"retried" if what == "retry" else "discarded": done}
+        _note(f"dead-letters {what}", queues, {"dead_letters": len(chosen)}, changed)
     return redirect(url_for("queues.dead_letters"))
+
+
+@actions.post("/cancel-request")
+def cancel_request() -> str | Response:
+    id, shown = request.form.get("id", ""), board()
+    if not _confirmed(1):
+        return _ask(f"Cancel request {printable(id)}", [], 1, id=id)
+    reason = _reason()
+
+    def change(connections: Connections) -> tuple[RequestRecord, RequestRecord | None]:
+        broker = connections.known_broker()
+        if broker is None:
+            raise NotFoundError(what="request", name=id)
+        before = requests.found(broker.requests, id)
+        requests.check_change("cancel", before)
+        calls = RequestCalls(shown.app, {})
+        with calls.override_broker(broker, shown.settings):
+            Handle(calls, id).cancel(reason)
+        return before, broker.requests.find(id)
+
+    record, after = _changed(change)
+    was, state = requests.state_text(record), None if after is None else requests.state_text(after)
+    _tell(f"Request {printable(id)} was {was}, and is {state or 'deleted'}")
+    _note("requests cancel", id, {"state": was}, {"pool": record.pool, "state": state})
+    return redirect(url_for("pages.requests"))
 
 
 def _letters(named: Sequence[str]) -> list[Letter]:
@@ -175,17 +205,13 @@ def _letters(named: Sequence[str]) -> list[Letter]:
     return [each for each in found if (each.entry.queue, str(each.entry.position)) in wanted]
 
 
-def _note(command: str, chosen: Sequence[Letter], done: int) -> None:
+def _note(command: str, target: str, before: Values, after: Values) -> None:
     reason, by = _reason(), operator_name()
 
     def trail(client: Client, layout: Layout) -> AuditTrail:
         return AuditTrail(client, layout, command, reason, by)
 
-    queues = sorted({each.entry.queue for each in chosen})
-    word = {"dead-letters retry": "retried"}.get(command, "discarded")
-    fault = noted_in_action_log(
-        board().settings, trail, " ".join(queues), {"dead_letters": len(chosen)}, {word: done}
-    )
+    fault = noted_in_action_log(board().settings, trail, target, before, after)
     if fault is not None:
         flash(f"This change has no entry in the action log: {fault}")
 

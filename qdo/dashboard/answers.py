@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from qdo.brokers.requests import PAUSED, RUNNING, WAITING
 from qdo.connections.opened import Connections
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
@@ -36,6 +37,7 @@ from qdo.ops.peek import (
     peek_item,
     peek_named,
 )
+from qdo.ops.requests import pool_items, request_item
 from qdo.ops.timers import timer_items
 from qdo.queues import command_text, is_glob
 from qdo.settings.listing import live_items
@@ -53,6 +55,7 @@ MESSAGES = 50
 """Messages of a queue on a page, and delayed ones."""
 LONG_BYTES = 100_000
 """Longer bodies are not on the list of messages: many lists may be kept at once."""
+REQUESTS = 100
 DAY_SECONDS = 86400.0
 
 Item = dict[str, Any]
@@ -123,6 +126,28 @@ def audit(board: Board, glob: str = "*") -> list[Item]:
 def audit_of(board: Board, queue: str) -> list[Item]:
     glob = exactly(queue)
     return [each for each in audit(board) if is_target(each["target"], glob)]
+
+
+def pools(board: Board) -> list[Item]:
+    def read(connections: Connections) -> list[Item]:
+        broker = connections.known_broker()
+        return pool_items(broker.requests, time.time()) if broker else []
+
+    return board.direct.get("pools", read)
+
+
+def requests(board: Board, pool: str | None = None) -> list[Item]:
+    """Return the newest requests that are not over, of a pool or of all."""
+
+    def read(connections: Connections) -> list[Item]:
+        broker = connections.known_broker()
+        if broker is None:
+            return []
+        states = WAITING, RUNNING, PAUSED
+        found = broker.requests.records(pool, states, REQUESTS, newest=True)
+        return [request_item(each, time.time()) for each in found]
+
+    return board.direct.get(("requests", pool), read)
 
 
 @dataclass(frozen=True, slots=True)

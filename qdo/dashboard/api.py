@@ -106,6 +106,17 @@ def timers() -> Response:
     return _answer("qdo.timers/1", answers.timers(board()))
 
 
+@api.get("/pools")
+def pools() -> Response:
+    return _answer("qdo.pools/1", answers.pools(board()))
+
+
+@api.get("/requests")
+def requests() -> Response:
+    """Return items of `qdo requests list POOL`: the newest that are not over."""
+    return _answer("qdo.requests/1", answers.requests(board(), request.args.get("pool")))
+
+
 @api.get("/events")
 def events() -> Response:
     kinds = request.args.getlist("kind")

@@ -112,6 +112,22 @@ def workers(reading: Reading) -> str:
     )
 
 
+@pages.get("/requests")
+def requests() -> str:
+    pool = request.args.get("pool") or None
+    pools, pools_fault = answers.attempt(lambda: answers.pools(board()))
+    found, fault = answers.attempt(lambda: answers.requests(board(), pool))
+    return page(
+        "requests.html",
+        pool=pool,
+        pools=pools or [],
+        pools_fault=pools_fault,
+        requests=found or [],
+        requests_fault=fault,
+        most=answers.REQUESTS,
+    )
+
+
 @pages.get("/events")
 @with_reading
 def events(reading: Reading) -> str:

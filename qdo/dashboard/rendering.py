@@ -11,6 +11,7 @@ from typing import Any
 from flask import Flask, request
 from markupsafe import Markup, escape
 
+from qdo.brokers.registry import kind_of
 from qdo.dashboard.access import csrf_token, may_act
 from qdo.dashboard.board import board
 from qdo.ops.verdicts import QueueHealth
@@ -137,6 +138,7 @@ def _context() -> dict[str, Any]:
         "options": found.options,
         "csrf_token": csrf_token,
         "may_act": may_act(),
+        "stores_requests": kind_of(found.settings.broker).stores_requests,
         "states": [each.value for each in QueueHealth],
     }
 

@@ -81,7 +81,7 @@ class Job:
         check_job(function, "message" if job.batch is None else "batch")
         name = job.name
         if job.pool:
-            check_pool(name, job.order, job.batch, job.checkpoint)
+            check_pool(name, job.order, job.batch, job.checkpoint, job.policy)
             job = replace(job, order="none")
         check_order(name, job.order, job.concurrency, job.checkpoint, job.policy)
         check_batch(name, job.batch, job.batch_wait_seconds, job.order, job.executor)

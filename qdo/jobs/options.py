@@ -150,9 +150,12 @@ def check_order(
         )
 
 
-def check_pool(name: str, order: str, batch: int | None, checkpoint: str) -> None:
+def check_pool(
+    name: str, order: str, batch: int | None, checkpoint: str, policy: Policy | None
+) -> None:
     """Raise UsageError for options that a job of pools cannot have."""
     given = {"order": order != "queue", "batch": batch, "checkpoint": checkpoint != "interval"}
+    given["then='block'"] = policy is not None and policy.blocks
     for option in (option for option, is_given in given.items() if is_given):
         raise _invalid(name, f"pool=True runs requests one by one and in parallel; omit {option}")
 

@@ -24,6 +24,7 @@ from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
+from qdo.ops.requests import check_requests
 from qdo.ops.timers import check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import deaths, lost_workers
@@ -444,7 +445,7 @@ def jobs_without_queues(case: Case) -> Diagnosis:
     idle = [
         f"{each.name} ({each.queues})"
         for each in case.jobs
-        if not any(fnmatchcase(name, each.queues) for name in names)
+        if not each.pool and not any(fnmatchcase(name, each.queues) for name in names)
     ]
     if idle:
         return warning(
@@ -523,6 +524,7 @@ CHECKS = (
     Check("dead-letters", dead_letters, ("broker",)),
     Check("limits", limits, ("coordinator",)),
     Check("timers", check_timers, ("coordinator",)),
+    Check("requests", check_requests, BOTH),
     Check("queues-without-jobs", queues_without_jobs, BOTH),
     Check("jobs-without-queues", jobs_without_queues, ("broker",)),
     Check("broker-settings", configuration, ("broker",)),

@@ -8,13 +8,17 @@ from qdo.brokers.requests import OVER, PAUSED, STATES, Content, RequestRecord, R
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.ops.dead_letters import body_value, decrypted
-from qdo.text import iso_time
+from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
+from qdo.text import iso_time, join_some, pluralize
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
 MOST = 1000
 """How many requests are listed at most."""
+MANY_DEAD = 10_000
+DEAD_SHARE = 10
+"""The table has dead rows that nothing deletes: more than `MANY_DEAD`, and so many for each row."""
 
 
 def pool_items(store: RequestStore, now: float) -> list[dict[str, Any]]:
@@ -126,3 +130,28 @@ def retry(store: RequestStore, id: str) -> None:
         record = found(store, id)
         check_change("retry", record)
         raise RequestStateError(id=id, expected="over, with its body", state=state_text(record))
+
+
+def check_requests(case: Case) -> Diagnosis:
+    """Look for pools that no live worker takes, and for dead rows that PostgreSQL cannot delete."""
+    broker = case.opened()
+    if not broker.capabilities.requests:
+        return ok("this broker stores no requests")
+    counts = broker.requests.counts()
+    takers = [each.takes.of_pools().matcher() for each in case.workers() if each.fault is None]
+    waiting = {pool: each.waiting for pool, each in counts.items() if each.waiting}
+    alone = [pool for pool in sorted(waiting) if not any(takes(pool) for takes in takers)]
+    if alone:
+        text = f"{pluralize(sum(map(waiting.__getitem__, alone)), 'request')} of {join_some(alone)}"
+        return warning(
+            f"{text} cannot run: no live worker takes the pool",
+            "start a worker with a job for it (pool=True), whose --queues and --exclude allow it",
+        )
+    live, dead = broker.catalog.request_rows()
+    if dead > max(MANY_DEAD, DEAD_SHARE * live):
+        return warning(
+            f"the table of requests has {dead} dead rows and {live} others: a transaction stays"
+            " open, so PostgreSQL cannot delete them, and requests become slow",
+            "find it in pg_stat_activity (the oldest xact_start), and end it",
+        )
+    return ok(f"{pluralize(sum(waiting.values()), 'request')} wait, and workers take their pools")

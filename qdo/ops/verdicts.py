@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from qdo.fleet.names import exactly
 from qdo.positions import format_last
-from qdo.queues import command_text
+from qdo.queues import POOL, command_text
 from qdo.text import pluralize, short_duration
 
 if TYPE_CHECKING:
@@ -296,6 +296,9 @@ def _untaken(case: QueueCase) -> Verdict | None:
     untaken = case.status.untaken
     if untaken is None or not case.waiting or case.owned:
         return None
+    if untaken == POOL:
+        reason = "It has the name of a pool, whose job gets requests and no messages."
+        return Verdict(QueueHealth.NO_JOB, reason, "use app.request")
     state = QueueHealth.NO_JOB if untaken == "no job" else QueueHealth.NO_WORKER
     reason = "No worker has a job whose glob matches its name."
     if state is QueueHealth.NO_WORKER:

@@ -141,7 +141,7 @@ class Request(Message):
             content = sealed(self._app, self.pool, result)
             messages = self._replies("done", result)
         except UsageError as error:
-            raise DeadLetter(f"its result must be JSON or bytes: {error}") from None
+            raise DeadLetter(f"its result cannot be stored: {error}") from None
         store = self._app.broker.requests
         if not _repeated(lambda: store.end(self._take, "done", content, messages=messages)):
             _log.warning(

@@ -131,7 +131,7 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
     no queue: a message that was sent to its name waits.
     """
     globs = sorted(job.queues for job in app.jobs if not job.pool)
-    pools = tuple(sorted(job.queues for job in app.jobs if job.pool))
+    pools = {job.queues for job in app.jobs if job.pool} - {*settings.exclude}
     size = sum(map(len, globs))
     jobs = EVERYTHING.jobs if "*" in globs else tuple(globs)
     if size > MAX_GLOBS_CHARACTERS and jobs != EVERYTHING.jobs:
@@ -142,7 +142,8 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
             MAX_GLOBS_CHARACTERS,
         )
         jobs = EVERYTHING.jobs
-    return QueueFilter(settings.queues, (*settings.exclude, *pools), jobs)
+    named = tuple(sorted(pools))
+    return QueueFilter(settings.queues, (*settings.exclude, *named), jobs, named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +388,7 @@ class Worker:
             yield HistoryDuty(settings, self.app.name, pipeline.history)
         if pipeline.meters is not None:
             parts = broker, running.dispatcher, pipeline, self._current
-            yield MetricsDuty(*parts, running.totals, self._process.metrics)
+            yield MetricsDuty(*parts, running.totals, self._process.metrics, self.app)
         if self.app.outboxes:
             # Imports SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
+from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, POOL, QueueFilter, why_untaken
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_a_filter_takes_only_queues_with_a_job() -> None:
         ([QueueFilter(jobs=("sms-*",))], "no job"),
         ([QueueFilter(("sms-*",), jobs=("sms-*",))], "no job"),
         ([QueueFilter(("sms-*",))], "excluded by all workers"),
+        ([QueueFilter(exclude=("mail-1",), pools=("mail-1",))], POOL),
         (
             [QueueFilter(exclude=("mail-*",)), QueueFilter(jobs=("sms-*",))],
             "excluded by all workers",
@@ -90,6 +91,19 @@ def test_a_worker_node_says_what_its_worker_takes() -> None:
         "jobs": ["mail-*"],
     }
     assert WorkerNode.parse(jobs.encode()) == jobs
+    pools = WorkerNode((), filter=QueueFilter(exclude=("x", "build-*"), pools=("build-*",)))
+    assert json.loads(pools.encode())["filter"]["pools"] == ["build-*"]
+    assert WorkerNode.parse(pools.encode()) == pools
+
+
+def test_a_worker_takes_pools_beside_queues() -> None:
+    """Only the settings restrict them; what it excludes itself is not one of its pools."""
+    takes = QueueFilter(("b*",), ("build-us", "build-*"), ("*",), ("build-*",))
+    assert str(takes) == "--queues b* --exclude build-us"
+    pools = takes.of_pools()
+    assert [name for name in ("build-eu", "build-us", "bill") if pools.takes(name)] == ["build-eu"]
+    assert not takes.takes("build-eu")
+    assert not EVERYTHING.of_pools().takes("build-eu")
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,17 @@ _FIND = {
 }
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
-    condition: Query(
+    (condition, order): Query(
         f"{_RECORD}, {_BRIEF} FROM requests WHERE app = :app AND {condition}"  # nosec B608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
-        " ORDER BY number LIMIT :limit",
+        f" ORDER BY number {order} LIMIT :limit",
         _RECORD_TYPES + "TbTB",
     )
     for condition in ("true", *_CONDITIONS)
+    for order in ("ASC", "DESC")
 }
-"""By condition, with which SQLite finds the right index."""
+"""By condition and order, with which SQLite finds the right index."""
 _POOLS = Query(
     """
 WITH RECURSIVE pools (name) AS (
@@ -386,12 +387,19 @@ class EmbeddedRequests(RequestStore):
         return None
 
     def records(
-        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+        self,
+        pool: str | None = None,
+        states: Collection[int] = (),
+        limit: int = 1000,
+        *,
+        newest: bool = False,
     ) -> list[RequestRecord]:
         of = {"pool": pool, "states": json.dumps([*states]), "limit": limit}
         conditions = {_CONDITIONS[each] for each in states} or {"true"}
-        found = [self._read(_LIST[each], **of) for each in conditions]
-        return [_record(row) for row in sorted(itertools.chain(*found))[:limit]]
+        order = "DESC" if newest else "ASC"
+        found = [self._read(_LIST[each, order], **of) for each in conditions]
+        rows = sorted(itertools.chain(*found), reverse=newest)
+        return [_record(row) for row in rows[:limit]]
 
     def pools(self) -> list[str]:
         return [pool for (pool,) in self._read(_POOLS)]

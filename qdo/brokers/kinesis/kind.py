@@ -34,6 +34,7 @@ KIND = BrokerKind(
     positions=POSITIONS,
     stream=_stream,
     foreign_senders=True,
+    stores_requests=False,
     keeps_dead_letters=_keeps_dead_letters,
     dead_letter_remedy="S3 deletes dead letters by their age: add a lifecycle rule to their bucket"
     " instead",

@@ -72,6 +72,10 @@ SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(part
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
 WHERE inhparent = '{schema}.messages'::regclass
 """
+_REQUEST_ROWS = """
+SELECT pg_stat_get_live_tuples(oid), pg_stat_get_dead_tuples(oid)
+FROM (SELECT '{schema}.requests'::regclass AS oid) AS named
+"""
 _OLDEST = """
 SELECT app, name, (SELECT position FROM {schema}.messages WHERE queue = queues.id
     AND position < %s::bigint AND position > trimmed ORDER BY position LIMIT 1) AS oldest
@@ -119,6 +123,10 @@ class PostgresqlCatalog(QueueCatalog):
             self._next_xid, self._running, names = found
             self._known.update(names)
         return len(self._known) - before
+
+    def request_rows(self) -> tuple[int, int]:
+        query = _REQUEST_ROWS.format(schema=self._schema)
+        return self._fetches.run(lambda each: each.execute(query).fetchone() or (0, 0))
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         """Warn before a statement that opens all partitions needs more locks than there are."""

@@ -81,7 +81,7 @@ _FIND_BRIEF = f"""
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
-ORDER BY number LIMIT %(limit)s
+ORDER BY number {{order}} LIMIT %(limit)s
 """  # nosec B608 # constants, and numbers of states
 _OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
 _POOLS = """
@@ -276,10 +276,16 @@ class PostgresqlRequests(RequestStore):
         return _record(*rows[0]) if rows else None
 
     def records(
-        self, pool: str | None = None, states: Collection[int] = (), limit: int = 1000
+        self,
+        pool: str | None = None,
+        states: Collection[int] = (),
+        limit: int = 1000,
+        *,
+        newest: bool = False,
     ) -> list[RequestRecord]:
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
         query = _RECORDS.replace("{states}", f"({numbers})")
+        query = query.replace("{order}", "DESC" if newest else "ASC")
         return [_record(*row) for row in self._read(query, pool=pool, limit=limit)]
 
     def pools(self) -> list[str]:

@@ -31,6 +31,7 @@ KIND = BrokerKind(
     positions=SQS_POSITIONS,
     closing_seconds=_closing_seconds,
     foreign_senders=True,
+    stores_requests=False,
     dead_letter_remedy="SQS deletes dead letters by their age: set MessageRetentionPeriod of the"
     " dead-letter queue instead",
 )

@@ -46,6 +46,8 @@ Checks:
   dead-letters, queues  their numbers; queues by state
   limits                those that jobs name exist, and permit something
   timers                none is overdue by more than 30 seconds
+  requests              a live worker takes each pool with waiting ones; in PostgreSQL,
+                        their table has at most 10,000 dead rows, or 10 for each
   queues-without-jobs, jobs-without-queues
                         names of queues, against globs and filters
   retention             failed: unread messages were deleted; warning: they are at

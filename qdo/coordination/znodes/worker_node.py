@@ -71,6 +71,7 @@ class WorkerNode:
 def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
     """Return a filter as JSON; jobs that match every queue are left out, as in older nodes."""
     value = {"queues": list(takes.queues), "exclude": list(takes.exclude)}
+    value |= {"pools": list(takes.pools)} if takes.pools else {}
     return value if "*" in takes.jobs else {**value, "jobs": list(takes.jobs)}
 
 
@@ -82,6 +83,7 @@ def parse_filter(value: Any) -> QueueFilter:
         _globs(value.get("queues")) or EVERYTHING.queues,
         _globs(value.get("exclude")),
         _globs(value.get("jobs")) or EVERYTHING.jobs,
+        _globs(value.get("pools")),
     )
 
 

@@ -130,10 +130,16 @@ LOOP_DELAY = Metric(
     (),
     LOOP_BOUNDS,
 )
+REQUESTS = Metric(
+    "qdo_requests",
+    _SUM,
+    "Requests that are not over, by the glob of their job; the leader counts those of the app.",
+    ("pool", "state"),
+)
 FROM_WORKERS = (
     *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, CONCURRENCY, OWNERSHIP),
     *(SESSIONS_LOST, LEASES_EXPIRED, LEASE, REGISTERED, CHECKPOINTS, CHECKPOINT_QUEUES),
-    *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY),
+    *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY, REQUESTS),
 )
 """The metrics that worker processes publish."""
 

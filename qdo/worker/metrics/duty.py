@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 import gevent
 
+from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.brokers.requests import STATES as STATE_NAMES
+from qdo.brokers.requests import PoolCounts
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.errors import QdoError
 from qdo.positions import time_of_position
@@ -23,6 +26,7 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot, SlotState
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import Metric
+from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
 from qdo.worker.metrics.monitor import MetricsPage
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ ASKED = 3
 CHUNK = 5000
 """After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
 second."""
+STATES_OF_REQUESTS = STATE_NAMES[:3]
 STATES = (
     *("idle", "ready", "running", "waiting", "limited", "failing", "unreadable"),
     *("blocked", "paused", "lease-expired"),
@@ -147,7 +152,21 @@ def age(oldest: float | None, now: float) -> float:
     return 0.0 if oldest is None else max(0.0, now - oldest)
 
 
+def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:
+    """Return the numbers of requests by glob of the job of their pool, and state."""
+    globs = [job.queues for job in app.jobs if job.pool][:MOST_GLOBS]
+    found = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
+    for pool, each in counts.items():
+        job = app.job_for(pool)
+        glob = job.queues if job is not None and job.queues in globs else OTHERS
+        for state in STATES_OF_REQUESTS:
+            found[glob, state] += getattr(each, state)
+    return found
+
+
 PUBLISH_SECONDS = 1.0
+REQUESTS_SECONDS = 10.0
+"""Pause between two counts of requests, which take 0.1 s if 100,000 wait."""
 SURVEY_SECONDS = 2.0
 SURVEY_SHARE = 0.02
 """The share of the time that looking at all owned queues may take, with pauses up to
@@ -173,6 +192,7 @@ class MetricsDuty(Duty):
         current: CurrentMember,
         checkpoints: CheckpointTotals,
         page: MetricsPage,
+        app: App,
     ) -> None:
         self._broker = broker
         self._dispatcher = dispatcher
@@ -180,12 +200,16 @@ class MetricsDuty(Duty):
         self._current = current
         self._checkpoints = checkpoints
         self._page = page
+        self._app = app
         self._survey = QueueSurvey()
+        self._requests: Mapping[tuple[str, str], int] = {}
         self._delays = Histogram(catalog.LOOP_BOUNDS)
         self._failed = False
 
     def run(self) -> None:
-        surveys = gevent.spawn(self._survey_forever)
+        looks = [gevent.spawn(self._survey_forever)]
+        if any(job.pool for job in self._app.jobs):
+            looks.append(gevent.spawn(self._count_forever))
         try:
             while True:
                 self.publish()
@@ -193,7 +217,7 @@ class MetricsDuty(Duty):
                 gevent.sleep(PUBLISH_SECONDS)
                 self._delays.observe(max(0.0, clock() - planned))
         finally:
-            surveys.kill(block=False)
+            gevent.killall(looks, block=False)
             self.publish()
 
     def publish(self) -> None:
@@ -219,6 +243,29 @@ class MetricsDuty(Duty):
             pause = max(SURVEY_SECONDS, (clock() - began) / SURVEY_SHARE)
             gevent.sleep(min(pause, MOST_SURVEY_SECONDS))
 
+    def _count_forever(self) -> None:
+        while True:
+            self.count_requests()
+            gevent.sleep(REQUESTS_SECONDS if self._requests else PUBLISH_SECONDS)
+
+    def count_requests(self) -> None:
+        """Count the requests of the app if this worker leads; after an error, show none."""
+        found = None
+        try:
+            if self._leads():
+                found = pool_states(self._broker.requests.counts(), self._app)
+        except QdoError as error:
+            _log.debug("cannot count requests for /metrics: %s", error)
+        self._requests = found or {}
+
+    def request_rows(self) -> Rows:
+        found = self._requests if self._leads() else {}
+        return [(key, [float(number)]) for key, number in found.items()]
+
+    def _leads(self) -> bool:
+        member = self._current.member
+        return member is not None and member.leader.is_leader()
+
     def _values(self) -> Mapping[Metric, Rows]:
         counters, member = self._pipeline.counters, self._current.member
         changes = {name: getattr(counters, name) for name in ("claimed", "released", "lost")}
@@ -240,6 +287,7 @@ class MetricsDuty(Duty):
             catalog.CHECKPOINT_DURATION: [((), checkpoints.latency.dump())],
             catalog.BROKER_REQUESTS: _rows(self._broker.request_counts()),
             catalog.LOOP_DELAY: [((), self._delays.dump())],
+            catalog.REQUESTS: self.request_rows(),
         }
 
     def _job_values(self) -> dict[Metric, Rows]:

@@ -345,3 +345,9 @@ def test_behind_a_pooler_listeners_are_woken_often(postgresql: PostgresqlDatabas
             assert bodies(broker) == [b"over"]
     finally:
         pooler.close()
+
+
+def test_dead_rows_are_counted(broker: Broker) -> None:
+    """As the statistics of the server have them."""
+    take(broker.requests)  # an update, which leaves a dead row
+    wait_until(lambda: broker.catalog.request_rows() == (1, 1), "the statistics are written")

@@ -470,6 +470,8 @@ def test_requests_are_counted_and_listed(broker: Broker) -> None:
     assert ids(listed(states=[PAUSED])) == ["2"]
     assert ids(listed("b", [WAITING, OVER], 1)) == ["5"]
     assert ids(listed(states=[OVER, WAITING], limit=3)) == ["1", "4", "5"]
+    assert ids(listed(states=[WAITING, PAUSED], limit=3, newest=True)) == ["7", "6", "5"]
+    assert ids(listed("a", newest=True)) == list("4321")
     assert listed("none") == listed("a", [PAUSED], 0) == []
     for each in listed():
         assert (each.content, each.result) == ((b"", None), None)

@@ -14,7 +14,7 @@ import pytest
 
 from qdo import App
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
-from qdo.dashboard import actions, reading
+from qdo.dashboard import actions, close_app, create_app, reading
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.holds import new_hold, pause, read_holds
@@ -322,3 +322,47 @@ def test_nobody_else_changes_anything(local_shop: FilledShop) -> None:
     ):
         assert operator.act(f"/actions/{path}", "why", 1, **wrong).status_code == 409, (path, wrong)
     assert entries(local_shop) == []
+
+
+def test_an_operator_cancels_a_request(shop: FilledShop) -> None:
+    """The change and the entry are those of the command; one that is over is refused."""
+    shop.app.request("invoice", {"secret": 1}, id="17/invoice", then="orders")
+    operator = shop.operator()
+    assert "17/invoice" in operator.page("/requests?pool=invoice")
+    assert [each["waiting"] for each in operator.items("/api/pools")] == [1]
+    [item] = operator.items("/api/requests?pool=invoice")
+    assert (item["id"], item["state"]) == ("17/invoice", "waiting")
+    assert operator.items("/api/requests?pool=other") == []
+    asked = operator.post("/actions/cancel-request", id="17/invoice")
+    assert "Cancel request 17/invoice?" in asked.text
+    assert shop.app.handle("17/invoice").state == "waiting"
+    answer = operator.act("/actions/cancel-request", "ordered twice", 1, id="17/invoice")
+    assert answer.status_code == 302
+    text = operator.page("/requests")
+    assert "17/invoice was waiting, and is cancelled" in text
+    assert "No request waits or runs" in text
+    for id in ("17/invoice", "none"):
+        assert operator.act("/actions/cancel-request", "why", 1, id=id).status_code == 409
+    record = shop.app.broker.requests.find("17/invoice")
+    assert record is not None
+    assert (record.outcome, record.error) == ("cancelled", "ordered twice")
+    assert shop.app.broker.catalog.backlog("orders", 0).count == 1
+    [entry] = entries(shop)
+    assert (entry.command, entry.target) == ("requests cancel", "17/invoice")
+    assert entry.before == {"state": "waiting"}
+    assert entry.after == {"pool": "invoice", "state": "cancelled"}
+    assert entry.by.startswith("Grace (dashboard, ")
+    viewer = shop.visitor(viewer_token=VIEWER)
+    viewer.log_in(VIEWER)
+    assert viewer.act("/actions/cancel-request", "why", 1, id="none").status_code == 403
+
+
+@pytest.mark.parametrize("broker", ["sqs://eu-west-1/x-", "kinesis://eu-west-1/x"])
+def test_apps_without_requests_have_no_page_of_them(local_shop: FilledShop, broker: str) -> None:
+    """No link leads to it."""
+    for url, expected in ((local_shop.places["broker"], True), (broker, False)):
+        settings = replace(local_shop.app.settings, broker=url)
+        made = create_app(settings, anonymous=True)
+        answer = made.test_client().get("/audit", base_url="http://localhost")
+        assert ('href="/requests"' in answer.text) is expected
+        close_app(made)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from qdo.brokers.requests import PAUSED, RUNNING
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.holds import new_hold, pause
@@ -36,6 +37,8 @@ PAGES = {
     "dead-letters": "/dead-letters",
     "dead-letters-list": "/dead-letters?list=1",
     "dead-letter": f"/dead-letter?queue=dead&id={POSITION}",
+    "requests": "/requests",
+    "requests-pool": "/requests?pool=invoice",
     "holds": "/holds",
     "events": "/events",
     "events-none": "/events?glob=nothing&kind=worker",
@@ -61,6 +64,7 @@ def served(local_shop: FilledShop) -> Iterator[str]:
     local_shop.app.send_many([(f"tenant-{'x' * 150}", 1), ("<img src=x onerror=alert(1)>", 2)])
     local_shop.record("blocked", "OSError")
     owned(local_shop)
+    ask(local_shop)
     server = Served(
         local_shop,
         "--allow-actions",
@@ -90,6 +94,17 @@ def owned(shop: FilledShop) -> None:
     writer = HistoryWriter(shop.places["history"], "shop", recorder)
     writer.start()
     writer.close()
+
+
+def ask(shop: FilledShop) -> None:
+    """Let requests wait, run and be paused."""
+    names = (f"order-{number}/invoice" for number in range(5))
+    shop.app.request_many([{"pool": "invoice", "body": 1, "id": each} for each in names])
+    shop.app.request(f"build-{'x' * 150}", 1, id="y" * 200)
+    store = shop.app.broker.requests
+    (runs, waits) = store.take("worker-0000000004", "invoice", 2, []).requests
+    store.note(runs.take, RUNNING, "the PDF of page 12 of 40 is rendered with its 3 pictures")
+    store.note(waits.take, PAUSED, "approval?")
 
 
 def change(shop: FilledShop) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from qdo.brokers.requests import RUNNING
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -27,6 +28,7 @@ PAGES = (
     *("/", "/queues", f"/queues?glob={quote(NAME)}", f"/queue?name={quote(NAME)}", "/workers"),
     *("/dead-letters", "/dead-letters?list=1", f"/dead-letters?error={quote(ATTACK)}", "/holds"),
     *("/audit", f"/audit?glob={quote(ATTACK)}", "/settings"),
+    *("/requests", f"/requests?pool={quote(NAME)}", f"/requests?pool={quote(ATTACK)}"),
     *("/events", f"/events?glob={quote(ATTACK)}&kind={quote(ATTACK)}"),
     f"/dead-letter?queue={quote(NAME)}&id={POSITION}",
 )
@@ -40,6 +42,10 @@ def hostile(local_shop: FilledShop) -> FilledShop:
     local_shop.block(NAME, ATTACK + TEXT)
     local_shop.bury(NAME, 0, LONG, body=json.dumps({"n": LONG}).encode())
     local_shop.record(NAME, ATTACK)
+    local_shop.app.request(NAME, 1, id="</form>" + ATTACK)
+    local_shop.app.request(NAME, 1, id="noted")
+    (_, taken) = local_shop.app.broker.requests.take(ATTACK + HOSTILE_NAME, NAME, 2, []).requests
+    local_shop.app.broker.requests.note(taken.take, RUNNING, LONG)
     client.create(LAYOUT.queue("bytes"), b"\xff\xfe<script>")
     client.create(LAYOUT.queue("owned"), QueueNode(last=7, owner=ATTACK).encode())
     hold = HoldNode((Hold("a" * 8, (NAME,), ATTACK + TEXT, ATTACK),))
@@ -135,6 +141,22 @@ def test_an_operator_acts_on_a_hostile_name(hostile: FilledShop) -> None:
     fields = {"queue": NAME, "position": str(POSITION), "decision": "skip"}
     assert visitor.act("/actions/decide", ATTACK, 1, **fields).status_code == 302
     assert "<script>" not in visitor.page("/audit")
+
+
+def test_an_operator_cancels_a_request_with_a_hostile_id(hostile: FilledShop) -> None:
+    visitor, id = hostile.operator(), "</form>" + ATTACK
+    text = visitor.page("/requests")
+    found = [html.unescape(each) for each in re.findall(r'name="id" value="([^"]*)"', text)]
+    assert sorted(found) == sorted([id, "noted"])
+    assert "<script>" not in visitor.post("/actions/cancel-request", id=id).text
+    assert visitor.act("/actions/cancel-request", ATTACK, 1, id=id).status_code == 302
+    text = visitor.page("/requests")
+    assert "being cancelled" in text
+    assert "<script>" not in text
+    assert PageCheck(text).faults == []
+    record = hostile.app.broker.requests.find(id)
+    assert record is not None
+    assert record.is_cancelled
 
 
 def test_json_has_each_text_exactly(hostile: FilledShop) -> None:

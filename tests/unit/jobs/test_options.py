@@ -11,6 +11,7 @@ from qdo.app import App
 from qdo.callables import is_async
 from qdo.errors import UsageError
 from qdo.jobs.options import kind_of
+from qdo.jobs.retry import Policy
 from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.worker.executors.router import ExecutorRouter
@@ -53,6 +54,10 @@ def app() -> App:
         (plain, {"executor": "process", "memory_mib": 8}, "memory_mib .* 32"),
         (plain, {"executor": "process", "memory_mib": 64.5}, "memory_mib"),
         (plain, {"executor": "process", "recycle_after": 0}, "recycle_after"),
+        (plain, {"pool": True, "order": "key"}, "omit order"),
+        (plain, {"pool": True, "checkpoint": "message"}, "omit checkpoint"),
+        (plain, {"pool": True, "policy": Policy(then="block")}, "omit then='block'"),
+        (lambda batch, context: None, {"pool": True, "batch": 9}, "omit batch"),
     ],
 )
 def test_rejects_contradictory_options(

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from qdo.brokers.base import Broker
+from qdo.brokers.requests import NewRequest
 from qdo.coordination.session_setup import ServerReport, read_server
 from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job
 from qdo.ops import doctor
 from qdo.ops.doctor import CHECKS, Check, diagnose, judge_servers, judge_versions, notices
 from qdo.ops.doctor_case import Case, Diagnosis, ok
+from qdo.ops.requests import MANY_DEAD, check_requests
 from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.worker_status import WorkerStatus
+from qdo.queues import EVERYTHING, QueueFilter
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
 V = (3, 9, 4)
@@ -167,6 +172,36 @@ def test_old_messages_are_compared_with_retention(
     case = case_of(MemoryBroker(MemoryStore(), "a"))
     monkeypatch.setattr(Case, "statuses", lambda self: Statuses([replace(EMPTY, **facts)]))
     assert doctor.retention(case).status == status
+
+
+@pytest.mark.parametrize(
+    ("filters", "rows", "status", "text"),
+    [
+        ([], (1, 0), "warning", "1 request of build-eu cannot run"),
+        ([EVERYTHING], (1, 0), "warning", "no live worker takes the pool"),
+        ([QueueFilter(("x",), pools=("build-*",))], (1, 0), "warning", "of build-eu"),
+        ([EVERYTHING, QueueFilter(pools=("build-*",))], (1, 0), "ok", "1 request wait"),
+        ([QueueFilter(pools=("*",))], (MANY_DEAD // 10, MANY_DEAD), "ok", "1 request"),
+        ([QueueFilter(pools=("*",))], (9, MANY_DEAD + 1), "warning", "a transaction stays open"),
+        ([QueueFilter(pools=("*",))], (MANY_DEAD, 2 * MANY_DEAD), "ok", "1 request"),
+    ],
+)
+def test_waiting_requests_have_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    filters: list[QueueFilter],
+    rows: tuple[int, int],
+    status: str,
+    text: str,
+) -> None:
+    """And their table can be cleaned up."""
+    broker = MemoryBroker(MemoryStore(), "a")
+    broker.requests.ask([NewRequest("build-eu", "1", (b"1", None), b"")])
+    monkeypatch.setattr(broker.catalog, "request_rows", lambda: rows, raising=False)
+    workers = [WorkerStatus("w", 0, 0, 0.0, WorkerReport(), each) for each in filters]
+    monkeypatch.setattr(Case, "workers", lambda self: workers)
+    found = check_requests(case_of(broker))
+    assert (found.status, text in found.text) == (status, True)
+    assert (found.remedy is None) == (status == "ok")
 
 
 def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:

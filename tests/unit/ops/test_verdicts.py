@@ -15,7 +15,7 @@ from qdo.ops.snapshot import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
 from qdo.ops.waits import NO_WAIT, QueueWait, wait_of
-from qdo.queues import MAX_GLOBS_CHARACTERS, command_text
+from qdo.queues import MAX_GLOBS_CHARACTERS, POOL, command_text
 
 NOW = 1_700_000_000.0
 OWNED = QueueStatus(
@@ -123,6 +123,7 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
         (FREE, QueueHealth.UNOWNED, "No worker has claimed it"),
         (replace(FREE, unclaimed="assigned to w"), QueueHealth.UNOWNED, "assigned to w"),
         (replace(FREE, untaken="no job"), QueueHealth.NO_JOB, "No worker has a job"),
+        (replace(FREE, untaken=POOL), QueueHealth.NO_JOB, "It has the name of a pool"),
         (
             replace(FREE, untaken="excluded by all workers"),
             QueueHealth.NO_WORKER,

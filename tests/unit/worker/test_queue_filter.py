@@ -46,3 +46,12 @@ def test_too_many_globs_are_not_announced(caplog: pytest.LogCaptureFixture) -> N
         assert filter_of(app_with(*globs), Settings()) == QueueFilter()
     [record] = caplog.records
     assert record.args == (400 * 52, MAX_GLOBS_CHARACTERS)
+
+
+def test_pools_are_announced_and_are_no_queues() -> None:
+    """A pool that the settings exclude is not one of the worker's."""
+    app = app_with("mail-*")
+    for glob in ("sms", "build-*"):
+        app.job(glob, pool=True)(lambda request, context: None)
+    expected = QueueFilter(("*",), ("sms", "build-*"), ("mail-*",), ("build-*",))
+    assert filter_of(app, Settings(exclude=("sms",))) == expected

@@ -103,6 +103,15 @@ def test_priorities_need_stable_positions(broker: MixedBroker) -> None:
     assert "give urgent messages queues of their own" in caught.value.details["reason"]
 
 
+def test_pools_need_a_broker_that_stores_requests(broker: MixedBroker) -> None:
+    app = App("a")
+    app.job("invoice", pool=True)(lambda request, context: None)
+    with pytest.raises(UsageError) as caught:
+        check_jobs(app, broker, lambda queue: False, policy)
+    assert "give requests an app with a PostgreSQL" in caught.value.details["reason"]
+    assert caught.value.exit_code == 2
+
+
 def test_config_warnings_of_the_broker_are_logged(
     broker: MixedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
