@@ -78,7 +78,7 @@ from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.context import Engine, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.holds import HoldGate
-from qdo.worker.engine.jobs import check_jobs
+from qdo.worker.engine.jobs import check_jobs, check_pools
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot
 from qdo.worker.executors.base import Executor
@@ -220,6 +220,7 @@ class Worker:
         """
         settings = self.settings
         self._executors.check(self.app.jobs)
+        check_pools(self.app.jobs, settings.broker)
         check_policies(self.app.jobs, settings.policies, settings.default_policy)
         self._stop.open()
         try:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.brokers.registry import kind_of
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import UnreachableError, UsageError
 from qdo.jobs.job import Job
@@ -70,11 +71,6 @@ def check_jobs(
 def _check_features(jobs: Iterable[Job], broker: Broker) -> None:
     hold = broker.capabilities.hold_seconds
     for job in jobs:
-        if job.pool and not broker.capabilities.requests:
-            raise UsageError(
-                reason=f"job {job.name}: pool=True requires a broker that stores requests, which "
-                "SQS and Kinesis do not; give requests an app with a PostgreSQL or SQLite broker"
-            )
         if job.order == "priority" and not broker.positions.stable:
             raise UsageError(
                 reason=f"job {job.name}: order='priority' requires stable positions, which SQS "
@@ -85,6 +81,16 @@ def _check_features(jobs: Iterable[Job], broker: Broker) -> None:
                 reason=f"job {job.name}: timeout_seconds must be at most {hold:g}, got "
                 f"{job.timeout_seconds:g}: this broker cannot hide a message for longer, and "
                 "another worker would receive it while the job runs"
+            )
+
+
+def check_pools(jobs: Iterable[Job], broker: str) -> None:
+    """Raise UsageError for jobs of pools if the broker at an address cannot store requests."""
+    for job in jobs:
+        if job.pool and not kind_of(broker).stores_requests:
+            raise UsageError(
+                reason=f"job {job.name}: pool=True requires a broker that stores requests, which "
+                "SQS and Kinesis do not; give requests an app with a PostgreSQL or SQLite broker"
             )
 
 

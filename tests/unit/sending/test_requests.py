@@ -272,12 +272,12 @@ def test_a_result_may_come_too_late(app: App, seconds: float) -> None:
 
 
 def test_looks_become_rarer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 5 to 250 ms; none reads the body."""
+    """From 3 to 250 ms; none reads the body."""
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 20:
+        if len(pauses) == 25:
             finish(app, 1)
 
     handle = app.request("invoice", 1)

@@ -20,7 +20,7 @@ from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker import worker as worker_module
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.jobs import check_jobs
+from qdo.worker.engine.jobs import check_jobs, check_pools
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot, TurnResult
 from qdo.worker.executors.router import GreenletExecutor
@@ -103,11 +103,14 @@ def test_priorities_need_stable_positions(broker: MixedBroker) -> None:
     assert "give urgent messages queues of their own" in caught.value.details["reason"]
 
 
-def test_pools_need_a_broker_that_stores_requests(broker: MixedBroker) -> None:
+@pytest.mark.parametrize("address", ["sqs://eu-west-1/x-", "kinesis://eu-west-1/x"])
+def test_pools_need_a_broker_that_stores_requests(address: str) -> None:
+    """Known from the address, whether the service can be reached or not."""
     app = App("a")
     app.job("invoice", pool=True)(lambda request, context: None)
+    check_pools(app.jobs, "sqlite:x.db")
     with pytest.raises(UsageError) as caught:
-        check_jobs(app, broker, lambda queue: False, policy)
+        check_pools(app.jobs, address)
     assert "give requests an app with a PostgreSQL" in caught.value.details["reason"]
     assert caught.value.exit_code == 2
 
