@@ -208,7 +208,7 @@ def test_a_missing_key_counts_no_attempt(make: Make) -> None:
     assert (record.failed, record.take) == (0, Take("1", "", 1))
 
 
-def test_a_take_that_is_answered_after_the_claim_has_closed_is_put_back(make: Make) -> None:
+def test_a_take_that_is_answered_after_a_close_is_put_back(make: Make) -> None:
     """At once, not by the leader, and without a failed attempt."""
     pool = make()
     pool.look()
