@@ -13,9 +13,10 @@ from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Vis
 ADDRESSES = (
     *("/", "/queues", "/queue?name=fine", "/workers", "/dead-letters", "/holds", "/audit"),
     *("/settings", "/events", "/reading", "/dead-letter?queue=dead&id=1", "/messages?queue=fine"),
+    *("/requests", "/api/pools", "/api/requests"),
     *("/api/status", "/api/queues", "/api/queue?name=fine", "/api/dead-letters", "/api/config"),
 )
-ACTIONS = ("pause", "resume", "decide", "letters")
+ACTIONS = ("pause", "resume", "decide", "letters", "cancel-request")
 
 
 @pytest.fixture
