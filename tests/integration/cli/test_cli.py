@@ -384,7 +384,7 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
         "pid": 7,
         "state": "running",
         "started": 1.0,
-        "filter": {"queues": ["*"], "exclude": [], "jobs": ["*"]},
+        "filter": {"queues": ["*"], "exclude": [], "jobs": ["*"], "pools": []},
         "fault": None,
         "behind": {},
         "faults": {},

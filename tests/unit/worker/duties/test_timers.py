@@ -109,7 +109,7 @@ class TimerWorld(MemoryBroker):
     :ivar done: the recorded position of every queue.
     :ivar full: a queue that takes no messages, "*": the broker does not answer.
     :ivar first: the time at which the first node of each timer was made.
-    :ivar requests: reads of the coordinator, and transactions.
+    :ivar reads_and_writes: reads of the coordinator, and transactions.
     """
 
     def __init__(self, app: qdo.App, edits: Sequence[Edit], seed: int | None) -> None:
@@ -118,7 +118,7 @@ class TimerWorld(MemoryBroker):
         self.nodes: dict[str, NodeValue] = {}
         self.first: dict[str, str] = {}
         self.violations: list[str] = []
-        self.requests: Counter[str] = Counter()
+        self.reads_and_writes: Counter[str] = Counter()
         self.done, self.full = 0, ""
         self._dice = None if seed is None else random.Random(seed)
         self._late: list[Callable[[], object]] = []
@@ -211,18 +211,18 @@ class TimerWorld(MemoryBroker):
     # --- the coordinator ---
 
     def names_below(self, client: object, path: str) -> list[str]:
-        self.requests["read"] += 1
+        self.reads_and_writes["read"] += 1
         return [each.rpartition("/")[2] for each in self.nodes]
 
     def read_nodes(self, client: object, paths: Sequence[str]) -> list[NodeValue]:
-        self.requests["read"] += len(paths)
+        self.reads_and_writes["read"] += len(paths)
         return [self.nodes[path] for path in paths if path in self.nodes]
 
     def make_folder(self, client: object, path: str) -> None:
         """Do nothing: `nodes` has no folders."""
 
     def commit_each(self, client: object, transactions: Sequence[Any]) -> list[Any]:
-        self.requests["write"] += len(transactions)
+        self.reads_and_writes["write"] += len(transactions)
         return [self._meet(partial(self._commit, *ops)) or NoResponse() for ops in transactions]
 
     def _commit(self, *ops: Any) -> Committed | Rejected:
@@ -302,10 +302,10 @@ def played(edits: Sequence[Edit], seed: int) -> list[str]:
                 for at in due
                 if at > seconds_of(world.first[name]) and at not in covered
             ]
-        writes = world.requests["write"]
+        writes = world.reads_and_writes["write"]
         world.restart()
         world.step(0)
-        if world.requests["write"] > writes:
+        if world.reads_and_writes["write"] > writes:
             world.violations.append("T4: written")
         return world.violations
 
@@ -332,12 +332,12 @@ def test_a_missing_rule_is_found(name: str) -> None:
 def test_idle_timers_read_and_write_nothing() -> None:
     with world_of(declared(yearly={"cron": "0 0 1 1 *"})) as world:
         world.wait(1.0)
-        before = dict(world.requests)
+        before = dict(world.reads_and_writes)
         world.wait(86_400.0)
-        assert world.requests == before == {"read": 2, "write": 1}
+        assert world.reads_and_writes == before == {"read": 2, "write": 1}
         world.restart()
         world.wait(5.0)
-        assert world.requests["write"] == 1, "a new leader finds its own schedule"
+        assert world.reads_and_writes["write"] == 1, "a new leader finds its own schedule"
 
 
 @pytest.mark.parametrize(
