@@ -279,7 +279,8 @@ class RequestStore(abc.ABC):
     def retry(self, id: str) -> bool:
         """Let a request wait again that is over and still has its body; return whether it was.
 
-        Its attempts count anew. Its take gets another number: the end that it had does not end it.
+        Its attempts are counted from 1. Its take gets another number: the end that it had does not
+        end it.
         """
 
     @abc.abstractmethod
