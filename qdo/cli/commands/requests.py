@@ -204,8 +204,8 @@ def resume(value: str, **given: Any) -> None:
 def retry(**given: Any) -> None:
     """Let a request wait again that has failed, or was skipped or cancelled.
 
-    Its attempts are counted from 1. A request that is done cannot: its body is deleted. The queue of
-    `then` gets another message when it ends.
+    Its attempts are counted from 1. A request that is done cannot: its body is deleted. The queue
+    of `then` gets another message when it ends.
     """
     _change("retry", None, **given)
 
