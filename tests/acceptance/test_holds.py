@@ -51,7 +51,13 @@ def disturb(runs: AppRuns, over: threading.Event, frozen: set[int]) -> None:
     """Kill, freeze and start worker processes."""
     chance = random.Random(7)
     fleet = [start(runs), start(runs)]
+    written = 0
     while not over.wait(chance.uniform(0.2, 1.0)):
+        # On a slow machine every worker would be killed before its first message.
+        lines = len(whole_lines(runs.folder / "out"))
+        if lines == written:
+            continue
+        written = lines
         workers = [pid for proc in fleet for pid in children(proc.pid)]
         choice = chance.choice(["kill", "freeze", "kill all"])
         if not workers or choice == "kill all":

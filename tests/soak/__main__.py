@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.soak.broker_server import BrokerServer
-from tests.soak.checks import check_journal, check_log, check_owners, read_journal, unfinished
+from tests.soak.checks import check_journal, check_log, check_owners, unfinished
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import SoakFleet
 from tests.soak.growth import Growth
@@ -65,14 +65,14 @@ def play(wanted: Round) -> list[str]:
         _befall(fleet, growth, wanted.seconds)
         crew.end()
         fleet.shared.end()
-        text, limit = "", time.monotonic() + HEAL_SECONDS
+        lines, limit = 0, time.monotonic() + HEAL_SECONDS
         while not _is_over(fleet, crew) and time.monotonic() < limit:
             fleet.restart_ended()
-            if text != fleet.text():  # a backlog may take longer, but must become smaller
-                text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
+            if lines != len(fleet.entries()):  # a backlog may take longer, but must become smaller
+                lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
             time.sleep(10 * AWHILE)
-        found = check_journal(fleet.text(), fleet.facts()) + check_owners(fleet.transactions())
-        found += check_crew(fleet.text(), crew.facts(), fleet.facts())
+        found = check_journal(fleet.entries(), fleet.facts()) + check_owners(fleet.transactions())
+        found += check_crew(fleet.entries(), crew.facts(), fleet.facts())
         found += [*crew.errors(), *crew.left_behind(), *unlogged(fleet.transactions(), SOAK_ROOT)]
         flips = FlipRules(SOAK_ROOT)
         flips.replay(fleet.transactions())
@@ -97,7 +97,7 @@ def play(wanted: Round) -> list[str]:
 
 
 def _is_over(fleet: SoakFleet, crew: OperatorCrew) -> bool:
-    return crew.heal() and not unfinished(fleet.text(), fleet.facts())
+    return crew.heal() and not unfinished(fleet.entries(), fleet.facts())
 
 
 def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
@@ -121,7 +121,7 @@ def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
 def _report(
     fleet: SoakFleet, crew: OperatorCrew, growth: Growth, wanted: Round, found: list[str]
 ) -> None:
-    entries = read_journal(fleet.text())
+    entries = fleet.entries()
     runs = Counter(each.kind for each in entries)
     faults = Counter(fleet.faults)
     print(

@@ -26,7 +26,7 @@ from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NodeRefusedError
 from qdo.ops.status import queue_statuses
-from tests.soak.checks import check_journal, check_log, read_journal, unfinished
+from tests.soak.checks import check_journal, check_log, unfinished
 from tests.soak.fleet import PROCESSES, QUEUES, SoakFleet
 from tests.soak.hostile_nodes import TOUCHED, Attack, Outsider, attacks
 from tests.support.processes import wait_until
@@ -101,7 +101,7 @@ class AttackedFleet(SoakFleet):
             steps.send(True)
         self._wait_processed()
         found.violations = [
-            line for line in check_journal(self.text(), self.facts()) if line[:5] != "lost:"
+            line for line in check_journal(self.entries(), self.facts()) if line[:5] != "lost:"
         ]
         for _, output in self.outputs():
             found.violations += check_log(output)
@@ -117,15 +117,15 @@ class AttackedFleet(SoakFleet):
         facts = self.facts()
         facts.sent = {queue: max(1, count) for queue, count in self.sent.items()}
         try:
-            wait_until(lambda: not unfinished(self.text(), facts), "all is processed", HEAL_SECONDS)
+            wait_until(lambda: not unfinished(self.entries(), facts), "all is processed", HEAL_SECONDS)
         except AssertionError as error:
             outputs = "\n".join(output[-2000:] for _, output in self.outputs())
-            left = unfinished(self.text(), facts)
+            left = unfinished(self.entries(), facts)
             raise AssertionError(f"unprocessed: {left[:9]}\n{outputs}") from error
 
     def _longest_pause(self, begin: float) -> float:
         starts = {queue: [begin] for queue in QUEUES if queue != TOUCHED}
-        for each in read_journal(self.text()):
+        for each in self.entries():
             if each.kind == "S" and each.at > begin and each.queue in starts:
                 starts[each.queue].append(each.at)
         now = time.monotonic()

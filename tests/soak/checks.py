@@ -88,9 +88,9 @@ def read_journal(text: str) -> list[Entry]:
     return entries
 
 
-def unfinished(text: str, facts: Judged) -> list[tuple[str, int]]:
+def unfinished(journal: Iterable[Entry], facts: Judged) -> list[tuple[str, int]]:
     """Return the messages that neither ended nor became a dead letter."""
-    ended = {(each.queue, each.number) for each in read_journal(text) if each.kind == "E"}
+    ended = {(each.queue, each.number) for each in journal if each.kind == "E"}
     return [
         (queue, number)
         for queue, count in facts.sent.items()
@@ -99,14 +99,13 @@ def unfinished(text: str, facts: Judged) -> list[tuple[str, int]]:
     ]
 
 
-def check_journal(text: str, facts: Judged) -> list[str]:
+def check_journal(journal: Sequence[Entry], facts: Judged) -> list[str]:
     """Return the violations of the rules on runs."""
     by_queue: dict[str, list[Entry]] = defaultdict(list)
-    journal = read_journal(text)
     for entry in journal:
         by_queue[entry.queue].append(entry)
     own = {queue: by_queue[queue] for queue in facts.sent}
-    found = [f"lost: {queue} {number}" for queue, number in unfinished(text, facts)]
+    found = [f"lost: {queue} {number}" for queue, number in unfinished(journal, facts)]
     for queue, entries in by_queue.items():
         found += fences(entries, facts)
         if not queue.startswith(("key", "opskey", "opsbatch")):
@@ -190,17 +189,13 @@ def excused(run: Entry, until: float, facts: Judged) -> bool:
 
 
 def _limits(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
-    runs = _runs(each for each in journal if each.queue.startswith("limit"))
-    for index, later in enumerate(runs):
-        beside = [
-            run.first
-            for run in runs[:index]
-            if run.end is not None
-            and run.end > later.place
-            and not excused(run.first, later.first.at, facts)
-        ]
+    unended: list[SoakRun] = []
+    for later in _runs(each for each in journal if each.queue.startswith("limit")):
+        unended = [run for run in unended if run.end is not None and run.end > later.place]
+        beside = [run for run in unended if not excused(run.first, later.first.at, facts)]
         if len(beside) >= facts.most_at_once and not excused(later.first, later.first.at, facts):
             yield f"limit: {later.first} beside {len(beside)} others"
+        unended.append(later)
 
 
 def _locks(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:

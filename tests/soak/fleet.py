@@ -17,10 +17,10 @@ import qdo
 from qdo.brokers.registry import open_broker
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer, send_surely
-from tests.soak.checks import Judged, read_journal
+from tests.soak.checks import Entry, Judged, read_journal
 from tests.soak.shared import SharedParts
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, alive, children, whole_lines
+from tests.support.processes import Proc, alive, children
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import Txn, read_log
 
@@ -81,6 +81,8 @@ class SoakFleet:
         self.endless: set[tuple[str, int]] = set()
         self.journal = folder / "journal"
         self.faults: list[str] = []
+        self._read = 0
+        self._entries: list[Entry] = []
         self._url = coordinator
         self._database = database
         self._ensemble: Ensemble | None = None
@@ -249,9 +251,16 @@ class SoakFleet:
 
     # --- the end ----------------------------------------------------------------------
 
-    def text(self) -> str:
-        """Return the complete lines of the journal."""
-        return "".join(f"{line}\n" for line in whole_lines(self.journal))
+    def entries(self) -> list[Entry]:
+        """Return the journal; each call reads only what was added since the call before."""
+        if self.journal.exists():
+            with self.journal.open("rb") as file:
+                file.seek(self._read)
+                added = file.read()
+            added = added[: added.rfind(b"\n") + 1]
+            self._read += len(added)
+            self._entries += read_journal(added.decode())
+        return self._entries
 
     def facts(self) -> Judged:
         """Return the facts beside the journal."""
@@ -270,7 +279,7 @@ class SoakFleet:
     def _died_by_themselves(self) -> Iterator[tuple[int, float]]:
         """Return the processes that died in the middle of a run, and when it began."""
         begun: dict[tuple[int, str, int], float] = {}
-        for each in read_journal(self.text()):
+        for each in self.entries():
             run = each.pid, each.queue, each.number
             if each.kind == "S":
                 begun[run] = each.at

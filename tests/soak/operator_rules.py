@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from tests.soak.checks import Entry, Judged, excused, read_journal
+from tests.soak.checks import Entry, Judged, excused
 from tests.soak.crew_queues import CREW_QUEUES, KEPT, KEYED
 from tests.soak.ledger import TIMELESS, OperatorRequest
 
@@ -208,10 +208,10 @@ class CrewQueue:
                 yield f"cancelled: {each} after {request.id} was told so"
 
 
-def check_crew(text: str, crew: CrewFacts, fleet: Judged) -> list[str]:
+def check_crew(entries: Iterable[Entry], crew: CrewFacts, fleet: Judged) -> list[str]:
     """Return the violations."""
     by_queue: dict[str, list[Entry]] = defaultdict(list)
-    journal = [each for each in read_journal(text) if each.queue in CREW_QUEUES]
+    journal = [each for each in entries if each.queue in CREW_QUEUES]
     for entry in journal:
         by_queue[entry.queue].append(entry)
     found: list[str] = []

@@ -27,7 +27,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer
-from tests.soak.checks import Judged, check_log, read_journal
+from tests.soak.checks import Judged, check_log
 from tests.soak.fleet import SoakFleet
 from tests.soak.request_app import QUEUES
 from tests.soak.request_askers import read_asked
@@ -147,8 +147,9 @@ class RequestFleet(SoakFleet):
         """Return whether all requests are over, and their queues empty."""
         with suppress(QdoError):
             if not self.broker.requests.counts():
-                text = self.text()
-                return all(f"{queue}|{id}|" in text for queue, id in self._last_told())
+                journal = self.entries()
+                told = {each.queue.rpartition("|")[0] for each in journal if each.kind == "D"}
+                return told.issuperset(f"{queue}|{id}" for queue, id in self._last_told())
         return False
 
     def _last_told(self) -> Iterator[tuple[str, str]]:
@@ -174,7 +175,7 @@ class RequestFleet(SoakFleet):
             self.asked(),
             read_steps(self.environment["QDO_BROKER"]),
             [each for each in records if each is not None],
-            read_journal(self.text()),
+            self.entries(),
             self.told(),
             judged,
             time.time() - time.monotonic(),
@@ -241,12 +242,12 @@ def play(fleet: RequestFleet, count: int, pause_seconds: float) -> list[str]:
         fleet.restart_ended()
         time.sleep(AWHILE)
     found = fleet.failed_askers()
-    text, limit = "", time.monotonic() + HEAL_SECONDS
+    lines, limit = 0, time.monotonic() + HEAL_SECONDS
     while not fleet.is_over() and time.monotonic() < limit:
         fleet.restart_ended()
         fleet.resume_paused()
-        if text != fleet.text():
-            text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
+        if lines != len(fleet.entries()):
+            lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
         time.sleep(10 * AWHILE)
     facts = fleet.request_facts()
     found += [*check_requests(facts), *fleet.left_behind()]

@@ -14,7 +14,7 @@ from tests.soak.request_steps import RequestStep
 def judge(*lines: str, **facts: object) -> list[str]:
     """Return the violated rules of a journal."""
     text = "".join(f"{line}\n" for line in lines)
-    found = check_journal(text, Judged(sent={"plain-0": 2, "block-0": 1}, **facts))
+    found = check_journal(read_journal(text), Judged(sent={"plain-0": 2, "block-0": 1}, **facts))
     return sorted({each.partition(":")[0] for each in found})
 
 
