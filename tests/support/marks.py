@@ -50,8 +50,13 @@ TOGETHER = {
         (f"tests/unit/test_{name}.py" for name in ("imports", "layers", "pythons", "shape")),
         "sources",
     ),
+    **dict.fromkeys(
+        (f"tests/acceptance/test_{name}.py" for name in ("attacks", "encryption", "holds")),
+        "fleets",
+    ),
 }
-"""Files that prepare for seconds what all of their tests read: each group has one process."""
+"""Files of a group run in one process: they prepare for seconds what all of their tests read, or
+each of their tests needs both cores, and six at once would exceed their time limits."""
 REQUESTED = {
     "zookeeper": "zookeeper",
     "zookeeper_url": "zookeeper",
