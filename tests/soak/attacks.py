@@ -117,7 +117,9 @@ class AttackedFleet(SoakFleet):
         facts = self.facts()
         facts.sent = {queue: max(1, count) for queue, count in self.sent.items()}
         try:
-            wait_until(lambda: not unfinished(self.entries(), facts), "all is processed", HEAL_SECONDS)
+            wait_until(
+                lambda: not unfinished(self.entries(), facts), "all is processed", HEAL_SECONDS
+            )
         except AssertionError as error:
             outputs = "\n".join(output[-2000:] for _, output in self.outputs())
             left = unfinished(self.entries(), facts)

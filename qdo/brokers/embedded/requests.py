@@ -3,9 +3,7 @@
 Every change is one statement that checks the take, in the transaction that sends its messages.
 `take` looks without the write lock first, because idle workers look often.
 
-Rows that another program damaged do not stop other requests. They are repaired when they are met.
-A request that lost its body this way gets an empty one, which no job can decode, so it fails with
-its message.
+SQLite itself refuses a value of a wrong type from any program, so no row can stop the others.
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.delayed import send_with_options
@@ -42,14 +39,12 @@ from qdo.brokers.requests import (
     storable_text,
 )
 from qdo.encoding import MAX_STORED_BODY_BYTES
-from qdo.errors import DatabaseCorruptError, RequestExistsError
+from qdo.errors import RequestExistsError
 from qdo.positions import time_of_position
 from qdo.system.files import Rights
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, translated
 from qdo.system.wakeup_pipes import PipeThread
-
-log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """Time between calls of `wake` without a wakeup."""
@@ -179,9 +174,6 @@ _EXPIRED = Query(
 _EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # nosec B608 # constants
 
 _BODY = 4
-_NEUTRAL = {"TEXT": "''", "INTEGER": "0", "REAL": "0.0", "BLOB": "x''"}
-
-T = TypeVar("T")
 
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
@@ -260,43 +252,6 @@ def _guard(take: Take) -> dict[str, Any]:
     return {"id": take.id, "owner": take.owner, "take": take.number}
 
 
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _repair(transaction: Transaction) -> int:
-    """Replace values of a wrong type, or that are no text, in the app's rows; return their number.
-
-    A request whose body or headers are replaced has an empty body then.
-    """
-    connection = transaction.connection
-    connection.create_function("is_text", 1, _is_text)
-    right: dict[str, str] = {}
-    other: dict[str, str] = {}
-    for _, name, kind, required, _, is_key in connection.execute("PRAGMA table_info(requests)"):
-        if not is_key:
-            right[name] = f"typeof({name}) = '{kind.lower()}'"
-            if kind == "TEXT":
-                right[name] += f" AND is_text(CAST({name} AS BLOB))"
-            if not required:
-                right[name] = f"({name} IS NULL OR {right[name]})"
-            other[name] = _NEUTRAL[kind] if required else "NULL"
-    damaged = f"NOT ({' AND '.join(right.values())})"
-    right["body"] = right["headers"] = f"({right['body']} AND {right['headers']})"
-    other |= {"id": "'damaged ' || number", "error": "'another program damaged its row'"}
-    right["error"] = "false"
-    changes = [
-        f"{each} = CASE WHEN {right[each]} THEN {each} ELSE {other[each]} END" for each in right
-    ]
-    return _execute(
-        transaction, f"UPDATE requests SET {', '.join(changes)} WHERE app = :app AND {damaged}"
-    )
-
-
 class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
@@ -325,15 +280,17 @@ class EmbeddedRequests(RequestStore):
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
         size = check_requests(requests, MAX_STORED_BODY_BYTES)
-        return self._run(lambda transaction: [_add(transaction, each) for each in requests], size)
+        return self._writer.run(
+            lambda transaction: [_add(transaction, each) for each in requests], size
+        )
 
     def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
         known = json.dumps([*running])
         of = {"owner": owner, "pool": pool, "places": max(places, 0), "running": known}
-        own, seen = self._repaired(lambda: self._look(of))
+        own, seen = self._look(of)
         is_due = seen.next_due is not None and seen.next_due <= self._now()
         if (places > 0 and is_due) or not own.issubset(running):
-            return self._run(lambda transaction: _take(transaction, of))
+            return self._writer.run(lambda transaction: _take(transaction, of))
         self._watch.check()  # a deleted file would look like an empty pool forever
         return seen
 
@@ -414,7 +371,7 @@ class EmbeddedRequests(RequestStore):
     def expire(self) -> int:
         if not self._read(_EXPIRED, now=self._now()):
             return 0  # without taking the write lock: most calls find nothing
-        return self._run(lambda transaction: _execute(transaction, _EXPIRE))
+        return self._writer.run(lambda transaction: _execute(transaction, _EXPIRE))
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         def step() -> float:
@@ -436,14 +393,8 @@ class EmbeddedRequests(RequestStore):
         return time_of_position(self._writer.clock())
 
     def _read(self, query: Query, **values: Any) -> list[Row]:
-        def read() -> list[Row]:
-            with self._reads() as connection:
-                return query.all(connection, {**values, "app": self._app})
-
-        return self._repaired(read)
-
-    def _run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        return self._repaired(lambda: self._writer.run(work, size))
+        with self._reads() as connection:
+            return query.all(connection, {**values, "app": self._app})
 
     def _alter(self, statement: str, **values: Any) -> int:
         """Change requests that may be taken, or that have a mark, from now on."""
@@ -453,7 +404,7 @@ class EmbeddedRequests(RequestStore):
             transaction.wakes_takers = transaction.wakes_takers or changed > 0
             return changed
 
-        return self._run(work)
+        return self._writer.run(work)
 
     def _change(
         self,
@@ -472,24 +423,7 @@ class EmbeddedRequests(RequestStore):
                 self._send(transaction, messages)
             return changed > 0
 
-        return self._run(work, size)
+        return self._writer.run(work, size)
 
     def _send(self, transaction: Transaction, messages: Sequence[Outgoing]) -> None:
         send_with_options(transaction, messages, self._node)
-
-    def _repaired(self, work: Callable[[], T]) -> T:
-        """Do some work; if it meets rows that another program damaged, repair them, and repeat."""
-        try:
-            return work()
-        except DatabaseCorruptError as error:
-            repaired = self._writer.run(_repair)
-            if not repaired:
-                raise  # damage of another kind
-            log.warning(
-                "%s: another program damaged %d requests of app %s; those without a body fail: %s",
-                self._path,
-                repaired,
-                self._app,
-                error,
-            )
-            return work()

@@ -27,6 +27,7 @@ like damage that SQLite finds itself.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import NoneType
@@ -72,7 +73,12 @@ _DEDUP = """
     CREATE INDEX dedup_by_until ON dedup (until);
 """
 """`until` is a UUIDv1 time."""
-REQUESTS = """
+REQUESTS = re.sub(
+    r"(\w+) (TEXT|INTEGER|REAL|BLOB)((?: NOT NULL)?(?: DEFAULT \S+)?),\n",
+    lambda found: (
+        f"{found[0][:-2]} CHECK (typeof({found[1]}) IN ('{found[2].lower()}', 'null')),\n"
+    ),
+    """
     CREATE TABLE requests (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL,
@@ -105,10 +111,12 @@ REQUESTS = """
     CREATE INDEX requests_waiting ON requests (app, pool, rank, number) WHERE state = 0;
     CREATE INDEX requests_held ON requests (app, owner, pool) WHERE state IN (1, 2);
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
-"""
-"""See `qdo.brokers.requests`. Times are Unix times in seconds. `rank` is the priority of a request
-that may be taken, and otherwise the time at which it is due, so one index answers both questions:
-of which priority the next one is, and when the next one is due. `due` stays as it was given."""
+""",
+)
+"""See `qdo.brokers.requests`. SQLite refuses a value of another type than that of its column. Times
+are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise the
+time at which it is due, so one index answers both questions: of which priority the next one is, and
+when the next one is due. `due` stays as it was given."""
 _NO_ID_TWICE = f"""
     DROP INDEX queues_by_head;
     ALTER TABLE queues RENAME TO old_queues;

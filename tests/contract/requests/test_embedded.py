@@ -1,8 +1,8 @@
-"""Requests in the embedded broker's file: its locks, groups, formats, damaged rows, and indexes."""
+"""Requests in the embedded broker's file: its locks, groups, formats, types, and indexes."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded import requests
 from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.embedded.schema import MESSAGES, Query
-from qdo.brokers.requests import OVER, WAITING, NewRequest
-from qdo.errors import DatabaseCorruptError, DatabaseReplacedError, QdoError, RequestExistsError
+from qdo.brokers.requests import NewRequest
+from qdo.errors import DatabaseReplacedError, QdoError, RequestExistsError
 from qdo.system.sqlite import Format, open_database
 from tests.support.processes import wait_until
 
@@ -123,78 +123,23 @@ def test_no_number_is_used_twice(broker: EmbeddedBroker, path: str) -> None:
     connection.close()
 
 
-DAMAGES = [
-    ("body", "'text'"),
-    ("body", "5"),
-    ("headers", "x'ff'"),
-    ("headers", "CAST(x'ff' AS TEXT)"),
-]
-OTHER_DAMAGES = [
-    ("failed", "'many'"),
-    ("asked", "'today'"),
-    ("crashed", "x''"),
-    ("reply", "CAST(x'ff' AS TEXT)"),
-    ("error", "x'ff'"),
-    ("take", "'x'"),
-    ("id", "x'ff'"),
-    ("mark", "x'ff'"),
-]
-
-
-@pytest.mark.parametrize(("column", "value"), [*DAMAGES, *OTHER_DAMAGES])
-@pytest.mark.parametrize("state", ["waiting", "running"])
-def test_a_damaged_row_stops_no_other(
-    broker: EmbeddedBroker,
-    path: str,
-    state: str,
-    column: str,
-    value: str,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("value", ["'text'", "x'ff'", "0.5", "NULL"])
+def test_no_program_stores_a_value_of_a_wrong_type(
+    broker: EmbeddedBroker, path: str, value: str
 ) -> None:
-    """It is taken with an empty body, which no job can decode, if the body is damaged."""
-    broker.requests.ask([new("1"), new("2", b"22")])
-    if state == "running":
-        broker.requests.take("w", "p", 9, [])
-    execute(path, f"UPDATE requests SET {column} = {value} WHERE id = '1'")
-    with caplog.at_level(logging.WARNING):
-        taken = broker.requests.take("w", "p", 9, []).requests
-    assert [each.take.id for each in taken] == ["damaged 1" if column == "id" else "1", "2"]
-    whole = (b"1", '{"h": "1"}')
-    assert taken[0].content == ((b"", None) if column in ("body", "headers") else whole)
-    assert taken[1].content == (b"22", '{"h": "1"}')
-    if column != "mark":
-        assert taken[0].error == "another program damaged its row"
-        assert "1 requests" in caplog.text
-    assert broker.requests.end(taken[0].take, "failed", error="E", messages=[Outgoing("q", b"1")])
-    assert [each.state for each in broker.requests.records()] == [OVER, 1]
-    assert broker.requests.find(taken[0].take.id) is not None
-
-
-@pytest.mark.parametrize("column", ["pool", "outcome", "result", "note", "due", "until", "state"])
-def test_a_damaged_row_can_be_listed(broker: EmbeddedBroker, path: str, column: str) -> None:
-    """And found and counted, and the others with it."""
-    broker.requests.ask([new("1"), new("2", b"22")])
-    value = "'text'" if column in ("result", "state", "due", "until") else "x'ff'"
-    execute(path, f"UPDATE requests SET {column} = {value} WHERE id = '1'")
-    assert [each.id for each in broker.requests.records()] == ["1", "2"]
-    found = broker.requests.find("1")
-    assert found is not None
-    assert (found.state, found.error) == (WAITING, "another program damaged its row")
-    assert sum(each.waiting for each in broker.requests.counts().values()) == 2
-
-
-def test_damage_of_another_kind_is_an_error(broker: EmbeddedBroker, path: str) -> None:
-    """A repair that repairs nothing does not hide it."""
-    broker.requests.ask([new("1")])
-
-    def damaged(*_: object) -> None:
-        raise sqlite3.DatabaseError("database disk image is malformed")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Query, "all", damaged)
-        with pytest.raises(DatabaseCorruptError):
-            broker.requests.owners()
-    assert broker.requests.owners() == []
+    """A row that cannot be read would stop all others of its pool."""
+    broker.requests.ask([new("1"), new("2")])
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(requests)")][2:]
+        refused = set()
+        for column in columns:
+            try:
+                connection.execute(f"UPDATE requests SET {column} = {value} WHERE number = 1")
+            except sqlite3.IntegrityError:
+                refused.add(column)
+            assert len(broker.requests.records()) == 2
+    assert {"state", "take"} <= refused
+    assert broker.requests.find("2") is not None
 
 
 def test_a_replaced_file_is_noticed(broker: EmbeddedBroker, path: str) -> None:
