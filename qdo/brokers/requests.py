@@ -306,7 +306,7 @@ class RequestStore(abc.ABC):
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         """Return a request, None if it does not exist.
 
-        :param whole: with its body and result; without, they are left out as by `records`.
+        :param whole: with its body; a result is always there.
         """
 
     @abc.abstractmethod

@@ -34,7 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that was in flight; `in_line`: its queue has one message in flight at a time."""
+    """A message that was in flight.
+
+    :ivar queue: "" for a request: the broker counts its attempts.
+    :ivar in_line: whether its queue has one message in flight at a time.
+    """
 
     queue: str
     worker: str
@@ -58,6 +62,7 @@ def count_interrupted(
         another reason than a late checkpoint.
     """
     counted: list[InFlight] = []
+    in_flight = [each for each in in_flight if each.queue]
     for start in range(0, len(in_flight), BATCH):
         left = list(in_flight[start : start + BATCH])
         for _ in range(TRIES):

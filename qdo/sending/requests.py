@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.003, 0.25
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25
 """Between two looks for a result."""
 RESULT_KEYS = frozenset({"request", "pool", "outcome", "result", "error"})
 """What a reply adds to the tag."""
@@ -86,7 +86,17 @@ class Handle:
 
         :raises RequestNotFoundError: it has expired, or never existed.
         """
-        return STATES[self._look()]
+        return STATES[self._record().state]
+
+    @property
+    def progress(self) -> str | None:
+        """What its job reported last with `Request.progress`, or why it is paused; None at first.
+
+        A share is a text such as "50%". Once the request is done, it is None again.
+
+        :raises RequestNotFoundError: it has expired, or never existed.
+        """
+        return self._record().note
 
     def result(self, timeout_seconds: float | None = None) -> Any:
         """Wait until the request is over, and return what its job returned: JSON or bytes.
@@ -94,7 +104,7 @@ class Handle:
         >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
         {'url': 'https://example.org/18.pdf'}
 
-        It asks the broker every 3 to 250 milliseconds.
+        It asks the broker every 1 to 250 milliseconds.
 
         :param timeout_seconds: how long to wait; None: forever.
         :raises RequestFailedError: it has failed, or its job skipped it; `details` has the outcome.
@@ -104,18 +114,18 @@ class Handle:
         :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
         patience = _Patience(self.id, timeout_seconds)
-        while (state := self._look()) != OVER:
-            time.sleep(patience.pause(state))
-        return self._result(self._record())
+        while (record := self._record()).state != OVER:
+            time.sleep(patience.pause(record.state))
+        return self._result(record)
 
     async def aresult(self, timeout_seconds: float | None = None) -> Any:
         """Wait like `result`, from a coroutine, without blocking its loop."""
         import asyncio  # slow to import, and most apps do not need it
 
         patience = _Patience(self.id, timeout_seconds)
-        while (state := await asyncio.to_thread(self._look)) != OVER:
-            await asyncio.sleep(patience.pause(state))
-        return self._result(await asyncio.to_thread(self._record))
+        while (record := await asyncio.to_thread(self._record)).state != OVER:
+            await asyncio.sleep(patience.pause(record.state))
+        return self._result(record)
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel the request; return False if it was over already, with another outcome.
@@ -158,12 +168,8 @@ class Handle:
     def _store(self) -> RequestStore:
         return self._sender.broker.requests
 
-    def _look(self) -> int:
-        """Return its state, without reading body and result."""
-        return self._record(whole=False).state
-
-    def _record(self, *, whole: bool = True) -> RequestRecord:
-        found = self._store.find(self.id, whole=whole)
+    def _record(self) -> RequestRecord:
+        found = self._store.find(self.id, whole=False)
         if found is None:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
         return found

@@ -35,7 +35,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent.event import Event
 
@@ -85,9 +85,10 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.router import ExecutorRouter, LimitedExecutor
 from qdo.worker.metrics.duty import MetricsDuty
 from qdo.worker.metrics.monitor import MetricsPage
-from qdo.worker.pools.duty import PoolDuty
-from qdo.worker.pools.returner import Returner
 from qdo.worker.shared_memory import InFlightTable, SharedReceiptStore
+
+if TYPE_CHECKING:
+    from qdo.worker.pools.duty import PoolDuty
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,9 @@ class Worker:
     ) -> PoolDuty | None:
         if not any(job.pool for job in self.app.jobs):
             return None
+        # Most apps have none: their workers need no memory for its modules.
+        from qdo.worker.pools.duty import PoolDuty
+
         takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
         parts = dispatcher, gate, pipeline.permits, takes, self._current
         return PoolDuty(self.app, broker.requests, *parts)
@@ -396,6 +400,8 @@ class Worker:
 
             yield Relay(self.app.outboxes, broker, self._current)
         if running.pools is not None:
+            from qdo.worker.pools.returner import Returner
+
             yield running.pools
             yield Returner(broker.requests, self._current)
         if self.app.timers:

@@ -87,12 +87,13 @@ UPDATE requests SET state = 1, owner = ?, take = take + 1, started = ?, note = N
 _OF_TAKE = "WHERE app = :app AND id = :id AND owner = :owner AND take = :take"
 _NOTE = f"""
 UPDATE requests SET state = :state, note = :note,
-       mark = CASE WHEN :state = 1 AND mark LIKE '{{"resume"%' THEN NULL ELSE mark END
+       mark = CASE WHEN :state = 1 AND state = 2 AND mark LIKE '{{"resume"%' THEN NULL ELSE mark END
 {_OF_TAKE} AND state IN (1, 2)
 """  # nosec B608 # constants
 _END = f"""
 UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, until = :now + keep,
        result_headers = :headers, result = :result,
+       note = CASE :outcome WHEN 'done' THEN NULL ELSE note END,
        headers = CASE :outcome WHEN 'done' THEN NULL ELSE headers END,
        body = CASE :outcome WHEN 'done' THEN x'' ELSE body END
 {_OF_TAKE} AND state < 3
@@ -124,18 +125,18 @@ _RECORD_FIELDS = (
 )
 _RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
-_WHOLE, _BRIEF = "headers, body, result_headers, result", "NULL, x'', NULL, NULL"
-_FIND = {
-    columns: Query(
-        f"{_RECORD}, {columns} FROM requests WHERE app = :app AND id = :id",  # nosec B608
+_FIND, _FIND_BRIEF = (
+    Query(
+        f"{_RECORD}, {columns}, result_headers, result"  # nosec B608 # constants
+        " FROM requests WHERE app = :app AND id = :id",
         _RECORD_TYPES + "TbTB",
     )
-    for columns in (_WHOLE, _BRIEF)
-}
+    for columns in ("headers, body", "NULL, x''")
+)
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     (condition, order): Query(
-        f"{_RECORD}, {_BRIEF} FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         f" ORDER BY number {order} LIMIT :limit",
@@ -339,7 +340,7 @@ class EmbeddedRequests(RequestStore):
 
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
-        for row in self._read(_FIND[_WHOLE if whole else _BRIEF], id=id):
+        for row in self._read(_FIND if whole else _FIND_BRIEF, id=id):
             return _record(row)
         return None
 

@@ -76,7 +76,7 @@ _FIND = f"""
 {_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
 _FIND_BRIEF = f"""
-{_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.find_request(%(app)s, %(id)s)
+{_COLUMNS}, NULL, NULL, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests

@@ -918,7 +918,8 @@ BEGIN
         UPDATE {schema}.requests AS held SET
             state = given.state,
             owner = CASE given.state WHEN 0 THEN '' ELSE held.owner END,
-            note = CASE given.state WHEN 3 THEN held.note ELSE given.note END,
+            note = CASE WHEN given.state < 3 THEN given.note
+                WHEN given.outcome <> 'done' THEN held.note END,
             mark = CASE WHEN given.state = 3 OR given.state = 1 AND held.state = 2
                 AND held.mark LIKE '{"resume"%' THEN NULL ELSE held.mark END,
             crashed = held.crashed AND coalesce(given.failed = held.failed, true),

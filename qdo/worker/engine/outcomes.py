@@ -179,10 +179,10 @@ class Outcomes:
                 return self._stop(turn.slot, message, decision)
             case SkipMessage():
                 kind, level = "skip", logging.INFO
-                pool.end(position, "skipped", decision.reason)
+                pool.finish(position, "skipped", decision.reason)
                 self._counters.skipped += 1
             case DeadLetterMessage() | BlockQueue():
-                pool.end(position, "failed", decision.reason)
+                pool.finish(position, "failed", decision.reason)
                 self._counters.dead_lettered += 1
         turn.claim.done = position
         self._observers.report(message, kind, reason)

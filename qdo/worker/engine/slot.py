@@ -69,7 +69,7 @@ class ClaimSink(Protocol):
 
 
 class PoolSink(ClaimSink, Protocol):
-    """Receives the reports of a pool as well; see `pools.subscription.PoolMember`."""
+    """Receives the reports of a pool as well; see `worker.pools.subscription`."""
 
     def subscribe(
         self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
@@ -79,7 +79,7 @@ class PoolSink(ClaimSink, Protocol):
 
     def put_back(self, position: int, failed: int, seconds: float, error: str) -> None: ...
 
-    def end(self, position: int, outcome: str, error: str) -> None: ...
+    def finish(self, position: int, outcome: str, error: str) -> None: ...
 
 
 class LaneGroup(Protocol):
@@ -244,7 +244,7 @@ class Slot:
 def where(slot: Slot) -> LogPlace:
     """Return the worker, queue and fence of a slot, for a log line."""
     worker = slot.member.name if slot.member is not None else "worker"
-    text = f"{worker}, queue {slot.queue}"
+    text = f"{worker}, {'pool' if slot.is_pool else 'queue'} {slot.queue}"
     fields: dict[str, object] = {"queue": slot.queue}
     if slot.member is not None:
         fields["worker"] = worker

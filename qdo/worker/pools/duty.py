@@ -30,7 +30,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.lane import LanePermits
-from qdo.worker.pools.subscription import MARKS_SECONDS, PoolMember, PoolSubscription
+from qdo.worker.pools.subscription import MARKS_SECONDS, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 """How often a worker looks without being woken: a process may die before it wakes others."""
 IDLE_SECONDS = 0.02
 """Shortest time between two looks of an idle worker."""
-SPREAD_SECONDS = 0.005
+SPREAD_SECONDS = 0.002
 """Longest random pause before a look: one request does not wake all workers into one lock."""
 
 
@@ -75,7 +75,7 @@ class PoolDuty(Duty):
         self._named = {glob for glob in globs if not is_glob(glob)}
         self._has_globs = any(map(is_glob, globs))
         self._member: Member | None = None
-        self._claims: dict[str, tuple[PoolMember, Claim]] = {}
+        self._claims: dict[str, tuple[PoolSubscription, Claim]] = {}
         self._woken = Event()
         self._draining = False
 
@@ -84,7 +84,7 @@ class PoolDuty(Duty):
         try:
             stop_listening = self._store.listen(lambda: mailbox.post(self._woken.set))
             try:
-                while not self._draining:
+                while True:  # running requests may be cancelled in a drain, too
                     before, began = self._taken(), clock()
                     self._woken.wait(self._step_or_warn())
                     rest = 0.0 if self._taken() > before else began + IDLE_SECONDS - clock()
@@ -96,15 +96,15 @@ class PoolDuty(Duty):
             mailbox.close()
 
     def _taken(self) -> int:
-        subscriptions = [each.subscription for each, _ in self._claims.values()]
-        return sum(each.taken for each in subscriptions if each is not None)
+        return sum(each.taken for each, _ in self._claims.values())
 
     def _step_or_warn(self) -> float:
         try:
             return self.step()
-        except QdoError as error:
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             text = "cannot look for requests, retrying in %g s: %s"
-            _log.warning(text, LOOK_SECONDS, describe(error))
+            unknown = not isinstance(error, QdoError)
+            _log.warning(text, LOOK_SECONDS, describe(error), exc_info=unknown)
             return LOOK_SECONDS
 
     def step(self, at_once: bool = False) -> float:
@@ -121,21 +121,20 @@ class PoolDuty(Duty):
         names = self._named | set(self._store.pools() if self._has_globs else ())
         for pool in sorted(filter(self._is_mine, names - self._claims.keys())):
             self._claim(member, pool)
-        subscriptions = [each.subscription for each, _ in self._claims.values()]
+        subscriptions = [each for each, _ in self._claims.values()]
         # What the last look found: the next one has not begun.
-        self.quiet = all(each is not None and each.at_tip() for each in subscriptions)
-        for subscription in filter(None, subscriptions):
+        self.quiet = all(each.at_tip() for each in subscriptions)
+        for subscription in subscriptions:
             subscription.look(at_once)
             subscription.poll_now()
         self._dispatcher.wake(self._claims)
-        busy = any(each is not None and each.busy for each in subscriptions)
+        busy = any(each.busy for each in subscriptions)
         now = self._now()
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
 
     def due(self, after: float) -> float:
         """Return when the first request becomes due after a Unix time, `inf` for never."""
-        subscriptions = [each.subscription for each, _ in self._claims.values()]
-        dues = [each.next_due for each in subscriptions if each is not None]
+        dues = [each.next_due for each, _ in self._claims.values()]
         return min((due for due in dues if due is not None and due > after), default=inf)
 
     def _is_mine(self, pool: str) -> bool:
@@ -152,17 +151,8 @@ class PoolDuty(Duty):
             """Return the free places; with limits, only the next request waits for a permit."""
             return min(lanes - held, 1 if one_by_one else max(1, self._permits.free))
 
-        make = partial(
-            PoolSubscription,
-            self._app,
-            self._store,
-            pool,
-            member.name,
-            places,
-            wake=partial(self._dispatcher.wake, [pool]),
-            now=self._now,
-        )
-        own = PoolMember(member.name, make)
+        wake = partial(self._dispatcher.wake, [pool])
+        own = PoolSubscription(self._app, self._store, pool, member.name, places, wake, self._now)
         fence = int(member.name.rpartition("-")[2]) + 1
         claim = Claim(pool, fence, 0, member.lease)
         self._claims[pool] = own, claim
@@ -185,5 +175,4 @@ class PoolDuty(Duty):
     def join(self, seconds: float) -> None:
         """Wait until requests that were not started are back in their pools."""
         for own, _ in self._claims.values():
-            if own.subscription is not None:
-                own.subscription.join(seconds)
+            own.join(seconds)

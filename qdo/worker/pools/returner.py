@@ -51,9 +51,9 @@ class Returner(LeaderDuty):
             member.leader.do_chore(self._give_back)
             while self._store.expire():
                 pass
-        except QdoError as error:
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             text = "cannot look for requests of workers that are gone, retrying in 1 s: %s"
-            _log.warning(text, describe(error))
+            _log.warning(text, describe(error), exc_info=not isinstance(error, QdoError))
             return 1.0
         self._known, self._next_at = workers, now + EVERY_SECONDS
         return LOOK_SECONDS

@@ -45,10 +45,12 @@ REPEAT = Backoff(0.05, 5.0)
 class PoolSubscription(Subscription):
     """What one registration of a worker took of a pool.
 
+    It also receives the reports of its claim, for which no node records anything.
+
+    :ivar name: of the registration.
     :ivar taken: how many requests it has taken, the position of the last one.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
     :param places: returns how many requests may be taken beside a number of held ones.
-    :param on_lost: called with the position of a request that is to end.
     :param wake: called when a place is free.
     :param now: returns the Unix time in seconds.
     """
@@ -58,9 +60,8 @@ class PoolSubscription(Subscription):
         app: Sender,
         store: RequestStore,
         pool: str,
-        owner: str,
+        name: str,
         places: Callable[[int], int],
-        on_lost: Callable[[int], None],
         wake: Callable[[], None],
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -68,10 +69,10 @@ class PoolSubscription(Subscription):
         self._app = app
         self._store = store
         self._pool = pool
-        self._owner = owner
+        self.name = name
         self._places = places
-        self._on_lost = on_lost
         self._wake = wake
+        self._interrupt: Callable[[int], None] = lambda position: None
         self._now = now
         self._held: dict[int, tuple[TakenRequest, Row]] = {}
         self._positions: dict[str, int] = {}
@@ -88,6 +89,25 @@ class PoolSubscription(Subscription):
         self._ends: list[Any] = []
 
     # --- for the engine ---
+
+    def subscribe(
+        self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
+    ) -> PoolSubscription:
+        """Return itself.
+
+        :param on_lost: called with the position of a request that is to end.
+        """
+        self._interrupt = on_lost
+        return self
+
+    def progress(self, claim: Claim) -> None:
+        pass
+
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        pass
 
     def reader(self, after: int) -> Reader:
         return _PoolReader(self, after)
@@ -106,7 +126,7 @@ class PoolSubscription(Subscription):
         return FailureRecord(position, request.failed, error, crashed=request.crashed)
 
     def id_of(self, position: int) -> str:
-        """Return the id of a request in its hands."""
+        """Return the id of a request that it holds."""
         return self._held[position][0].take.id
 
     def done(self, position: int) -> None:
@@ -161,14 +181,14 @@ class PoolSubscription(Subscription):
 
     def look(self, at_once: bool = False) -> None:
         """Look for marks of running requests, and for those of lost answers; not too often."""
-        if self._held and (at_once or clock() >= self._look_at) and self.may_start():
+        if self._held and (at_once or clock() >= self._look_at):
             self._take(0)
 
     def _take(self, places: int) -> list[Row]:
         with self._taking:
             done, self._done = self._done, {}
             try:
-                taken = self._store.take(self._owner, self._pool, places, list(self._positions))
+                taken = self._store.take(self.name, self._pool, places, list(self._positions))
             except BaseException:
                 self._done = {**done, **self._done}
                 raise
@@ -213,12 +233,10 @@ class PoolSubscription(Subscription):
     def _cancel(self, id: str, reason: str) -> None:
         position = self._positions[id]
         if self.is_held(position) and position not in self._told:
-            _log.info(
-                "%s, pool %s: request %s is cancelled: %s", self._owner, self._pool, id, reason
-            )
+            _log.info("%s, pool %s: request %s is cancelled: %s", self.name, self._pool, id, reason)
             self._cancelled[position] = reason
             if position in self.in_flight():
-                self._on_lost(position)
+                self._interrupt(position)
             else:  # its lane may wait for long
                 self._spawn(self._end, position, self._held[position][0], "cancelled", reason)
             self._wake()
@@ -268,7 +286,7 @@ class PoolSubscription(Subscription):
                 pause = REPEAT.delay(failures, random.random())  # nosec B311 # spreads pauses
                 _log.warning(
                     "%s, pool %s: cannot store how request %s ended, retrying in %.2f s: %s",
-                    self._owner,
+                    self.name,
                     self._pool,
                     request.take.id,
                     pause,
@@ -291,45 +309,3 @@ class _PoolReader:
         if rows:
             self._after = rows[-1][0]
         return rows
-
-
-class PoolMember:
-    """The registration of a worker as the claim of its pool sees it: nothing is recorded in nodes.
-
-    :ivar subscription: None until the first turn of the claim.
-    :param subscribe: makes it, with the function to call for a request that is to end.
-    """
-
-    def __init__(
-        self, name: str, subscribe: Callable[[Callable[[int], None]], PoolSubscription]
-    ) -> None:
-        self.name = name
-        self.subscription: PoolSubscription | None = None
-        self._subscribe = subscribe
-
-    def subscribe(
-        self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
-    ) -> PoolSubscription:
-        self.subscription = self._subscribe(on_lost)
-        return self.subscription
-
-    def id_of(self, position: int) -> str:
-        """Return the id of a request in its hands."""
-        return "" if self.subscription is None else self.subscription.id_of(position)
-
-    def put_back(self, position: int, failed: int, seconds: float, error: str) -> None:
-        if self.subscription is not None:
-            self.subscription.put_back(position, failed, seconds, error)
-
-    def end(self, position: int, outcome: str, error: str) -> None:
-        if self.subscription is not None:
-            self.subscription.finish(position, outcome, error)
-
-    def progress(self, claim: Claim) -> None:
-        pass
-
-    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        return True
-
-    def finished(self, claim: Claim) -> None:
-        pass

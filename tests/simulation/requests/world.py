@@ -82,10 +82,10 @@ class PoolSlot:
             pool,
             name,
             lambda held: self._lanes - held,
-            self._end_job,
             lambda: None,
             world.store.unix_time,
         )
+        self.subscription.subscribe(pool, 0, (), self._end_job)
         self.subscription.may_start = self.may_start
         self.subscription.in_flight = lambda: [*self.runs]
 

@@ -272,19 +272,19 @@ def test_a_result_may_come_too_late(app: App, seconds: float) -> None:
 
 
 def test_looks_become_rarer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 3 to 250 ms; none reads the body."""
+    """From 1 to 250 ms."""
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 25:
+        if len(pauses) == 35:
             finish(app, 1)
 
     handle = app.request("invoice", 1)
     monkeypatch.setattr("qdo.sending.requests.time.sleep", sleep)
     assert handle.result() == 1
     assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (0.003, 0.25)
+    assert (pauses[0], pauses[-1]) == (0.001, 0.25)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "5", True])
@@ -361,6 +361,16 @@ def test_a_running_request_gets_a_mark(app: App) -> None:
     assert store(app).end(taken, "done", sealed(app, "invoice", 1))
     assert not handle.cancel()
     assert handle.result() == 1
+
+
+def test_the_progress_is_shown_until_it_is_done(app: App) -> None:
+    handle = app.request("invoice", 1)
+    taken = take(app)
+    assert handle.progress is None
+    assert store(app).note(taken, RUNNING, "50%")
+    assert handle.progress == "50%"
+    assert store(app).end(taken, "done", sealed(app, "invoice", 1))
+    assert handle.progress is None
 
 
 def test_a_request_taken_meanwhile_gets_a_mark(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,34 @@ def test_a_drain_takes_nothing_and_puts_back_what_waits(make: Make) -> None:
     assert (taken.take.id, taken.failed, taken.crashed) == ("parked", 1, True)
 
 
+def test_a_drain_cancels_what_runs(make: Make) -> None:
+    """Otherwise a long request would hold up the stop, although its asker has given it up."""
+    pool = make()
+    pool.hold(1)
+    (handle,) = pool.ask(1)
+    until(lambda: pool.running)
+    pool.stop()
+    until(lambda: pool.worker.state == "draining")
+    assert handle.cancel("late")
+    assert pool.join() == 0
+    assert pool.outcome(1) == "cancelled"
+
+
+def test_errors_of_libraries_end_no_worker(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """They are logged with their traceback; the worker looks again."""
+    pool = make(start=False)
+    pool.app.job("more-*", pool=True)(pool._job)
+    pools, errors = pool.store.pools, [OSError("of a library")]
+    pool.store.pools = lambda: _raised(errors.pop()) if errors else pools()  # type: ignore[method-assign]
+    pool.start()
+    assert pool.app.request("more-1", 2).result(10) == 2
+    assert [each.exc_info and each.exc_info[0] for each in caplog.records] == [OSError]
+
+
+def _raised(error: Exception) -> Any:
+    raise error
+
+
 def test_a_second_signal_puts_back_what_runs(make: Make) -> None:
     """An aborted attempt does not count."""
     pool = make()

@@ -218,7 +218,8 @@ def test_a_take_that_is_answered_after_a_close_is_put_back(make: Make) -> None:
     def late(*args: Any) -> Any:
         answer = taken(*args)
         if answer.requests:
-            own.subscription.close()
+            own.close()
+            own.may_start = lambda: False  # as the engine, which closes it once the claim is over
         return answer
 
     pool.store.take = late  # type: ignore[method-assign]
