@@ -100,7 +100,8 @@ class Taken:
 
     :ivar marks: the marks of this worker's requests of the pool that have one, by id.
     :ivar next_due: Unix time in seconds at which the next waiting request of the pool is due, None
-        without any; in the past if there were fewer places than requests.
+        without any; in the past if all places were filled and there may be more. It says nothing
+        after a take without places.
     """
 
     requests: Sequence[TakenRequest] = ()

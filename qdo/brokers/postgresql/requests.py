@@ -46,6 +46,7 @@ from qdo.brokers.requests import (
 )
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
 from qdo.encryption.marks import IdMarks
+from qdo.system.clock import clock
 
 _ASK = """
 SELECT {schema}.ask_requests(%s, %s, %b::text[], %b::text[], %b::integer[], %b::float8[],
@@ -54,9 +55,11 @@ SELECT {schema}.ask_requests(%s, %s, %b::text[], %b::text[], %b::integer[], %b::
 _TAKE = f"""
 SELECT id, take, priority, failed, crashed, error, asked, reply,
     CASE WHEN octet_length(body) > %(most)s THEN '{LEFT_ON_SERVER}' ELSE headers END,
-    CASE WHEN octet_length(body) > %(most)s THEN '' ELSE body END, mark, next_due
+    CASE WHEN octet_length(body) > %(most)s THEN '' ELSE body END, mark,
+    next_due, looked_at, looked_through, spent
 FROM {{schema}}.take_requests(
-    %(app)s, %(owner)s, %(pool)s, %(places)s, %(running)b::text[], {TAKEN_BYTES})
+    %(app)s, %(owner)s, %(pool)s, %(places)s, %(running)b::text[], {TAKEN_BYTES}, %(since)s,
+    %(passed)b::bigint[], %(whole)s)
 """  # nosec B608 # constants
 _REPORT = f"""
 SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b::integer[],
@@ -106,6 +109,8 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
+CHEAP_SECONDS, SPARED = 0.002, 10.0
+"""A look that took longer has read many dead rows; the next whole one waits ten times as long."""
 
 
 class _Report(NamedTuple):
@@ -120,6 +125,20 @@ class _Report(NamedTuple):
     outcome: str | None = None
     result: Content | None = None
     messages: Sequence[Outgoing] = ()
+
+
+class _Look(NamedTuple):
+    """What the last take of a pool has seen, see `take_requests` in `schema.sql`.
+
+    :ivar until: when the next one looks at everything, a time of `clock`.
+    """
+
+    until: float
+    since: float
+    passed: list[int]
+
+
+_NO_LOOK = _Look(0.0, 0.0, [0] * 10)
 
 
 class PostgresqlRequests(RequestStore):
@@ -150,6 +169,7 @@ class PostgresqlRequests(RequestStore):
         self._check = check
         self._marks = marks
         self._listen = listen
+        self._looks: dict[tuple[str, str], _Look] = {}
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         size = check_requests(requests, MAX_STORED_BODY_BYTES)
@@ -177,9 +197,12 @@ class PostgresqlRequests(RequestStore):
         return [list(islice(left, len(part))) for part in parts]
 
     def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+        look = self._looks.get((owner, pool), _NO_LOOK)
+        is_whole = clock() >= look.until
         parameters = {
             "app": self._app, "owner": owner, "pool": pool, "running": list(running),
-            "places": min(places, _MOST_PLACES), "most": self._fetches.most(),
+            "places": max(0, min(places, _MOST_PLACES)), "most": self._fetches.most(),
+            "since": look.since, "passed": look.passed, "whole": is_whole,
         }  # fmt: skip
 
         def work(connection: PostgresqlConnection) -> list[Any]:
@@ -187,9 +210,17 @@ class PostgresqlRequests(RequestStore):
                 return cursor.execute(self._sql(_TAKE), parameters).fetchall()
 
         rows = self._writer.run(work, queues=frozenset({_locked(pool)}), told=frozenset())
-        *rows, (*_, next_due) = rows
-        requests = tuple(_taken(owner, pool, row) for row in rows if row[1] is not None)
-        marks = {row[0]: row[-2] for row in rows if row[-2] is not None}
+        *rows, (*_, next_due, since, passed, spent) = rows
+        left = look.until - clock()
+        if is_whole:
+            left = SPARED * spent if spent > CHEAP_SECONDS else 0.0
+        if next_due is not None and next_due > since:
+            left = min(left, next_due - since)  # a delayed one has a smaller number
+        if not is_whole and left > 0:
+            next_due = since + left  # what came back is found then
+        self._looks[owner, pool] = _Look(clock() + left, since, passed)
+        requests = tuple(_taken(owner, pool, row[:10]) for row in rows if row[1] is not None)
+        marks = {row[0]: row[10] for row in rows if row[10] is not None}
         return Taken(requests, marks, next_due)
 
     def note(
@@ -222,7 +253,10 @@ class PostgresqlRequests(RequestStore):
         locked = queues | {_locked(report.take.id)}
         told |= _announced(report.messages)
         share = Share(self._reported, report, report.take.id, locked, told)
-        return bool(self._writer.call(share, size))
+        valid = bool(self._writer.call(share, size))
+        if report.state == WAITING:
+            self._looks.clear()  # see it at once
+        return valid
 
     def _reported(
         self, connection: PostgresqlConnection, reports: list[_Report], lock_ms: int
@@ -254,6 +288,7 @@ class PostgresqlRequests(RequestStore):
 
     def retry(self, id: str) -> bool:
         check_request_text("the id of a request", id)
+        self._looks.clear()
         return bool(self._change(_RETRY, (self._app, id), _OF_REQUESTS, {_locked(id)}))
 
     def mark(self, id: str, mark: str) -> bool:
@@ -262,6 +297,7 @@ class PostgresqlRequests(RequestStore):
         return bool(self._change(_MARK, (self._app, id, mark), _OF_REQUESTS, {_locked(id)}))
 
     def give_back(self, owner: str) -> int:
+        self._looks.clear()
         return int(self._change(_GIVE_BACK, (self._app, owner), _OF_REQUESTS, {_locked(owner)}))
 
     def expire(self) -> int:
@@ -348,7 +384,7 @@ def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any], ...]:
 
 
 def _taken(owner: str, pool: str, row: Any) -> TakenRequest:
-    id, number, priority, failed, crashed, error, asked, reply, headers, body, _, _ = row
+    id, number, priority, failed, crashed, error, asked, reply, headers, body = row
     return TakenRequest(
         Take(id, owner, number), pool, (body, headers), priority, failed, crashed, error, asked,
         reply,

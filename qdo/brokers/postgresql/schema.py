@@ -90,7 +90,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
         "retry_request(text, text)",
         "spans(bigint)",
-        "take_requests(text, text, text, integer, text[], bigint)",
+        "take_requests(text, text, text, integer, text[], bigint, float8, bigint[], boolean)",
         "trim(text, text, bigint, bigint)",
     ),
     "onlooker": ("find_request(text, text)", "spans(bigint)"),

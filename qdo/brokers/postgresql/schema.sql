@@ -721,7 +721,7 @@ CREATE TABLE {schema}.requests (
     pool text NOT NULL CONSTRAINT pool_name CHECK (
         length(pool) <= 200 AND pool NOT IN ('.', '..', 'zookeeper')
         AND pool ~ '^[^/\u0001-\u001f\u007f-\u009f\ue000-\uf8ff\ufff0-\U0010ffff]+$'),
-    priority integer NOT NULL,
+    priority integer NOT NULL CHECK (priority BETWEEN 0 AND 9),
     asked float8 NOT NULL,
     due float8 NOT NULL CHECK (due < 'Infinity'),
     state smallint NOT NULL DEFAULT 0,
@@ -747,7 +747,8 @@ CREATE TABLE {schema}.requests (
     toast.autovacuum_vacuum_scale_factor = 0.02);
 -- With `due`, a take passes requests that are not due without reading them.
 CREATE INDEX requests_waiting ON {schema}.requests (app, pool, priority, number, due) WHERE state = 0;
-CREATE INDEX requests_owned ON {schema}.requests (app, owner) WHERE state IN (1, 2);
+CREATE INDEX requests_delayed ON {schema}.requests (app, pool, due) WHERE state = 0 AND due > asked;
+CREATE INDEX requests_owned ON {schema}.requests (app, owner, started) WHERE state IN (1, 2);
 CREATE INDEX requests_over ON {schema}.requests (app, until) WHERE state = 3;
 
 CREATE FUNCTION {schema}.unix_time() RETURNS float8
@@ -831,69 +832,83 @@ CREATE CONSTRAINT TRIGGER tell_of_requests AFTER INSERT ON {schema}.requests
 ALTER TABLE {schema}.requests ENABLE ALWAYS TRIGGER tell_of_requests;
 
 -- Take the requests of an owner that it does not run, and then due ones for its free places, up to
--- `most_bytes` of bodies. Return them; the marks of all that it owns, in rows without `take`; and
--- the due time of the next one that waits, in the last row.
--- An index finds the ids of an array, whatever the statistics of the table are; a join may read all
--- rows of the app.
+-- `most_bytes` of bodies. Return them; the marks of all that it runs, in rows without `take`; and
+-- in the last row, what the next call may leave out.
+-- While any transaction of the server stays open, index entries of requests that were taken stay as
+-- well, and each search would read them again. So a search begins behind the number up to which the
+-- last one has looked, for each priority, and at owned ones that were taken since. A whole search
+-- finds what came back since, or was committed late.
 CREATE FUNCTION {schema}.take_requests(
-    of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint
+    of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint,
+    since float8, passed bigint[], is_whole boolean
 ) RETURNS TABLE (
     id text, take integer, priority integer, failed integer, crashed boolean, error text,
-    asked float8, reply text, headers text, body bytea, mark text, next_due float8
+    asked float8, reply text, headers text, body bytea, mark text, next_due float8,
+    looked_at float8, looked_through bigint[], spent float8
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := {schema}.unix_time();
+    newest bigint := (
+        SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.requests_number_seq);
+    chosen text[];
+    last bigint[];
+    is_rest boolean;
 BEGIN
-    -- Most calls find nothing: setting up the large statement takes longer than these questions.
-    IF EXISTS (
-        SELECT FROM {schema}.requests WHERE app = of_app AND owner = of_owner AND state IN (1, 2)
-            AND pool = of_pool AND id <> ALL (running)
-    ) OR places > 0 AND EXISTS (
-        SELECT FROM {schema}.requests WHERE app = of_app AND pool = of_pool AND state = 0
-            AND due <= now
-    ) THEN
-        RETURN QUERY
-        WITH own AS MATERIALIZED (
-            SELECT id, 0 AS place, priority, number, octet_length(body) AS size
-            FROM {schema}.requests
-            WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND pool = of_pool
-                AND id <> ALL (running)
-            FOR UPDATE SKIP LOCKED
-        ), next AS MATERIALIZED (
-            SELECT id, 1 AS place, priority, number, octet_length(body) AS size
-            FROM {schema}.requests
+    WITH own AS MATERIALIZED (
+        SELECT id, -1 AS priority, number, octet_length(body) AS size FROM {schema}.requests
+        WHERE app = of_app AND owner = of_owner AND state IN (1, 2)
+            AND started >= CASE WHEN is_whole THEN 0 ELSE since END AND pool = of_pool AND id <> ALL (running)
+        FOR UPDATE SKIP LOCKED
+    ), next AS MATERIALIZED (
+        SELECT found.* FROM generate_series(0, 9) AS given(priority) CROSS JOIN LATERAL (
+            SELECT id, priority, number, octet_length(body) AS size FROM {schema}.requests
             WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now
-            ORDER BY priority, number LIMIT greatest(places, 0)
-            FOR UPDATE SKIP LOCKED
-        ), chosen AS MATERIALIZED (
-            SELECT id FROM (
-                SELECT id, sum(size) OVER (ORDER BY place, priority, number) - size AS before
-                FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
-            ) AS sized WHERE before < most_bytes
-        ), taken AS (
+                AND priority = given.priority
+                AND number > CASE WHEN is_whole THEN 0 ELSE passed[given.priority + 1] END
+            ORDER BY number LIMIT places FOR UPDATE SKIP LOCKED
+        ) AS found LIMIT places
+    ), sized AS (
+        SELECT *, sum(size) OVER (ORDER BY priority, number) - size < most_bytes AS fits
+        FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
+    )
+    SELECT array_agg(id) FILTER (WHERE fits),
+        max(ARRAY[priority, number]) FILTER (WHERE fits AND priority >= 0),
+        count(*) FILTER (WHERE priority >= 0) = places OR count(*) FILTER (WHERE NOT fits) > 0
+        INTO chosen, last, is_rest FROM sized;
+    IF chosen IS NOT NULL THEN
+        RETURN QUERY
+        WITH taken AS (
             UPDATE {schema}.requests AS held
             SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL
-            WHERE app = of_app AND id = ANY (ARRAY(SELECT id FROM chosen))
+            WHERE app = of_app AND id = ANY (chosen)
             RETURNING held.*
         )
         SELECT id, take, priority, failed, crashed, error, asked, reply, headers, body, NULL,
-            NULL::float8
+            NULL::float8, NULL::float8, NULL::bigint[], NULL::float8
         FROM taken ORDER BY priority, number;
     END IF;
     RETURN QUERY
+    WITH running AS MATERIALIZED (  -- by their ids, not by their owner
+        SELECT * FROM {schema}.requests WHERE app = of_app AND id = ANY (running || chosen)
+    )
     SELECT id, NULL::integer, NULL::integer, NULL::integer, NULL::boolean, NULL, NULL::float8,
-        NULL, NULL, NULL::bytea, mark, NULL::float8
-    FROM {schema}.requests
-    WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND pool = of_pool
-        AND mark IS NOT NULL
-    UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, coalesce(
-        (SELECT due FROM {schema}.requests
-            WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now LIMIT 1),
-        (SELECT min(due) FROM {schema}.requests
-            WHERE app = of_app AND pool = of_pool AND state = 0 AND due > now));
+        NULL, NULL, NULL::bytea, mark, NULL::float8, NULL::float8, NULL::bigint[], NULL::float8
+    FROM running WHERE owner = of_owner AND state IN (1, 2) AND mark IS NOT NULL;
+    next_due := now;
+    IF NOT is_rest THEN
+        passed := array_fill(newest, ARRAY[10]);
+        SELECT min(due) INTO next_due FROM {schema}.requests
+            WHERE app = of_app AND pool = of_pool AND state = 0 AND due > now AND due > asked;
+    ELSIF last IS NOT NULL THEN
+        passed := array_fill(newest, ARRAY[last[1]::integer]) || last[2] || passed[last[1] + 2:];
+    END IF;
+    looked_at := now;
+    looked_through := passed;
+    spent := {schema}.unix_time() - now;
+    RETURN NEXT;
 END
 $$;
 

@@ -193,8 +193,8 @@ class PoolSubscription(Subscription):
                 self._done = {**done, **self._done}
                 raise
             self._look_at = clock() + MARKS_SECONDS
-            self.next_due = due = taken.next_due
             if places:  # large bodies may leave requests that are due
+                self.next_due = due = taken.next_due
                 self._dry = len(taken.requests) < places and (due is None or due > self._now())
             rows = []
             for request in taken.requests:

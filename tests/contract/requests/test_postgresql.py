@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ from psycopg.rows import dict_row
 
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql import listener as listener_module
+from qdo.brokers.postgresql import requests as requests_module
 from qdo.brokers.postgresql.schema import FORMAT, script
 from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import RUNNING, NewRequest, RequestStore, Take
@@ -160,6 +162,61 @@ def test_a_take_passes_locked_requests(broker: Broker, postgresql: PostgresqlDat
         other.execute("SELECT FROM qdo.requests WHERE id = 'a' FOR UPDATE")
         assert [each.take.id for each in broker.requests.take("w", "p", 1, []).requests] == ["b"]
     assert [each.take.id for each in broker.requests.take("w", "p", 1, ["b"]).requests] == ["a"]
+
+
+@pytest.fixture
+def dead_rows(broker: Broker, postgresql: PostgresqlDatabase) -> Iterator[None]:
+    """An open transaction keeps what remains of 3,000 requests."""
+    with postgresql.connect() as sql, postgresql.connect() as other, other.transaction():
+        sql.execute("ALTER TABLE qdo.requests SET (autovacuum_enabled = false)")
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT txid_current()")
+        broker.requests.ask([new(str(number)) for number in range(3000)])
+        for _ in range(2):
+            sql.execute("UPDATE qdo.requests SET state = state + 1, owner = 'w'")
+        sql.execute("DELETE FROM qdo.requests")
+        yield
+
+
+@pytest.mark.usefixtures("dead_rows")
+def test_takes_do_not_read_dead_rows_again(postgresql: PostgresqlDatabase) -> None:
+    """One that looks at everything does, and says how long it took."""
+
+    look = "SELECT * FROM qdo.take_requests('app', 'w', 'p', 9, '{}', 999, %s, %s::bigint[], %s)"
+
+    def read(*given: Any) -> int:
+        """Return the pages that a take has read."""
+        query = (
+            "SELECT * FROM qdo.take_requests('app', 'w', 'p', 9, '{}', 999, %s, %s::bigint[], %s)"
+        )
+        (plans,) = sql.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}", given).fetchone()
+        return int(plans[0]["Plan"]["Shared Hit Blocks"])
+
+    with postgresql.connect() as sql:
+        *_, since, passed, spent = sql.execute(look, (0, [0] * 10, True)).fetchone() or ()
+        assert passed == [3000] * 10
+        assert spent > 0
+        whole = read(since, passed, True)
+        assert 5 * read(since, passed, False) < whole
+
+
+@pytest.mark.usefixtures("dead_rows")
+def test_what_comes_back_is_found_soon(
+    broker: Broker, postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although takes pass the dead rows, and it has a smaller number than they looked at."""
+    monkeypatch.setattr(requests_module, "CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(requests_module, "SPARED", 100.0)
+    store = broker.requests
+    taken = take(store)
+    store.take("w", "p", 9, [])
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as other:
+        assert other.requests.put_back(taken, 1, 0.0, None)
+    found = store.take("w", "p", 9, [])
+    assert found.requests == ()
+    assert found.next_due is not None
+    assert found.next_due < time.time() + 60
+    wait_until(lambda: bool(store.take("w", "p", 9, []).requests), "the request is found")
 
 
 def test_each_call_of_a_group_has_its_own_outcome(

@@ -208,7 +208,7 @@ def test_take_fills_places(broker: Broker) -> None:
     assert taken.next_due is not None
     assert taken.next_due <= time.time()
     assert ids(broker.requests.take("w", "p", 0, ["0", "1"]).requests) == []
-    taken = broker.requests.take("x", "p", 3, [])
+    taken = broker.requests.take("x", "p", 4, [])
     assert ids(taken.requests) == ["2", "3", "4"]
     assert taken.next_due is None
 
