@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.soak.checks import Judged
+from tests.soak.checks import Judged, read_journal
 from tests.soak.ledger import OperatorRequest
 from tests.soak.operator_rules import CrewFacts, StoredMessage, check_crew
 
@@ -24,7 +24,9 @@ def judge(lines: list[str], *requests: OperatorRequest, **facts: Any) -> list[st
     crew = {"sent": {"ops-0": 3}, "stored": STORED, "requests": requests, "logged": {"id": 1}}
     died = facts.pop("died", ())
     text = "".join(f"{line}\n" for line in lines)
-    found = check_crew(text, CrewFacts(**{**crew, **facts}), Judged(sent={}, died=died))
+    found = check_crew(
+        read_journal(text), CrewFacts(**{**crew, **facts}), Judged(sent={}, died=died)
+    )
     return sorted({each.partition(":")[0] for each in found})
 
 

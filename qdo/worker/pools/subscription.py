@@ -42,10 +42,21 @@ REPEAT = Backoff(0.05, 5.0)
 """Pauses between attempts to tell the broker how a request ended; the place is taken meanwhile."""
 
 
-class PoolSubscription(Subscription):
-    """What one registration of a worker took of a pool.
+class _Unrecorded:
+    """Receives the reports of a claim for which no node records anything."""
 
-    It also receives the reports of its claim, for which no node records anything.
+    def progress(self, claim: Claim) -> None:
+        pass
+
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        pass
+
+
+class PoolSubscription(_Unrecorded, Subscription):
+    """What one registration of a worker took of a pool, and the sink of its claim.
 
     :ivar name: of the registration.
     :ivar taken: how many requests it has taken, the position of the last one.
@@ -99,15 +110,6 @@ class PoolSubscription(Subscription):
         """
         self._interrupt = on_lost
         return self
-
-    def progress(self, claim: Claim) -> None:
-        pass
-
-    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        return True
-
-    def finished(self, claim: Claim) -> None:
-        pass
 
     def reader(self, after: int) -> Reader:
         return _PoolReader(self, after)
