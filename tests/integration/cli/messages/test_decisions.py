@@ -26,7 +26,7 @@ DECISIONS = {
     "dead-letter": ("dead-letters", "add", "q"),
 }
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
-SOON = qdo.Policy(attempts=9, backoff_seconds=0.02, backoff_max_seconds=0.02)
+SOON = qdo.Policy(attempts=999, backoff_seconds=0.02, backoff_max_seconds=0.02)
 EACH_ORDER = pytest.mark.parametrize("order", ORDERS)
 ENDING = pytest.mark.parametrize("decision", ["skip", "dead-letter"])
 EACH = pytest.mark.parametrize("decision", DECISIONS)
@@ -105,7 +105,7 @@ def test_a_running_attempt_ends_first(
         (local.folder / "fail-1").touch()
     release(local, 1)
     if fails and decision == "retry":
-        wait_until(lambda: local.runs("q").count(("1", 1)) == 2, "the third attempt")
+        wait_until(lambda: local.runs("q").count(("1", 1)) >= 2, "the third attempt")
         (local.folder / "fail-1").unlink()
     node = local.wait_done()
     assert node.failures == ()
