@@ -742,7 +742,7 @@ CREATE TABLE {schema}.requests (
     result_headers text CHECK (octet_length(result_headers) <= 131072),
     result bytea CHECK (octet_length(result) <= 67108864),
     until float8 NOT NULL DEFAULT 0,
-    PRIMARY KEY (app, id)
+    PRIMARY KEY (id, app)  -- in this order, or a search for ids may read all rows of the app
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
     toast.autovacuum_vacuum_scale_factor = 0.02);
 -- With `due`, a take passes requests that are not due without reading them.
@@ -912,6 +912,9 @@ BEGIN
 END
 $$;
 
+-- The conditions on `state` in the next functions do not match those of an index of some states:
+-- the planner might read all its rows instead of those of the given ids.
+
 -- Set requests to a state if their takes are still valid, and send the messages of those; `places`
 -- names the request of each message. Return for each request whether its take was valid; for one
 -- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay.
@@ -951,7 +954,7 @@ BEGIN
                 id, owner, take, state, note, failed, due, error, outcome, head, result, place)
         WHERE app = of_app AND held.id = ANY (of_ids) AND held.id = given.id
             AND held.owner = given.owner AND held.take = given.take
-            AND (held.state IN (1, 2) OR held.state = 0 AND given.state = 3)
+            AND CASE given.state WHEN 3 THEN held.state < 3 ELSE held.state IN (1, 2) END
         RETURNING given.place
     ) SELECT array_agg(place) INTO valid FROM changed;
     IF valid IS NOT NULL AND names IS NOT NULL THEN
@@ -977,7 +980,7 @@ BEGIN
     RETURN ARRAY(
         SELECT place = ANY (coalesce(valid, '{}')) OR given.state = 3 AND EXISTS (
             SELECT FROM {schema}.requests AS held
-            WHERE app = of_app AND held.id = given.id AND held.state = 3
+            WHERE app = of_app AND held.id = given.id AND held.state > 2
                 AND held.owner = given.owner AND held.take = given.take)
         FROM unnest(of_ids, owners, takes, states) WITH ORDINALITY
             AS given(id, owner, take, state, place) ORDER BY place);
@@ -1004,7 +1007,7 @@ CREATE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RET
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.requests SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND state IN (1, 2)
+        WHERE app = of_app AND id = of_id AND state BETWEEN 1 AND 2
             AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR of_mark LIKE '{"cancel"%');
     RETURN FOUND;
 END
@@ -1017,7 +1020,7 @@ BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', take = take + 1, failed = 0,
         crashed = false, due = {schema}.unix_time(), note = NULL, error = NULL, outcome = NULL,
         result_headers = NULL, result = NULL, until = 0
-        WHERE app = of_app AND id = of_id AND state = 3 AND body IS NOT NULL;
+        WHERE app = of_app AND id = of_id AND state > 2 AND body IS NOT NULL;
     RETURN FOUND;
 END
 $$;
