@@ -1,152 +1,192 @@
-"""Requests of a pool: ``python -m bench.requests``.
+"""Requests of a pool beside jobs with results of others: ``python -m bench.requests``.
 
-A worker with two processes runs no-op jobs on SQLite and on PostgreSQL. How many requests a second,
-each with a message for ``then=``, while 100 are outstanding? How long from asking to the value, one
-at a time? And how soon does another process run the request of one that is killed?
+Two worker processes have four places each. How many no-op jobs a second, with 100 outstanding? How
+long from asking to the value, one at a time? How long do naps take, 5 % of which last ten times as
+long, beside an ideal distribution? And how soon does another process run the job of one that is
+killed? See `bench.peers.with_results`. Redis does not sync each write; SQLite and PostgreSQL do.
+
+Then of qdo alone: what 40 idle processes cost, and how many requests a second one worker takes and
+ends in PostgreSQL beside the dead rows that an open transaction keeps.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import statistics
+import contextlib
+import json
 import sys
 import tempfile
 import time
-from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from bench.support import report
+from bench.support import report, services
 from bench.support.postgresql_runs import postgresql
-from bench.support.processes import Program, ProgramError
-from bench.support.statistics import Goal, percentile
+from bench.support.processes import Program, ProgramError, cpu_seconds, tree
+from bench.support.statistics import Goal
 from qdo.app import App
-from qdo.brokers.requests import RUNNING
-from tests.support.paths import ROOT
+from qdo.brokers.registry import open_broker
+from qdo.brokers.requests import NewRequest
 from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlServer
 
-OUTSTANDING = 100
-APP = """
-import os
-import time
-
-import qdo
-
-app = qdo.App("bench")
-
-
-@app.job("noop", pool=True, concurrency=50)
-def noop(request, context):
-    return request.body
-
-
-@app.job("hold", pool=True)
-def hold(request, context):
-    request.progress(str(os.getpid()))
-    time.sleep(600 if request.take == 1 else 0)
-    return request.take
+QDO = "qdo"
+REDIS, POSTGRESQL = ("celery", "rq", "dramatiq"), ("procrastinate", "pgqueuer")
+PROGRAMS = {"procrastinate": 2, "pgqueuer": 2}
+"""How many programs a peer needs for two worker processes, by default one."""
+COLUMNS = {
+    "rate": "jobs/s",
+    "median": "p50 ms",
+    "p99": "p99 ms",
+    "naps": "naps/ideal",
+    "killed": "killed, s",
+}
+DEAD_ROWS = (0, 10_000, 40_000, 200_000)
 
 
-@app.job("told")
-def told(message, context):
-    pass
-"""
+def compete(peer: str, python: Path, given: argparse.Namespace, **environment: str) -> Any:
+    """Return the figures of a peer."""
+    module = [str(python), "-m", "bench.peers.with_results"]
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as stack:
+        own = {**environment, "BENCH_PEER": peer, "QDO_LOG_LEVEL": "error"}
+        if peer == QDO:
+            own["QDO_COORDINATOR"] = f"sqlite:{name}/coordination.db"
+            own.setdefault("QDO_BROKER", f"sqlite:{name}/messages.db")
+        with Program([*module, "schema"], environment=own) as schema:
+            schema.wait(60)
+        for _ in range(PROGRAMS.get(peer, 1)):
+            stack.enter_context(Program([*module, "worker"], environment=own))
+        seconds, count = ("2", "20") if given.quick else ("15", "300")
+        command = [*module, "ask", seconds, count]
+        asker = Program(command, environment=own, folder=Path(name), talk=True)
+        return json.loads(stack.enter_context(asker).read_line(300))
 
 
-def throughput(app: App, seconds: float) -> float:
-    """Return requests a second with `OUTSTANDING` at once, asked in tens."""
-    open_ids: deque[list[str]] = deque()
-    done, began = 0, time.monotonic()
-    while time.monotonic() < began + seconds:
-        terms = [{"pool": "noop", "body": {"n": done}, "then": "told"}] * 10
-        open_ids.append([each.id for each in app.request_many(terms)])
-        if len(open_ids) == OUTSTANDING // 10:
-            for id in open_ids.popleft():
-                app.handle(id).result(60.0)
-            done += 10
-    return done / (time.monotonic() - began)
+def contestants(stack: ExitStack, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """Yield names and figures."""
+    server = stack.enter_context(postgresql()).address
+    address = prepared(server.url(server.create_database()))
+    yield "qdo, SQLite", compete(QDO, Path(sys.executable), given)
+    yield "qdo, PostgreSQL", compete(QDO, Path(sys.executable), given, QDO_BROKER=address)
+    if given.no_peers:
+        return
+    python = services.peers_python()
+    for peer in REDIS:
+        with services.redis() as url:
+            yield peer, compete(peer, python, given, BENCH_REDIS=url)
+    python = services.peers_python(services.POSTGRESQL_PEERS, services.POSTGRESQL_REQUIREMENTS)
+    for peer in POSTGRESQL:
+        address = server.url(server.create_database())
+        if peer == "pgqueuer":
+            install = Program([str(python.with_name("pgq")), "install"], environment=_pg(address))
+            with install:
+                install.wait(60)
+        yield peer, compete(peer, python, given, BENCH_POSTGRESQL=address)
 
 
-def latencies(app: App, count: int) -> list[float]:
-    """Return the milliseconds from asking to the value, one request at a time."""
-    found = []
-    for number in range(count):
-        began = time.perf_counter()
-        app.request("noop", {"n": number}).result(60.0)
-        found.append(1e3 * (time.perf_counter() - began))
-    return found
+def _pg(address: str) -> dict[str, str]:
+    return {"PGDSN": address}
 
 
-def recovery_ms(app: App) -> float:
-    """Return the time from the kill of a worker to the result that another one returns."""
-    handle = app.request("hold", None)
-    deadline = time.monotonic() + 60.0
-    while (record := app.broker.requests.find(handle.id)) is None or not record.note:
-        if time.monotonic() > deadline or (record and record.state > RUNNING):
-            raise ProgramError("the request does not run")
-        time.sleep(0.01)
-    os.kill(int(record.note), signal.SIGKILL)
-    began = time.perf_counter()
-    handle.result(60.0)
-    return 1e3 * (time.perf_counter() - began)
+def idle_ms(processes: int, seconds: float) -> float:
+    """Return the milliseconds of processor time that an idle process takes in a second."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        settings = {
+            "QDO_BROKER": f"sqlite:{name}/messages.db",
+            "QDO_COORDINATOR": f"sqlite:{name}/coordination.db",
+            "QDO_LOG_LEVEL": "error",
+            "BENCH_PEER": QDO,
+        }
+        worker = "import sys; from qdo.__main__ import worker; sys.exit(worker())"
+        argv = [sys.executable, "-c", worker, "bench.peers.with_results:peer.app"]
+        with (
+            Program([*argv, "--processes", str(processes)], environment=settings) as program,
+            App("bench", **_addresses(settings)) as app,
+        ):
+            app.request("noop", 0).result(60.0)
+            limit = time.monotonic() + 60
+            while len(tree(program.pid)) <= processes and time.monotonic() < limit:
+                time.sleep(0.1)
+            time.sleep(seconds)  # until they have started
+            before = cpu_seconds(program.pid)
+            time.sleep(seconds)
+            return 1e3 * (cpu_seconds(program.pid) - before) / seconds / processes
 
 
-def measure(broker: str, folder: Path, quick: bool) -> dict[str, float]:
-    (folder / "requests_app.py").write_text(APP)
-    settings = {
-        "QDO_BROKER": broker,
-        "QDO_COORDINATOR": f"sqlite:{folder}/coordination.db",
-        "PYTHONPATH": f"{folder}:{ROOT}",
-        "QDO_LOG_LEVEL": "error",
-    }
-    worker = "import sys; from qdo.__main__ import worker; sys.exit(worker())"
-    argv = [sys.executable, "-c", worker, "requests_app:app", "--processes", "2"]
-    with (
-        App("bench", broker=broker, coordinator=settings["QDO_COORDINATOR"]) as app,
-        Program(argv, environment=settings, folder=folder),
-    ):
-        app.request("noop", 0).result(60.0)
-        times = sorted(latencies(app, 20 if quick else 300))
-        rate = throughput(app, 2.0 if quick else 15.0)
-        recoveries = [recovery_ms(app) for _ in range(1 if quick else 3)]
-    return {
-        "requests a second": rate,
-        "ask to value, p50 ms": percentile(times, 50),
-        "ask to value, p99 ms": percentile(times, 99),
-        "killed worker to value, ms": statistics.median(recoveries),
-    }
+def _addresses(settings: Mapping[str, str]) -> dict[str, str]:
+    return {"broker": settings["QDO_BROKER"], "coordinator": settings["QDO_COORDINATOR"]}
+
+
+def beside_dead_rows(server: PostgresqlServer, count: int, seconds: float) -> float:
+    """Return the requests a second that are asked for, taken and ended, one at a time."""
+    name = server.address.create_database()
+    broker = open_broker(prepared(server.address.url(name)), "bench")
+    store, done = broker.requests, 0
+
+    def pass_one(number: int) -> None:
+        store.ask([NewRequest("p", str(number), (b"1", None), b"1")])
+        (taken,) = store.take("w", "p", 1, []).requests
+        store.end(taken.take, "done", (b"1", None))
+
+    with server.address.connect(name) as sql, server.address.connect(name) as other:
+        sql.execute("ALTER TABLE qdo.requests SET (autovacuum_enabled = false)")
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT txid_current()")
+        for start in range(0, count, 1000):
+            ids = map(str, range(-start - 1000, -start))
+            store.ask([NewRequest("p", each, (b"1", None), b"1") for each in ids])
+        for state in (1, 2):
+            sql.execute("UPDATE qdo.requests SET state = %s, owner = 'w'", [state])
+        sql.execute("DELETE FROM qdo.requests")
+        pass_one(0)
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            done += 1
+            pass_one(done)
+        rate = done / (time.monotonic() - began)
+    broker.close()
+    return rate
 
 
 def main() -> int:
     """Measure, print and write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.requests", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser.add_argument("--no-peers", action="store_true", help="qdo alone")
     given = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Any] = {}
     with ExitStack() as stack:
-        for name in ("sqlite", "postgresql"):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-            if name == "sqlite":
-                broker = f"sqlite:{folder}/messages.db"
-            else:
-                address = stack.enter_context(postgresql()).address
-                broker = prepared(address.url(address.create_database()))
-            found[name] = measure(broker, folder, given.quick)
-    rows = [(key, *(f"{each[key]:,.1f}" for each in found.values())) for key in found["sqlite"]]
-    print(report.table(("figure", *found), rows))
-    goals = [
-        Goal.at_least("requests a second, SQLite", 3_000, found["sqlite"]["requests a second"]),
-        Goal.at_least(
-            "requests a second, PostgreSQL", 1_500, found["postgresql"]["requests a second"]
-        ),
-        Goal.at_most("ask to value, SQLite, ms", 8, found["sqlite"]["ask to value, p50 ms"]),
-        Goal.at_most(
-            "ask to value, PostgreSQL, ms", 12, found["postgresql"]["ask to value, p50 ms"]
-        ),
+        try:
+            for name, figures in contestants(stack, given):
+                report.say(f"{name}: {figures}")
+                found[name] = figures
+        except ProgramError as error:
+            report.say(str(error))
+            return 1
+    rows = [
+        (name, *("never" if each[key] is None else f"{each[key]:,.2f}" for key in COLUMNS))
+        for name, each in found.items()
     ]
-    result = {"machine": report.machine(), "figures": found}
+    print(report.table(("", *COLUMNS.values()), rows))
+    idle = idle_ms(4 if given.quick else 40, 2.0 if given.quick else 10.0)
+    print(f"idle: {idle:.1f} ms of processor time a second for each process")
+    dead: dict[int, float] = {}
+    with contextlib.closing(PostgresqlServer()) as server:
+        server.start()
+        for count in DEAD_ROWS[:2] if given.quick else DEAD_ROWS:
+            dead[count] = beside_dead_rows(server, count, 1.0 if given.quick else 5.0)
+            print(f"{count:,} dead rows: {dead[count]:,.0f} requests/s")
+    sqlite, postgres = found["qdo, SQLite"], found["qdo, PostgreSQL"]
+    goals = [
+        Goal.at_least("requests a second, SQLite", 3_000, sqlite["rate"]),
+        Goal.at_least("requests a second, PostgreSQL", 1_500, postgres["rate"]),
+        Goal.at_most("ask to value, SQLite, ms", 8, sqlite["median"]),
+        Goal.at_most("ask to value, PostgreSQL, ms", 12, postgres["median"]),
+        Goal.at_most("killed process to value, s", 0.5, sqlite["killed"] or 60.0),
+    ]
+    result = {"machine": report.machine(), "figures": found, "idle": idle, "dead_rows": dead}
     return report.finish("requests", result, goals)
 
 

@@ -146,6 +146,26 @@ class RequestRecord:
         return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
 
 
+RECORD_FIELDS = (
+    *("pool", "state", "priority", "asked", "due", "failed", "started"),
+    *("note", "error", "mark", "reply", "outcome", "until"),
+)
+
+
+def record_of(id: str, owner: str, number: int, *rest: Any) -> RequestRecord:
+    """Return the record of a row: a take, `RECORD_FIELDS`, and headers and body of both contents.
+
+    :param rest: a body that was not read, and a result that does not exist, are None.
+    """
+    *values, headers, body, result_headers, result = rest
+    return RequestRecord(
+        Take(id, owner, number),
+        **dict(zip(RECORD_FIELDS, values, strict=True)),
+        content=NO_CONTENT if body is None else (body, headers),
+        result=None if result is None else (result, result_headers),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
     """How many requests of a pool are not over.

@@ -22,6 +22,7 @@ from qdo.brokers.embedded.schema import Query, Row
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.requests import (
     EXPIRED_AT_ONCE,
+    RECORD_FIELDS,
     STATES,
     TAKEN_BYTES,
     Content,
@@ -35,6 +36,7 @@ from qdo.brokers.requests import (
     check_content,
     check_request_text,
     check_requests,
+    record_of,
     refuse_connection,
     storable_text,
 )
@@ -119,11 +121,7 @@ UPDATE requests SET mark = :mark WHERE app = :app AND id = :id AND state IN (1, 
        AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR :mark LIKE '{"cancel"%')
 """
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
-_RECORD_FIELDS = (
-    *("pool", "state", "priority", "asked", "due", "failed", "started"),
-    *("note", "error", "mark", "reply", "outcome", "until"),
-)
-_RECORD = f"SELECT number, id, owner, take, {', '.join(_RECORD_FIELDS)}"
+_RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
 _FIND, _FIND_BRIEF = (
     Query(
@@ -239,16 +237,6 @@ def _taken(owner: str, pool: str, row: Row) -> TakenRequest:
     return TakenRequest(take, pool, content, priority, failed, bool(crashed), error, asked, reply)
 
 
-def _record(row: Row) -> RequestRecord:
-    _, id, owner, number, *values, headers, body, result_headers, result = row
-    return RequestRecord(
-        Take(id, owner, number),
-        **dict(zip(_RECORD_FIELDS, values, strict=True)),
-        content=(body, headers),
-        result=None if result is None else (result, result_headers),
-    )
-
-
 def _guard(take: Take) -> dict[str, Any]:
     return {"id": take.id, "owner": take.owner, "take": take.number}
 
@@ -341,7 +329,7 @@ class EmbeddedRequests(RequestStore):
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
         for row in self._read(_FIND if whole else _FIND_BRIEF, id=id):
-            return _record(row)
+            return record_of(*row[1:])
         return None
 
     def records(
@@ -357,7 +345,7 @@ class EmbeddedRequests(RequestStore):
         order = "DESC" if newest else "ASC"
         found = [self._read(_LIST[each, order], **of) for each in conditions]
         rows = sorted(itertools.chain(*found), reverse=newest)
-        return [_record(row) for row in rows[:limit]]
+        return [record_of(*row[1:]) for row in rows[:limit]]
 
     def pools(self) -> list[str]:
         return [pool for (pool,) in self._read(_POOLS)]

@@ -25,9 +25,9 @@ from qdo.brokers.postgresql.writer import (
     refusal,
 )
 from qdo.brokers.requests import (
-    NO_CONTENT,
     OVER,
     PAUSED,
+    RECORD_FIELDS,
     RUNNING,
     TAKEN_BYTES,
     WAITING,
@@ -42,6 +42,7 @@ from qdo.brokers.requests import (
     check_content,
     check_request_text,
     check_requests,
+    record_of,
     storable_text,
 )
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
@@ -71,10 +72,7 @@ _MARK = "SELECT {schema}.mark_request(%s, %s, %s)"
 _RETRY = "SELECT {schema}.retry_request(%s, %s)"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
 _EXPIRE = "SELECT {schema}.expire_requests(%s)"
-_COLUMNS = """
-SELECT id, owner, take, pool, state, priority, asked, due, failed, started, note, error, mark,
-    reply, outcome, until
-"""
+_COLUMNS = f"SELECT id, owner, take, {', '.join(RECORD_FIELDS)}"
 _FIND = f"""
 {_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
@@ -309,7 +307,7 @@ class PostgresqlRequests(RequestStore):
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
         check_request_text("the id of a request", id)
         rows = self._read(_FIND if whole else _FIND_BRIEF, id=id)
-        return _record(*rows[0]) if rows else None
+        return record_of(*rows[0]) if rows else None
 
     def records(
         self,
@@ -322,7 +320,7 @@ class PostgresqlRequests(RequestStore):
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
         query = _RECORDS.replace("{states}", f"({numbers})")
         query = query.replace("{order}", "DESC" if newest else "ASC")
-        return [_record(*row) for row in self._read(query, pool=pool, limit=limit)]
+        return [record_of(*row) for row in self._read(query, pool=pool, limit=limit)]
 
     def pools(self) -> list[str]:
         return [pool for (pool,) in self._read(_POOLS)]
@@ -389,28 +387,3 @@ def _taken(owner: str, pool: str, row: Any) -> TakenRequest:
         Take(id, owner, number), pool, (body, headers), priority, failed, crashed, error, asked,
         reply,
     )  # fmt: skip
-
-
-def _record(
-    id: str, owner: str, number: int, pool: str, state: int, priority: int, *rest: Any
-) -> RequestRecord:
-    asked, due, failed, started, note, error, mark, reply, outcome, until, *contents = rest
-    headers, body, result_headers, result = contents
-    return RequestRecord(
-        take=Take(id, owner, number),
-        pool=pool,
-        state=state,
-        content=NO_CONTENT if body is None else (body, headers),
-        priority=priority,
-        asked=asked,
-        due=due,
-        failed=failed,
-        started=started,
-        note=note,
-        error=error,
-        mark=mark,
-        reply=reply,
-        outcome=outcome,
-        result=None if result is None else (result, result_headers),
-        until=until,
-    )

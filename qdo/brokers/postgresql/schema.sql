@@ -847,7 +847,8 @@ CREATE FUNCTION {schema}.take_requests(
     looked_at float8, looked_through bigint[], spent float8
 )
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := {schema}.unix_time();
@@ -925,7 +926,8 @@ CREATE FUNCTION {schema}.report_requests(
     ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
 ) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     valid bigint[];
 BEGIN
@@ -1028,7 +1030,8 @@ $$;
 -- Let the requests of a worker that is gone wait again; return their number.
 CREATE FUNCTION {schema}.give_back_requests(of_app text, of_owner text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     given bigint;
 BEGIN
@@ -1051,7 +1054,8 @@ $$;
 -- Delete requests that are over and were kept as long as asked; return their number.
 CREATE FUNCTION {schema}.expire_requests(of_app text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now float8 := {schema}.unix_time();
     gone bigint;
