@@ -107,8 +107,8 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
-CHEAP_SECONDS, SPARED = 0.002, 10.0
-"""A look that took longer has read many dead rows; the next whole one waits ten times as long."""
+SPARED, LONGEST_SECONDS = 10.0, 1.0
+"""After a look that has read many dead rows, the next whole one waits ten times as long."""
 
 
 class _Report(NamedTuple):
@@ -211,7 +211,7 @@ class PostgresqlRequests(RequestStore):
         *rows, (*_, next_due, since, passed, spent) = rows
         left = look.until - clock()
         if is_whole:
-            left = SPARED * spent if spent > CHEAP_SECONDS else 0.0
+            left = min(SPARED * spent, LONGEST_SECONDS)
         if next_due is not None and next_due > since:
             left = min(left, next_due - since)  # a delayed one has a smaller number
         if not is_whole and left > 0:

@@ -205,7 +205,6 @@ def test_what_comes_back_is_found_soon(
     broker: Broker, postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although takes pass the dead rows, and it has a smaller number than they looked at."""
-    monkeypatch.setattr(requests_module, "CHEAP_SECONDS", 0.0)
     monkeypatch.setattr(requests_module, "SPARED", 100.0)
     store = broker.requests
     taken = take(store)
