@@ -229,6 +229,7 @@ def play(fleet: RequestFleet, count: int, pause_seconds: float) -> list[str]:
 
     :param pause_seconds: mean of the pauses between faults.
     """
+    fleet.fault_times.append(time.time())  # places are missing until the workers have started
     for _ in range(PARENTS):
         fleet.start_parent()
     for number in range(ASKERS):
