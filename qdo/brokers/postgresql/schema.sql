@@ -871,7 +871,8 @@ BEGIN
     WITH own AS MATERIALIZED (
         SELECT id, -1 AS priority, number, octet_length(body) AS size FROM {schema}.requests
         WHERE app = of_app AND owner = of_owner AND state IN (1, 2)
-            AND started >= CASE WHEN is_whole THEN 0 ELSE since END AND pool = of_pool AND id <> ALL (running)
+            AND started >= CASE WHEN is_whole THEN 0 ELSE since END
+            AND pool = of_pool AND id <> ALL (running)
         FOR UPDATE SKIP LOCKED
     ), next AS MATERIALIZED (
         SELECT found.* FROM generate_series(0, 9) AS given(priority) CROSS JOIN LATERAL (
