@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qdo.errors import UsageError
+from qdo.queues import check_queue_name
 from qdo.sending.sender import Sender
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.hold_machine import Hold
+    from qdo.fleet.owners import Owner
     from qdo.ops.cancel import Cancellation
     from qdo.ops.decisions import OperatorDecision
     from qdo.ops.peek import Kind, PeekedMessage
@@ -37,6 +39,8 @@ class OperatorService(Protocol):
     ) -> list[Cancellation]: ...
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]: ...
+
+    def owner(self, queue: str) -> Owner | None: ...
 
     def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None: ...
 
@@ -68,6 +72,11 @@ class FleetOperators:
         from qdo.ops.peek import peek
 
         return list(peek(self.client, self.layout, self.broker, queue, kinds, limit))
+
+    def owner(self, queue: str) -> Owner | None:
+        from qdo.fleet.owners import find_owner
+
+        return find_owner(self.client, self.layout, queue)
 
     def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
         from qdo.coordination.bulk_reads import names_below
@@ -183,6 +192,22 @@ class OperatorCalls(Sender):
             return message if fault is not None else replace(message, body=body, headers=headers)
 
         return list(map(opened, self._act(lambda each: each.peek(queue, kinds, limit))))
+
+    def owner(self, queue: str) -> Owner | None:
+        """Return which worker owns a queue now; None if none does, as for a new queue or a pool.
+
+        >>> found = app.owner("mail-eu")
+        >>> found and found.address
+        '10.0.0.7:8001'
+
+        It reads two nodes of the coordinator. Between the answer and a question to that worker, the
+        queue may have moved.
+
+        :raises QueueNameError: `queue` is not the name of a queue.
+        :raises CoordinatorUnreachableError: the coordinator does not answer in time.
+        """
+        name = check_queue_name(queue)
+        return self._act(lambda each: each.owner(name))
 
     def pause(
         self,

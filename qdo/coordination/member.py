@@ -122,7 +122,7 @@ class Member:
         return Registration(
             self._layout.workers,
             WORKER_STEM,
-            WorkerNode(filter=self._options.filter, process=self._options.process).encode(),
+            WorkerNode(filter=self._options.filter, **self._options.about).encode(),
             session,
             self._worker_registered,
             self._registered.set,

@@ -178,8 +178,14 @@ class Settings(AppSettings):
     zone: str = setting(
         "",
         "where this process runs, such as a data center: at most 100 letters, digits, ., - and _; "
-        "only `qdo workers --all` shows it",
+        "`qdo workers --all` and `App.owner` show it",
         checks.zone,
+    )
+    address: str = setting(
+        "",
+        "where this process answers questions about its queues, such as host:port; qdo does not"
+        " use it, `App.owner` shows it",
+        checks.address,
     )
     processes: int = setting(
         1,

@@ -146,6 +146,13 @@ def zone(value: str) -> str | None:
     return f"it must have at most 100 letters, digits, '.', '-' and '_', got {value[:120]!r}"
 
 
+def address(value: str) -> str | None:
+    """Check an address of an app; empty means none."""
+    if len(value) <= 200 and value.isprintable() and not any(map(str.isspace, value)):
+        return None
+    return f"it must have at most 200 printable characters and no space, got {value[:220]!r}"
+
+
 def namespace(value: str) -> str | None:
     """Check an absolute path of a znode."""
     if value.startswith("/") and all(value[1:].split("/")):

@@ -11,6 +11,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds
 from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet.owners import Owner
 from qdo.ops.cancel import Cancellation, result_of
 from qdo.ops.decisions import OperatorDecision, ids_of, which_of
 from qdo.ops.peek import Kind, PeekedMessage, check_names, find_messages, peek_behind
@@ -59,6 +60,11 @@ class KitOperators:
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
         return list(peek_behind(self._sender, queue, self._node(queue), kinds, limit))
+
+    def owner(self, queue: str) -> Owner | None:
+        self._sender.deliver()
+        worker = self._world.record.node(queue).owner
+        return Owner(queue, worker) if worker else None
 
     def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
         if not allow_none:

@@ -59,7 +59,7 @@ class CheckpointTotals:
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
-class Owner(Protocol):
+class QueueOwnership(Protocol):
     """The part of `Ownership` that checkpoints use."""
 
     path: str
@@ -74,7 +74,7 @@ class Checkpoints:
     def __init__(
         self,
         layout: Layout,
-        owner: Owner,
+        owner: QueueOwnership,
         recovery: Recovery,
         *,
         clock: Callable[[], float],

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.assignments import AssignmentReader
@@ -46,7 +47,8 @@ class MemberOptions:
 
     :ivar checkpoint_seconds: shortest time between two checkpoints.
     :ivar filter: the queues that may be assigned to the worker.
-    :ivar process: host and parent process of the worker, for people.
+    :ivar process: host and parent process of the worker, for people; `zone` and `address` are its
+        settings.
     :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
         marked as deleted are known; see `rebalancer.Rebalancer`.
     :ivar totals: where checkpoints are counted; None: nowhere.
@@ -55,9 +57,16 @@ class MemberOptions:
     checkpoint_seconds: float = 0.2
     filter: QueueFilter = EVERYTHING
     process: str = ""
+    zone: str = ""
+    address: str = ""
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
     totals: CheckpointTotals | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the worker's node tells of its process."""
+        return {"process": self.process, "zone": self.zone, "address": self.address}
 
 
 class Ownership(Machine):
@@ -93,7 +102,7 @@ class Ownership(Machine):
             self.path, self, on_gone=self.gone, on_reread=self._reread_requested
         )
         self._own_node.filter = options.filter
-        self._own_node.process = options.process
+        self._own_node.about = options.about
         self.obey = self._own_node.obey
         self._acquisition = Acquisition(
             layout, name, self, self.slots, positions, clock=clock, lease=lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from qdo.coordination.protocol.machine import (
     Callback,
@@ -55,7 +56,7 @@ class WorkerNodeWriter:
         self.draining = False
         self.filter = EVERYTHING
         self.holds = 0
-        self.process = ""
+        self.about: dict[str, Any] = {}
         self.rewrite = False
         self._machine = machine
         self._on_gone = on_gone
@@ -93,9 +94,8 @@ class WorkerNodeWriter:
         self.holds, self.rewrite = zxid, True
 
     def _own(self, node: WorkerNode) -> WorkerNode:
-        return replace(
-            node, draining=self.draining, filter=self.filter, holds=self.holds, process=self.process
-        )
+        told = replace(node, **self.about)
+        return replace(told, draining=self.draining, filter=self.filter, holds=self.holds)
 
     def commit(
         self, ops: list[SetOp], value: bytes, then: Callback, checks: tuple[CheckOp, ...] = ()

@@ -20,6 +20,7 @@ from qdo.text import shorten
 MAX_MOVES = 1000
 """Queues that operators have moved to a worker: each of those workers is planned for by itself."""
 MAX_PROCESS_CHARACTERS = 300
+_TEXTS = ("process", "zone", "address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class WorkerNode:
     :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
     :ivar holds: mzxid of the node `holds` that the worker obeys; 0 before the first.
     :ivar process: host and parent process of the worker, for people; "" if it is not known.
+    :ivar zone: its setting of this name; so is `address`.
     """
 
     queues: tuple[str, ...] = ()
@@ -39,6 +41,8 @@ class WorkerNode:
     filter: QueueFilter = EVERYTHING
     holds: int = 0
     process: str = ""
+    zone: str = ""
+    address: str = ""
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
@@ -50,7 +54,7 @@ class WorkerNode:
             bool(value.get("draining", False)),
             parse_filter(value.get("filter")),
             _zxid(value.get("holds")),
-            _text(value.get("process")),
+            *(_text(value.get(each)) for each in _TEXTS),
         )
 
     def encode(self) -> bytes:
@@ -63,8 +67,7 @@ class WorkerNode:
             value["filter"] = dump_filter(self.filter)
         if self.holds:
             value["holds"] = self.holds
-        if self.process:
-            value["process"] = self.process
+        value |= {each: text for each in _TEXTS if (text := getattr(self, each))}
         return encode_list(value)
 
 

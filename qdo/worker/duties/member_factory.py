@@ -105,6 +105,8 @@ class MemberFactory:
                 checkpoint_seconds=settings.checkpoint_seconds,
                 filter=parts.filter,
                 process=f"host {component['host']}, parent process {component['parent']}",
+                zone=settings.zone,
+                address=settings.address,
                 # As leader, assign no queue before reading which ones are deleted.
                 wait_for_deleted=has_dynamic_queues(parts.broker),
                 positions=self._positions,

@@ -18,7 +18,7 @@ from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import SettingsError
+from qdo.errors import QueueNameError, SettingsError
 from qdo.fleet.components import read_components
 from qdo.fleet.locks import CoordinatorLocks
 from qdo.settings.settings import Settings
@@ -41,6 +41,9 @@ def settings(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     monkeypatch.setenv("QDO_APP", "shop")
     monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
     return {"QDO_APP": "shop", "QDO_COORDINATOR": coordinator_url, "QDO_ZONE": "ams"}
+
+
+ADDRESS = "10.0.0.7:8001"
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], str]:
@@ -68,6 +71,7 @@ def test_processes_describe_themselves(
             "QDO_BROKER": f"sqlite:{tmp_path}/messages.db",
             "QDO_SESSION_TIMEOUT_SECONDS": "2.5",
             "QDO_DRAIN_SECONDS": "0",
+            "QDO_ADDRESS": ADDRESS,
             "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
         }
     )
@@ -88,8 +92,24 @@ def test_processes_describe_themselves(
             assert (item["state"], item["fault"]) == ("running", None)
         assert len({item["pid"] for item in items}) == 2
         assert len({item["settings"] for item in items}) == 1
+        with App("shop", coordinator=settings["QDO_COORDINATOR"]) as app:
+            owner = app.owner("q")
+        assert owner is not None
+        assert (owner.queue, owner.zone, owner.address) == ("q", "ams", ADDRESS)
+        assert owner.process == f"host {items[0]['host']}, parent process {parent.pid}"
         parent.send(signal.SIGTERM)
         parent.wait()
+
+
+@pytest.mark.parametrize("node", [b"", b'{"owner": "worker-1"}', b"garbage"])
+def test_no_queue_has_an_owner_that_is_gone(
+    settings: dict[str, str], outsider: Client, node: bytes
+) -> None:
+    outsider.create(LAYOUT.queue("q"), node, makepath=True)
+    with App("shop", coordinator=settings["QDO_COORDINATOR"]) as app:
+        assert app.owner("q") is app.owner("unknown") is None
+        with pytest.raises(QueueNameError):
+            app.owner("")
 
 
 def test_versions_that_differ_are_named(
@@ -250,3 +270,10 @@ def test_a_zone_must_be_a_short_word(zone: str) -> None:
     with pytest.raises(SettingsError):
         Settings(zone=zone)
     assert Settings(zone="eu-west_1.a").zone == "eu-west_1.a"
+
+
+@pytest.mark.parametrize("address", ["a b", "x" * 201, "\x1b[31m", "zone\n"])
+def test_an_address_has_no_space(address: str) -> None:
+    with pytest.raises(SettingsError):
+        Settings(address=address)
+    assert Settings(address="[::1]:80/questions").address == "[::1]:80/questions"

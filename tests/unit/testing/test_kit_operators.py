@@ -34,6 +34,7 @@ def test_messages_are_cancelled_before_they_run(app: qdo.App) -> None:
     with TestKit(app) as kit:
         later, now = app.send("q", 1, delay_seconds=60), app.send("q", 2)
         assert [each.kind for each in app.peek("q")] == ["waiting", "delayed"]
+        assert app.owner("q") is None
         cancelled = app.cancel("q", later, now, reason="paid")
         assert cancelled == {later: "cancelled", now: "cancelled"}
         assert app.cancel("q", later, now) == {later: "already-cancelled", now: "already-cancelled"}
@@ -44,6 +45,9 @@ def test_messages_are_cancelled_before_they_run(app: qdo.App) -> None:
         done = app.send("q", 3)
         assert kit.run_until_settled() == 0
         assert kit.done() == [3]
+        owner = app.owner("q")
+        assert owner is not None
+        assert owner.queue == "q"
         third = app.send("q", 4)
         with pytest.raises(PartialFailureError):
             app.cancel("q", done, third)
