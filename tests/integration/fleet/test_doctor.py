@@ -144,6 +144,7 @@ def test_a_process_that_was_killed_and_replaced_is_named(runs: AppRuns) -> None:
     wait_until(
         lambda: [each.pid for _, each in deaths(fresh(case).workers(), 0.0)] == killed, "both", 60.0
     )
+    wait_until(lambda: checks.leader(fresh(case)).status == "ok", "the last one leads", 60.0)
     found = doctor(runs, 0)["dead-processes"]
     assert found["status"] == "warning"
     assert "2 workers died" in found["reason"]
