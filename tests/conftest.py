@@ -242,6 +242,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Undo how a test has configured the log of this process: its level is for all later tests."""
+    loggers = [logging.getLogger(name) for name in (None, "kazoo", "botocore", "urllib3")]
+    levels = [each.level for each in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    root = loggers[0]
+    root.handlers[:] = [each for each in root.handlers if each.name != "qdo.system.logs"]
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """pytest's own, without the lines of kazoo that qdo does not show either.

@@ -114,7 +114,7 @@ def test_no_job_starts_once_the_lease_is_over(tmp_path: Path, zookeeper_server: 
                 shop.app.send(queue, "second", after=stamp + 10**9)
             late = "gets older documents"
             wait_until(lambda: worker.output.count(late) == len(QUEUES), "all have waited")
-            assert "the lease expired" in worker.output
+            worker.wait_for_line("the lease expired")
             assert len(shop.said()) == len(QUEUES)
         again = {f"{queue} second 0" for queue in QUEUES}
         wait_until(lambda: again <= {*shop.said()}, "all have run again")

@@ -73,7 +73,7 @@ def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: SqsWorkers) -> None
     assert sqs_stage.numbers("end", key="a") == [0, 1, 2]
     assert sqs_stage.numbers("begin", key="b") == [10, 11]
     assert [each["attempt"] for each in sqs_stage.said("begin")] == [1] * 6
-    assert "no longer held" in worker.output
+    worker.wait_for_line("no longer held")
     assert "3 expired" in ended_well(worker)
 
 
@@ -114,7 +114,7 @@ def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: SqsWor
     sqs_stage.wait_empty()
     assert sqs_stage.numbers("begin") == list(range(5))
     assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") > 5
-    assert "were received again and are deleted" in worker.output
+    worker.wait_for_line("were received again and are deleted")
 
 
 def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: SqsWorkers) -> None:

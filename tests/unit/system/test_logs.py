@@ -19,15 +19,8 @@ from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    loggers = [root, logging.getLogger("kazoo"), logging.getLogger("botocore")]
-    loggers.append(logging.getLogger("urllib3"))
-    handlers, levels = list(root.handlers), [each.level for each in loggers]
-    yield io.StringIO()
-    root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+def stream() -> io.StringIO:
+    return io.StringIO()
 
 
 def test_a_line_says_when_how_bad_where_and_what(stream: io.StringIO):
