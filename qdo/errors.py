@@ -294,6 +294,10 @@ class QueueNotEmptyError(RejectedError):
     {dead_letters}); process these messages first, or give --with-messages to delete them, too"""
 
 
+class ShardStateError(RejectedError):
+    """queue {queue!r} {state}; nothing was changed: {remedy}"""
+
+
 class QueueOwnedError(QdoError):
     """queue {queue!r} still belongs to {owner}, which may be running a job of it; it is marked as
     deleted; run this again when the job has ended"""

@@ -23,6 +23,7 @@ from qdo.brokers.outgoing import LASTING_DEDUP_SECONDS as LASTING_DEDUP_SECONDS
 from qdo.brokers.outgoing import Outgoing as Outgoing
 from qdo.brokers.outgoing import SendOptions as SendOptions
 from qdo.brokers.requests import RequestStore
+from qdo.brokers.streams import StreamStore
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
@@ -203,6 +204,8 @@ class Capabilities:
     """`Positions.text` of the end of a closed queue; None: queues have no end."""
     requests: bool = False
     """It stores requests: `Broker.requests` is there."""
+    streams: bool = False
+    """It stores streams: `Broker.streams` is there."""
     backlog_budget: int | None = None
     """How many backlogs a look at all queues requests at most, because each is a request that is
     paid for or counted; None: all of them."""
@@ -261,6 +264,12 @@ class Broker(abc.ABC):
     def requests(self) -> RequestStore:
         """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
         what, remedy = "store requests", "give requests an app with a PostgreSQL broker"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
+
+    @property
+    def streams(self) -> StreamStore:
+        """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
+        what, remedy = "store streams", "use a PostgreSQL broker, or the shards of Kinesis itself"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     @abc.abstractmethod

@@ -53,6 +53,7 @@ SECTIONS: Mapping[str, Table] = {
         ),
         "limits": ("limits", "limits", "List, set and delete limits of jobs in all processes."),
         "requests": ("requests", "requests", "List, cancel, resume and retry requests of pools."),
+        "streams": ("streams", "streams", "List the shards of streams; split and merge them."),
         "timers": ("fleet", "timers", "List timers, and send the message of one now."),
         "locks": ("fleet", "locks", "List the holders of locks, and the processes that wait."),
         "documents": (

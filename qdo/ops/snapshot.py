@@ -20,6 +20,7 @@ from qdo.errors import NodeRefusedError, NotFoundError, PositionAheadError, QdoE
 from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.fleet.holds import in_force
 from qdo.ops.peek import waiting_rows
+from qdo.ops.streams import hidden_parents
 from qdo.positions import TIME_POSITIONS
 from qdo.queues import QueueFilter
 from qdo.system.native import run_parallel
@@ -299,7 +300,7 @@ def read_snapshot(
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
     backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
     nodeless = [name for name in names if name not in nodes]
-    parents = _parents(client, broker, nodeless, listed)
+    parents = _parents(client, broker, nodeless, listed) | hidden_parents(broker, nodeless)
     reports = [WorkerReport.parse(read.data) for read in fleet.components or ()]
     return Snapshot(
         names=names,

@@ -36,6 +36,7 @@ from qdo.queues import check_queue_name
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
 from qdo.sending.replies import opened, reply_messages
 from qdo.sending.sender import Sender
+from qdo.sending.streams import Stream
 from qdo.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RequestTerms:
     pool: str
     body: Any
     id: str | None = None
-    then: str | None = None
+    then: str | Stream | None = None
     key: str | None = None
     tag: Mapping[str, Any] | None = None
     events: bool = False
@@ -216,7 +217,7 @@ class RequestCalls(Sender):
         body: Any,
         *,
         id: str | None = None,
-        then: str | None = None,
+        then: str | Stream | None = None,
         key: str | None = None,
         tag: Mapping[str, Any] | None = None,
         events: bool = False,
@@ -234,8 +235,8 @@ class RequestCalls(Sender):
         :param body: as in `send`.
         :param id: 1 to 200 characters; without one it gets a random id. If a request with this id,
             pool and body exists, nothing is stored, and the handle is that of the existing one.
-        :param then: a queue that gets a message with the outcome: `request`, `pool`, `outcome`,
-            `result` and `error`.
+        :param then: a queue, or a stream, that gets a message with the outcome: `request`, `pool`,
+            `outcome`, `result` and `error`.
         :param key: the key of that message.
         :param tag: further keys of that message's body.
         :param events: that queue also gets messages with the outcomes "started" and "paused".
@@ -326,7 +327,9 @@ def _reply(request: RequestTerms) -> str | None:
         if request.key is not None or tag is not None or request.events:
             raise UsageError(reason="key, tag and events require then, the queue that gets them")
         return None
-    check_queue_name(request.then)
+    given = request.then
+    then = given._queue_of(request.key or "") if isinstance(given, Stream) else given
+    check_queue_name(then)
     if request.key is not None:
         check_key(request.key)
         check_request_text("key", request.key)  # which a broker would refuse at the end only
@@ -337,7 +340,7 @@ def _reply(request: RequestTerms) -> str | None:
             names = ", ".join(sorted(RESULT_KEYS))
             raise _invalid("tag", f"a dict without the keys {names}", tag)
         _small_json("tag", tag)
-    reply = {"then": request.then, "key": request.key, "tag": tag, "events": request.events}
+    reply = {"then": then, "key": request.key, "tag": tag, "events": request.events}
     return json.dumps(reply)
 
 

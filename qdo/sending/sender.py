@@ -173,10 +173,12 @@ class Sender:
         :param once: as in `send`, for all messages that do not have it themselves.
         :param connection: as in `send`.
         """
+        return self._store((outgoing_of(each, once) for each in messages), connection)
+
+    def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
         given: list[Outgoing] = []
         try:
-            # If one is invalid, those before it are kept, to be released.
-            given.extend(outgoing_of(each, once) for each in messages)
+            given.extend(messages)  # if one is invalid, those before it are kept, to be released
             outgoing = self.ready(given)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
@@ -212,9 +214,12 @@ class Sender:
         self, messages: Iterable[AnyMessage], *, once: Message | None = None
     ) -> list[str]:
         """Send like `send_many`, from a coroutine: see `asend`."""
+        return await self._astore(outgoing_of(each, once) for each in messages)
+
+    async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
         given: list[Outgoing] = []
         try:
-            given.extend(outgoing_of(each, once) for each in messages)
+            given.extend(messages)
             return await self.broker.asend_many(self.ready(given))
         except BaseException:
             release_numbers(given)

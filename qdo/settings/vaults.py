@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qdo.brokers.registry import kind_of
+from qdo.brokers.streams import stream_of
 from qdo.encryption.key_ring import KeyRing
 from qdo.encryption.marks import IdMarks, RowOpener
 from qdo.errors import SettingsError
@@ -75,10 +76,10 @@ def _vault(ring: KeyRing, app: str, stream: str | None, required: bool) -> BodyV
 def _place(app: str, stream: str | None) -> Callable[[str], str]:
     """Return a function from a queue to the text that its messages are bound to.
 
-    The shard that gets a message of Kinesis is not known when it is encrypted, and may be split.
-    Any app may read the stream.
+    The shard that gets a message is not known when it is encrypted, and may be split. Any app may
+    read a stream of Kinesis.
     """
     if stream is None:
-        return lambda queue: f"{app}\0{queue}"
+        return lambda queue: f"{app}\0{stream_of(queue)}"
     bound = f"\0{stream}"
     return lambda queue: bound

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from qdo.app import App
+from qdo.brokers import streams
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
@@ -283,6 +284,31 @@ class TestKit(Results):
         given = {name.lower(): text for name, text in (headers or {}).items()}
         data = body if isinstance(body, bytes) else encode_body(path, body)
         return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], given, data)
+
+    def split(self, shard: str, at: str | None = None) -> list[str]:
+        """Divide a shard of a stream, like `qdo streams split`; return the names of its children.
+
+        >>> kit.split("user.40-80", at="60")
+        ['user.40-60', 'user.60-80']
+
+        :raises UsageError: the bound is not within the shard.
+        :raises ShardStateError: the shard is sealed.
+        :raises NotFoundError: no stream has the shard.
+        """
+        return self._reshard(streams.split(self.broker.streams.shards(), shard, at))
+
+    def merge(self, *shards: str) -> str:
+        """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
+
+        :raises UsageError: they are not neighbors.
+        :raises ShardStateError: one of them is sealed.
+        :raises NotFoundError: no stream has one of them.
+        """
+        return self._reshard(streams.merge(self.broker.streams.shards(), *shards))[0]
+
+    def _reshard(self, children: list[streams.Shard]) -> list[str]:
+        self.broker.streams.add(children)
+        return [each.queue for each in children]
 
     def run_until_idle(self) -> None:
         """Run everything that can run without time passing.

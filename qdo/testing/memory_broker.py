@@ -28,11 +28,13 @@ from qdo.brokers.base import (
 )
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
+from qdo.brokers.streams import Shard
 from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
 from qdo.testing.memory_requests import MemoryRequests, RequestContents
+from qdo.testing.memory_streams import MemoryStreams, dedup_place, routed
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch ends at this total size of bodies, as in the embedded broker."""
@@ -75,6 +77,7 @@ class Contents:
     delayed: list[_Delayed] = field(default_factory=list)
     listeners: list[Wake] = field(default_factory=list)
     requests: RequestContents = field(default_factory=RequestContents)
+    shards: dict[str, Shard] = field(default_factory=dict)
 
     def queue(self, name: str) -> _Queue:
         return self.queues.setdefault(name, _Queue())
@@ -128,10 +131,13 @@ class MemoryStore:
         now = self.clock() + _SLACK
         due = sorted((each for each in contents.delayed if each.due <= now), key=attrgetter("due"))
         contents.delayed = [each for each in contents.delayed if each.due > now]
+        moved = []
         for each in due:
             headers = with_header(each.message.headers, qdo_id=each.id)
-            self.append(contents, replace(each.message, headers=headers), least=each.due)
-        return [each.message.queue for each in due]
+            message = routed(contents.shards, replace(each.message, headers=headers))
+            self.append(contents, message, least=each.due)
+            moved.append(message.queue)
+        return moved
 
 
 class MemoryBroker(Broker):
@@ -146,6 +152,7 @@ class MemoryBroker(Broker):
         max_body_bytes=MAX_STORED_BODY_BYTES,
         dedup=True,
         requests=True,
+        streams=True,
     )
     id_node = ID_NODE
 
@@ -156,6 +163,8 @@ class MemoryBroker(Broker):
         self.catalog = MemoryCatalog(store, self._contents)
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
+        held = self._contents
+        self._streams = MemoryStreams(held.shards, store.lock, held.queues, held.queue)
         self._requests = MemoryRequests(
             self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
         )
@@ -163,6 +172,10 @@ class MemoryBroker(Broker):
     @property
     def requests(self) -> MemoryRequests:
         return self._requests
+
+    @property
+    def streams(self) -> MemoryStreams:
+        return self._streams
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
@@ -176,6 +189,7 @@ class MemoryBroker(Broker):
     def _add(self, messages: Sequence[Outgoing]) -> tuple[list[str], Callable[[], None]]:
         """Store messages; return their ids, and a function that wakes the listeners."""
         check_messages(messages)
+        messages = [routed(self._contents.shards, message) for message in messages]
         if self._closed:
             raise UsageError(reason="this broker is closed: open a new one to send")
         stored: list[str] = []
@@ -191,12 +205,13 @@ class MemoryBroker(Broker):
         terms = message.terms
         if terms is None or terms.dedup_key is None:
             return self._place(message, terms, now, stored)
-        sent = self._contents.queue(message.queue).sent
-        known, until = sent.get(terms.dedup_key, ("", 0))
+        place, prefix = dedup_place(self._contents.shards, message)
+        sent, key = self._contents.queue(place).sent, prefix + terms.dedup_key
+        known, until = sent.get(key, ("", 0))
         if until > now:
             return known
         made = self._place(message, terms, now, stored)
-        sent[terms.dedup_key] = made, now + round(terms.dedup_seconds * _SECOND)
+        sent[key] = made, now + round(terms.dedup_seconds * _SECOND)
         return made
 
     def _place(
@@ -248,6 +263,11 @@ class MemoryCatalog(QueueCatalog):
         self._contents = contents
 
     def names(self) -> list[str]:
+        with self._store.lock:
+            hidden = {each.queue for each in self._contents.shards.values() if each.hidden}
+            return sorted(self._contents.queues.keys() - hidden)
+
+    def names_to_show(self) -> list[str]:
         with self._store.lock:
             return sorted(self._contents.queues)
 
@@ -327,18 +347,20 @@ class MemoryDeadLetters(DeadLetterStore):
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         with self._store.lock:
-            moved = [self._retry(*key) for key in keys]
+            names: list[str] = []
+            moved = [self._retry(*key, names) for key in keys]
             listeners = list(self._contents.listeners)
-        names = [name for (name, _), each in zip(keys, moved, strict=True) if each is not None]
         wake_all(listeners, names)
         return moved
 
-    def _retry(self, queue: str, position: int) -> int | None:
+    def _retry(self, queue: str, position: int, names: list[str]) -> int | None:
         record = self._take(queue, position)
         if record is None:
             return None
         headers = retried_headers(record.headers, message_id(position, ID_NODE))
         message = Outgoing(queue, record.body, record.key, headers)
+        message = routed(self._contents.shards, message)
+        names.append(message.queue)
         return self._store.append(self._contents, message)
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:

@@ -27,6 +27,7 @@ from qdo.testing.inline_executor import InlineExecutor
 from qdo.testing.pools import KitPools, KitRegistration
 from qdo.testing.state import State
 from qdo.worker import shared_memory as hands
+from qdo.worker.duties.streams import ShardOpener
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
 from qdo.worker.engine.holds import HoldGate
@@ -98,6 +99,7 @@ class Process:
         parts = self._dispatcher, self.gate, self._pipeline.permits
         member = KitRegistration(self.name, self._lease)
         self._pools = KitPools(world.app, self._broker.requests, self.clock, member, parts)
+        self._opener = ShardOpener(self._broker.streams)
         self._stop_listening = self._broker.listen(self._woken)
         self._woken(self._broker.catalog.names())
 
@@ -122,7 +124,9 @@ class Process:
         if self._spawned:
             self._spawned.popleft()()
             return True
-        return False
+        opened = self._opener.step(self._world.record)
+        self._woken(opened)
+        return bool(opened)
 
     def paused(self, request: str) -> None:
         """Run what else can run, until one of these jobs resumes or cancels a paused request."""
@@ -192,7 +196,8 @@ class Process:
 
     def _hear(self) -> None:
         """Claim new queues, and wake those with new messages."""
-        news, self._news = sorted(self._news), set()
+        hidden = {each.queue for each in self._broker.streams.resharded() if each.hidden}
+        news, self._news = sorted(self._news - hidden), set()
         for queue in news:
             if queue not in self._owned and not self._world.is_pool(queue):
                 self._claim(queue)

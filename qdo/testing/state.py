@@ -14,7 +14,7 @@ import itertools
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class MemoryCoordinator:
     def node(self, queue: str) -> QueueNode:
         """Return the node of a queue; an empty one if it has none."""
         return QueueNode.parse(self._nodes.get(queue, b""))
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        """Return the nodes of queues, see `ShardOpener`."""
+        return {name: self.node(name) for name in names}
 
     def claim(self, queue: str, worker: str) -> tuple[int, QueueNode]:
         """Make a worker the owner of a queue; return the fence, and the node."""

@@ -19,7 +19,9 @@ from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages
 from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
+from qdo.brokers.embedded.streams import EmbeddedStreams
 from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.streams import check_deletable, stream_of
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encoding import is_utf8
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
@@ -31,7 +33,12 @@ from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 MAX_QUEUES = 1000
 """In one query: forks wait for its end."""
 
-_NAMES = Query("SELECT name FROM queues WHERE app = ? ORDER BY name", "t")
+_ALL_NAMES = Query("SELECT name FROM queues WHERE app = :app ORDER BY name", "t")
+_NAMES = Query(
+    "SELECT name FROM queues WHERE app = :app"
+    " AND name NOT IN (SELECT queue FROM streams WHERE app = :app AND hidden) ORDER BY name",
+    "t",
+)
 _BACKLOGS = Query(
     """
 SELECT queues.name, queues.head, queues.sent, queues.delayed, first.position, first.number
@@ -54,8 +61,14 @@ class EmbeddedCatalog(QueueCatalog):
         self._app = app
 
     def names(self) -> list[str]:
+        return self._names(_NAMES)
+
+    def names_to_show(self) -> list[str]:
+        return self._names(_ALL_NAMES)
+
+    def _names(self, query: Query) -> list[str]:
         with unforked, translated(self._path):
-            return [name for (name,) in _NAMES.all(self._reading, (self._app,))]
+            return [name for (name,) in query.all(self._reading, {"app": self._app})]
 
     def backlog(self, queue: str, after: int) -> Backlog:
         return self.backlogs({queue: after})[queue]
@@ -85,7 +98,7 @@ ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
 _DELETE = (
     "DELETE FROM messages WHERE queue = ?",
     "DELETE FROM delayed WHERE queue = ?",
-    "DELETE FROM dedup WHERE queue = ?",
+    "DELETE FROM dedup WHERE queue = (SELECT id FROM queues WHERE id = ? AND root IS NULL)",
     "DELETE FROM dead_letters WHERE queue = ?",
     "DELETE FROM queues WHERE id = ?",
 )
@@ -149,6 +162,7 @@ class EmbeddedBroker(Broker):
         max_body_bytes=MAX_BODY_BYTES,
         dedup=True,
         requests=True,
+        streams=True,
     )
 
     def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
@@ -174,6 +188,7 @@ class EmbeddedBroker(Broker):
                 self.dead_letters = EmbeddedDeadLetters(
                     self._reading, path, app, self._writer, self.id_node
                 )
+                self._streams = EmbeddedStreams(self._reading, path, app, self._writer)
                 self._requests = EmbeddedRequests(
                     self._reading, path, app, self._writer, self.id_node, self._checked_size
                 )
@@ -194,6 +209,10 @@ class EmbeddedBroker(Broker):
     @property
     def requests(self) -> EmbeddedRequests:
         return self._requests
+
+    @property
+    def streams(self) -> EmbeddedStreams:
+        return self._streams
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]
@@ -254,6 +273,8 @@ class EmbeddedBroker(Broker):
                 return total
 
     def delete_queue(self, queue: str, last: int) -> None:
+        # Before, because one that may be deleted now may be deleted for ever.
+        check_deletable(queue, self.streams.shards(stream_of(queue)))
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
             pass  # in parts, as in `trim`

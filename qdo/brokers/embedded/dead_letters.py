@@ -89,7 +89,7 @@ PRUNED_AT_ONCE = 1000
 
 def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
     values = (
-        transaction.queue_id(record.queue),
+        transaction.tail(record.queue).id,
         record.position,
         record.body,
         record.key,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOptions
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.streams import key_hash
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError
 from qdo.positions import message_id, new_id, position_of_time
@@ -74,16 +75,19 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     options = message.terms
     if options is None or options.dedup_key is None:
         return _store(transaction, message, options, node)
-    queue = transaction.queue_id(message.queue)
+    tail = transaction.tail_for(message)
+    queue, key = tail.root or tail.id, options.dedup_key
+    if tail.root is not None and message.key is not None:
+        key = key_hash(message.key) + key  # it outlives a shard, and counts for the message's key
     execute = transaction.connection.execute
     now = transaction.now()
-    sent = _SENT.first(transaction.connection, (queue, options.dedup_key, now))
+    sent = _SENT.first(transaction.connection, (queue, key, now))
     if sent is not None:
         return str(sent[0])
     execute(_TRIM, (now, TRIM))
     new = _store(transaction, message, options, node)
     until = now + round(options.dedup_seconds * _SECOND)
-    execute(_REMEMBER, (queue, options.dedup_key, new, until))
+    execute(_REMEMBER, (queue, key, new, until))
     return new
 
 
@@ -99,7 +103,7 @@ def _store(
 
 def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
     """Store a delayed message. It has no position yet, so its id is random."""
-    queue = transaction.queue_id(message.queue)
+    queue = transaction.tail_for(message).id
     execute = transaction.connection.execute
     earliest = _NEXT.first(transaction.connection, (transaction.app,))
     # Listeners sleep until the earliest due time: only an earlier message needs to wake them.

@@ -117,6 +117,26 @@ REQUESTS = re.sub(
 are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise the
 time at which it is due, so one index answers both questions: of which priority the next one is, and
 when the next one is due. `due` stays as it was given."""
+STREAMS = """
+    ALTER TABLE queues ADD COLUMN root INTEGER;
+    ALTER TABLE queues ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE streams (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        app TEXT NOT NULL,
+        stream TEXT NOT NULL,
+        queue TEXT NOT NULL,
+        low TEXT NOT NULL,
+        high TEXT NOT NULL,
+        parents TEXT NOT NULL,
+        end_position INTEGER,
+        hidden INTEGER NOT NULL,
+        UNIQUE (app, queue)
+    );
+    CREATE INDEX streams_by_name ON streams (app, stream);
+    CREATE INDEX streams_hidden ON streams (app) WHERE hidden;
+"""
+"""A row for each shard that ever was, see `qdo.brokers.streams`. `parents` is a JSON array. In the
+table `queues`, `root` is the id of the first queue of a shard's stream, NULL for other queues."""
 _NO_ID_TWICE = f"""
     DROP INDEX queues_by_head;
     ALTER TABLE queues RENAME TO old_queues;
@@ -132,7 +152,7 @@ _NO_ID_TWICE = f"""
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
-    version=4,
+    version=5,
     schema=_QUEUES
     + """
     CREATE TABLE file (
@@ -167,11 +187,13 @@ MESSAGES = Format(
     """  # nosec B608 # constants
     + _DELAYED
     + _DEDUP
-    + REQUESTS,
+    + REQUESTS
+    + STREAMS,
     upgrades={
         1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
         2: _NO_ID_TWICE,
         3: REQUESTS,
+        4: STREAMS,
     },
 )
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
+from qdo.brokers.streams import key_hash, keyless_error
 from qdo.errors import DatabaseBusyError, QueueLimitError
 from qdo.positions import position_now
 from qdo.system import wakeup_pipes
@@ -104,25 +105,37 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-_FIND_QUEUE = Query("SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?", "iiii")
+_FIND_QUEUE = Query(
+    "SELECT id, head, sent, largest, root, sealed FROM queues WHERE app = ? AND name = ?", "iiiiIi"
+)
 _ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
 _NEWEST = Query("SELECT max(head) FROM queues", "I")
 _LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
 _COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
+_OPEN_SHARD = Query(
+    """
+SELECT next.queue FROM streams AS old JOIN streams AS next USING (app, stream)
+WHERE old.app = :app AND old.queue = :queue AND next.end_position IS NULL
+  AND next.low <= :hash AND (next.high = '' OR next.high > :hash)
+""",
+    "t",
+)
 _ADD_MESSAGE = (
     "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
 )
 
 
 @dataclass(slots=True)
-class _Tail:
-    """The newest end of a queue within one transaction."""
+class Tail:
+    """The newest end of a queue within one transaction; see `schema.STREAMS` for shards."""
 
     id: int
     head: int
     sent: int
     largest: int
+    root: int | None
+    sealed: int
 
 
 class Transaction:
@@ -147,14 +160,15 @@ class Transaction:
         self._began = clock()
         self._max_queues = max_queues
         self._newest: int | None = None
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, Tail] = {}
+        self._shards: dict[str, Tail] = {}  # apart: each of their messages is looked at
         self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
 
     def append(self, messages: Sequence[Outgoing]) -> range:
         """Add messages after all others in the file; return their positions."""
         first = self._next_position()
         for position, message in enumerate(messages, first):
-            tail = self._tails.get(message.queue) or self._tail(message.queue)
+            tail = self._tails.get(message.queue) or self.tail_for(message)
             tail.head = position
             tail.sent += 1
             if len(message.body) > tail.largest:
@@ -166,9 +180,20 @@ class Transaction:
         self.rings = True
         return range(first, first + len(messages))
 
-    def queue_id(self, name: str) -> int:
-        """Return the number of a queue; create the queue if it does not exist."""
-        return self._tail(name).id
+    def tail_for(self, message: Outgoing) -> Tail:
+        """Return the end of the queue that gets a message: not of a sealed shard, but of another.
+
+        :raises UsageError: the queue is a shard, and the message has no key.
+        """
+        name = message.queue
+        tail = self._find(name)
+        if tail is None or tail.sealed:  # a sealed shard may have been deleted
+            wanted = {"app": self._app, "queue": name, "hash": key_hash(message.key or "")}
+            heir = _OPEN_SHARD.first(self.connection, wanted)
+            tail = self.tail(name if heir is None else heir[0])
+        if tail.root is not None and message.key is None:
+            raise keyless_error(name)
+        return tail
 
     def now(self) -> int:
         """Return the time at which the transaction began, as a position.
@@ -187,7 +212,10 @@ class Transaction:
         self.connection.executemany(_ADD_MESSAGE, self._rows)
         self.connection.executemany(
             _TOUCH_QUEUE,
-            [(tail.head, tail.sent, tail.largest, tail.id) for tail in self._tails.values()],
+            [
+                (tail.head, tail.sent, tail.largest, tail.id)
+                for tail in (*self._tails.values(), *self._shards.values())
+            ],
         )
 
     def _next_position(self) -> int:
@@ -197,15 +225,43 @@ class Transaction:
         # Positions increase even if the clock was set back: order matters more than time.
         return max(self._clock(), self._newest + 1)
 
-    def _tail(self, name: str) -> _Tail:
-        tail = self._tails.get(name)
+    def tail(self, name: str) -> Tail:
+        """Return the end of a queue; create the queue if it does not exist."""
+        tail = self._find(name)
+        if tail is None:
+            self._check_room(name)
+            self.connection.execute(_ADD_QUEUE, (self._app, name))
+            found = _FIND_QUEUE.only(self.connection, (self._app, name))
+            tail = self._tails[name] = Tail(*found)
+        return tail
+
+    def _find(self, name: str) -> Tail | None:
+        tail = self._tails.get(name) or self._shards.get(name)
         if tail is None:
             found = _FIND_QUEUE.first(self.connection, (self._app, name))
             if found is None:
-                self._check_room(name)
-                self.connection.execute(_ADD_QUEUE, (self._app, name))
-                found = _FIND_QUEUE.only(self.connection, (self._app, name))
-            tail = self._tails[name] = _Tail(*found)
+                return None
+            tail = Tail(*found)
+            (self._tails if tail.root is None else self._shards)[name] = tail
+        return tail
+
+    def exists(self, name: str) -> bool:
+        """Return whether the app has a queue."""
+        return self._find(name) is not None
+
+    def make_shard(self, name: str, root: int | None) -> int:
+        """Create a shard's queue in a stream, None for a new one; return the stream's root."""
+        tail = self._shards[name] = self.tail(name)
+        del self._tails[name]
+        tail.root = tail.id if root is None else root
+        self.connection.execute("UPDATE queues SET root = ? WHERE id = ?", (tail.root, tail.id))
+        return tail.root
+
+    def seal(self, name: str) -> Tail:
+        """Let a shard get no more messages; return its end."""
+        tail = self.tail(name)
+        tail.sealed = 1
+        self.connection.execute("UPDATE queues SET sealed = 1 WHERE id = ?", (tail.id,))
         return tail
 
     def _check_room(self, queue: str) -> None:

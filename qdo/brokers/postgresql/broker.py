@@ -18,6 +18,7 @@ from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
 from qdo.brokers.postgresql.requests import PostgresqlRequests
 from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.streams import PostgresqlStreams
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import (
     UNKNOWN,
@@ -27,6 +28,7 @@ from qdo.brokers.postgresql.writer import (
     StageWork,
     check_text,
 )
+from qdo.brokers.streams import check_deletable, stream_of
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
@@ -48,6 +50,7 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
             OR %(next)s = 0) OR xid = ANY (%(running)s::bigint[])) ORDER BY name)
 """
 _COUNT = "SELECT count(*) FROM {schema}.queues WHERE app = %s"
+_HIDDEN = "SELECT queue FROM {schema}.streams WHERE app = %s AND hidden"
 _SPAN = """queue = queues.id
         AND position > %(first)s::bigint AND position <= %(last)s::bigint"""
 _BACKLOGS = f"""
@@ -91,6 +94,7 @@ class PostgresqlCatalog(QueueCatalog):
         self._schema = schema
         self._app = app
         self._new_names = _NEW_NAMES.format(schema=schema)
+        self._hidden = _HIDDEN.format(schema=schema)
         self._count = _COUNT.format(schema=schema)
         self._backlogs = _BACKLOGS.format(schema=schema, most=COUNTED + 1)
         self._known: set[str] = set()
@@ -100,7 +104,15 @@ class PostgresqlCatalog(QueueCatalog):
 
     def names(self) -> list[str]:
         """Return the names of all queues. Only those that are new are read from the server."""
+        names = self.names_to_show()
+        hidden = self._fetches.run(self._read_hidden)  # after the names, or it may lack one of them
+        return [name for name in names if name not in hidden]
+
+    def names_to_show(self) -> list[str]:
         return self._fetches.run(self._read_names)
+
+    def _read_hidden(self, connection: PostgresqlConnection) -> set[str]:
+        return {name for (name,) in connection.execute(self._hidden, (self._app,))}
 
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
@@ -208,6 +220,7 @@ class PostgresqlBroker(Broker):
         dedup=True,
         checks_config=True,
         requests=True,
+        streams=True,
     )
 
     def __init__(self, address: SchemaAddress, app: str) -> None:
@@ -235,6 +248,7 @@ class PostgresqlBroker(Broker):
         self.dead_letters = PostgresqlDeadLetters(
             self._fetches, self._writer, schema, app, self.id_node
         )
+        self._streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
         self._requests = PostgresqlRequests(
             address, app, self.id_node, self._fetches, self._writer, self._checked_size,
             self._marks, self._listen_for_requests,
@@ -243,6 +257,10 @@ class PostgresqlBroker(Broker):
     @property
     def requests(self) -> PostgresqlRequests:
         return self._requests
+
+    @property
+    def streams(self) -> PostgresqlStreams:
+        return self._streams
 
     @property
     def commits(self) -> int:
@@ -313,6 +331,8 @@ class PostgresqlBroker(Broker):
         return int(count)
 
     def delete_queue(self, queue: str, last: int) -> None:
+        # Before, because one that may be deleted now may be deleted for ever.
+        check_deletable(queue, self.streams.shards(stream_of(queue)))
         counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):
             waiting, delayed, dead = counts

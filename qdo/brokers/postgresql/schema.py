@@ -42,7 +42,7 @@ from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import UsageError
 
-FORMAT = 2
+FORMAT = 3
 OLDEST_SERVER = 15
 PARTITION_SECONDS = 3600
 """Default length of a partition. The space of processed messages is free after the retention time
@@ -50,15 +50,15 @@ and at most two partitions."""
 
 
 _TABLES: dict[str, dict[str, str]] = {
-    "sender": {"about": "SELECT"},
+    "sender": dict.fromkeys(("about", "streams"), "SELECT"),
     "worker": {
-        **dict.fromkeys(("about", "queues", "messages"), "SELECT"),
+        **dict.fromkeys(("about", "queues", "messages", "streams"), "SELECT"),
         "delayed": "SELECT, DELETE",
         "dead_letters": "SELECT, UPDATE, DELETE",
         "requests": "SELECT",
     },
     "onlooker": dict.fromkeys(
-        ("about", "queues", "messages", "delayed", "dead_letters", "requests"), "SELECT"
+        ("about", "queues", "messages", "delayed", "dead_letters", "requests", "streams"), "SELECT"
     ),
 }
 _MESSAGES = "text[], text[], text[], bytea[], text[], bigint[], text[], bigint[]"
@@ -68,6 +68,7 @@ _SENDING = (
     " text[], bytea[], integer)",
     f"cancel_request(text, text, integer, text, {_MESSAGES})",
     "channel(text)",
+    "create_stream(text, text, text[], text[], text[])",
     "find_request(text, text)",
     "mark_request(text, text, text)",
     f"send(text, {_MESSAGES}, integer)",
@@ -77,6 +78,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
     "worker": (
         *_SENDING,
+        "add_shards(text, text, text[], text[], text[], text[])",
         "advance(bigint)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
@@ -86,6 +88,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "limit_queues(text, integer)",
         "look(text, bigint, bigint[], bigint)",
         "move_due(text, integer, bigint)",
+        "open_shards(text, text[])",
         "report_requests(text, text[], text[], integer[], integer[], text[], integer[], float8[],"
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
         "retry_request(text, text)",

@@ -216,53 +216,6 @@ BEGIN
 END
 $$;
 
--- Lock queues in the order of their ids; create those that do not exist, before any is locked.
--- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
--- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
--- the lock timeout of the caller applies.
-CREATE FUNCTION {schema}.lock_queues(of_app text, names text[], lock_ms integer) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    wanted integer := CASE cardinality(names) WHEN 1 THEN 1
-        ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
-    found integer := 1;
-    most integer;
-    missing text;
-BEGIN
-    IF lock_ms IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', lock_ms::text, true);
-    END IF;
-    LOOP
-        IF wanted > 1 THEN
-            SELECT count(*) INTO found FROM {schema}.queues
-                WHERE app = of_app AND name = ANY (names);
-        END IF;
-        IF found >= wanted THEN
-            PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (names)
-                ORDER BY id FOR NO KEY UPDATE;
-            GET DIAGNOSTICS found = ROW_COUNT;
-            EXIT WHEN found >= wanted;
-        END IF;
-        SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
-        IF most IS NULL THEN
-            INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
-            CONTINUE;
-        END IF;
-        SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
-            SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
-        ) LIMIT 1;
-        IF missing IS NOT NULL AND wanted - found > most
-                - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
-            RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing, HINT = most;
-        END IF;
-        INSERT INTO {schema}.queues (app, name)
-            SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
-            ON CONFLICT DO NOTHING;
-        found := wanted;
-    END LOOP;
-END
-$$;
-
 -- Limit the number of queues of an app. Senders may not.
 CREATE FUNCTION {schema}.limit_queues(of_app text, most integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -274,53 +227,6 @@ BEGIN
 END
 $$;
 
--- Append messages to their queues; return the position of the first. The others follow it in the
--- given order.
-CREATE FUNCTION {schema}.append(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
-) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    count bigint := cardinality(names);
-    own_xid bigint := pg_current_xact_id()::text::bigint;
-    first bigint;
-    longest_key integer;
-    longest_head integer := 0;
-    longest_body integer := (SELECT max(octet_length(body)) FROM unnest(bodies) AS body);
-BEGIN
-    IF keys IS NOT NULL OR headers IS NOT NULL THEN
-        SELECT max(length(key)), coalesce(max(octet_length(head)), 0)
-            INTO longest_key, longest_head FROM unnest(keys, headers) AS given(key, head);
-    END IF;
-    -- As the checks of other tables; here, they would take 6 us for each call.
-    IF longest_body > 67108864 OR longest_head > 131072 OR longest_key > 1000 THEN
-        RAISE EXCEPTION 'a message is too large' USING ERRCODE = 'check_violation';
-    END IF;
-    PERFORM {schema}.lock_queues(of_app, names, lock_ms);
-    LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
-    first := {schema}.reserve(count);
-    PERFORM {schema}.add_partition(first);
-    IF count > 1 THEN
-        PERFORM {schema}.add_partition(first + count - 1);
-    END IF;
-    INSERT INTO {schema}.messages (queue, position, xid, key, headers, body)
-        SELECT queues.id, first + place - 1, own_xid, given.key, given.head, given.body
-        FROM unnest(names, keys, headers, bodies)
-            WITH ORDINALITY AS given(name, key, head, body, place)
-        JOIN {schema}.queues ON app = of_app AND queues.name = given.name;
-    -- Rare, because sizes are rounded up to powers of two: a new version of the row is dead weight.
-    IF longest_body + longest_head > 4096 THEN
-        UPDATE {schema}.queues SET largest = sizes.size FROM (
-            SELECT name, (2 ^ ceil(log(2, max(bytes))))::integer AS size FROM (
-                SELECT name, octet_length(body) + coalesce(octet_length(head), 0) AS bytes
-                FROM unnest(names, bodies, headers) AS given(name, body, head)
-            ) AS given WHERE bytes > 4096 GROUP BY name
-        ) AS sizes WHERE app = of_app AND queues.name = sizes.name AND largest < sizes.size;
-    END IF;
-    RETURN first;
-END
-$$;
-
 -- The id of the message at a position: its UUID version 1.
 CREATE FUNCTION {schema}.message_id(place bigint) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -328,63 +234,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         || '-' || lpad(to_hex((place >> 32) & 65535), 4, '0')
         || '-' || lpad(to_hex(((place >> 48) & 4095) | 4096), 4, '0')
         || '-8000-' || lpad(to_hex(node), 12, '0') FROM {schema}.about
-$$;
-
--- Send messages, some with an id of their own, a due time (position), or a deduplication key;
--- return their ids. A message with a due time has an id.
-CREATE FUNCTION {schema}.send(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
-    dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
-) RETURNS text[]
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    sent text[] := ARRAY[]::text[];
-    now bigint;
-    own bigint;
-    place bigint;
-    known text;
-    id text;
-    digest bytea;
-BEGIN
-    PERFORM {schema}.lock_queues(of_app, names, lock_ms);
-    now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
-    FOR i IN 1 .. cardinality(names) LOOP
-        SELECT queues.id INTO own FROM {schema}.queues WHERE app = of_app AND name = names[i];
-        IF dedup_keys[i] IS NOT NULL THEN
-            IF dedup_ticks[i] NOT BETWEEN 0 AND 316224000000000 THEN  -- 366 days
-                RAISE EXCEPTION 'the window of a deduplication key is too long'
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            digest := sha256(convert_to(
-                length(session_user) || ':' || session_user || dedup_keys[i], 'UTF8'));
-            SELECT dedup.id INTO known FROM {schema}.dedup
-                WHERE queue = own AND key = digest AND until > now;
-            IF FOUND THEN
-                sent := sent || known;
-                CONTINUE;
-            END IF;
-        END IF;
-        id := ids[i];
-        IF dues[i] > now THEN
-            INSERT INTO {schema}.delayed (app, due, queue, key, headers, body)
-                VALUES (of_app, dues[i], own, keys[i], headers[i], bodies[i]);
-        ELSE
-            place := {schema}.append(of_app, names[i:i], keys[i:i], headers[i:i], bodies[i:i],
-                NULL);
-            id := coalesce(id, {schema}.message_id(place));
-        END IF;
-        IF dedup_keys[i] IS NOT NULL THEN
-            DELETE FROM {schema}.dedup WHERE (queue, key) IN (
-                SELECT queue, key FROM {schema}.dedup WHERE until <= now ORDER BY until
-                LIMIT 16 FOR UPDATE SKIP LOCKED);
-            INSERT INTO {schema}.dedup (queue, key, id, until)
-                VALUES (own, digest, id, now + dedup_ticks[i])
-                ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, until = excluded.until;
-        END IF;
-        sent := sent || id;
-    END LOOP;
-    RETURN sent;
-END
 $$;
 
 -- Keep messages until the transaction commits, which then sends them; see `send`. The node tells
@@ -678,34 +527,6 @@ BEGIN
         SELECT id, of_position, body, key, headers, error, traceback, attempts, worker, fence,
             dead_at FROM {schema}.queues WHERE app = of_app AND name = of_queue
         ON CONFLICT DO NOTHING;
-END
-$$;
-
--- Delete a queue with its messages up to a position. Return the number of later and delayed
--- messages and dead letters that keep it from being deleted.
-CREATE FUNCTION {schema}.delete_queue(
-    of_app text, of_queue text, done bigint,
-    OUT waiting bigint, OUT later bigint, OUT dead bigint
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    own record;
-BEGIN
-    waiting := 0; later := 0; dead := 0;
-    SELECT id, trimmed INTO own FROM {schema}.queues WHERE app = of_app AND name = of_queue
-        FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    SELECT total INTO waiting
-        FROM {schema}.count_messages(own.id, greatest(done, own.trimmed), 9223372036854775807);
-    SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
-    SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
-    IF waiting + later + dead > 0 THEN
-        RETURN;
-    END IF;
-    DELETE FROM {schema}.dedup WHERE queue = own.id;
-    DELETE FROM {schema}.queues WHERE id = own.id;
 END
 $$;
 
@@ -1082,3 +903,362 @@ $$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
 UPDATE {schema}.about SET format = 2;
+
+-- Format 3: streams, see `qdo.brokers.streams`. In the table `queues`, `root` is the id of the first
+-- queue of a shard's stream, NULL for other queues.
+ALTER TABLE {schema}.queues ADD root bigint, ADD sealed boolean NOT NULL DEFAULT false;
+CREATE TABLE {schema}.streams (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    app text NOT NULL,
+    stream text NOT NULL,
+    queue text NOT NULL,
+    low text COLLATE "C" NOT NULL,
+    high text COLLATE "C" NOT NULL,
+    parents text[] NOT NULL,
+    end_position bigint,
+    hidden boolean NOT NULL,
+    UNIQUE (app, queue)
+);
+CREATE INDEX streams_by_name ON {schema}.streams (app, stream);
+CREATE INDEX streams_hidden ON {schema}.streams (app) WHERE hidden;
+
+-- Lock queues in the order of their ids; create those that do not exist, before any is locked.
+-- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
+-- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
+-- the lock timeout of the caller applies. Return 2 if one of them is a sealed shard, which may have
+-- been deleted, 1 if one is a shard, else 0.
+DROP FUNCTION IF EXISTS {schema}.lock_queues(text, text[], integer);
+CREATE FUNCTION {schema}.lock_queues(of_app text, names text[], lock_ms integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    wanted integer := CASE cardinality(names) WHEN 1 THEN 1
+        ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
+    found integer := 1;
+    most integer;
+    missing text;
+    kind integer;
+BEGIN
+    IF lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', lock_ms::text, true);
+    END IF;
+    LOOP
+        IF wanted > 1 THEN
+            SELECT count(*) INTO found FROM {schema}.queues
+                WHERE app = of_app AND name = ANY (names);
+        END IF;
+        IF found >= wanted THEN
+            SELECT count(*), max(CASE WHEN sealed THEN 2 WHEN root IS NULL THEN 0 ELSE 1 END)
+                INTO found, kind FROM (
+                    SELECT root, sealed FROM {schema}.queues
+                    WHERE app = of_app AND name = ANY (names) ORDER BY id FOR NO KEY UPDATE
+                ) AS locked;
+            EXIT WHEN found >= wanted;
+        END IF;
+        IF EXISTS (SELECT FROM {schema}.streams WHERE app = of_app AND queue = ANY (names)
+                AND queue NOT IN (SELECT name FROM {schema}.queues WHERE app = of_app
+                    AND name = ANY (names))) THEN
+            RETURN 2;  -- it was deleted, once it was over
+        END IF;
+        SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
+        IF most IS NULL THEN
+            INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
+            CONTINUE;
+        END IF;
+        SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
+            SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
+        ) LIMIT 1;
+        IF missing IS NOT NULL AND wanted - found > most
+                - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
+            RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing, HINT = most;
+        END IF;
+        INSERT INTO {schema}.queues (app, name)
+            SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
+            ON CONFLICT DO NOTHING;
+        found := wanted;
+    END LOOP;
+    RETURN kind;
+END
+$$;
+
+-- Return the hash of a message's key, see `qdo.brokers.streams.key_hash`.
+CREATE FUNCTION {schema}.key_hash(key text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN left(encode(sha256(convert_to(key, 'UTF8')), 'hex'), 16);
+END
+$$;
+
+-- Return the queues of messages, with the open shard of its key instead of each sealed one.
+CREATE FUNCTION {schema}.route(of_app text, names text[], keys text[]) RETURNS text[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    routed text[];
+    keyless text;
+BEGIN
+    SELECT array_agg(coalesce(heir.queue, given.name) ORDER BY place),
+        min(given.name) FILTER (WHERE given.key IS NULL AND old.queue IS NOT NULL)
+        INTO routed, keyless
+        FROM unnest(names, keys) WITH ORDINALITY AS given(name, key, place)
+        CROSS JOIN LATERAL (SELECT {schema}.key_hash(given.key) AS hash OFFSET 0) AS hashed
+        LEFT JOIN {schema}.streams AS old ON old.app = of_app AND old.queue = given.name
+        LEFT JOIN {schema}.streams AS heir ON heir.app = of_app AND heir.stream = old.stream
+            AND old.end_position IS NOT NULL AND heir.end_position IS NULL
+            AND heir.low <= hash AND (heir.high = '' OR heir.high > hash);
+    IF keyless IS NOT NULL THEN
+        RAISE EXCEPTION 'no key' USING ERRCODE = 'QD006', DETAIL = keyless;
+    END IF;
+    RETURN routed;
+END
+$$;
+
+-- Lock the queues of messages as `lock_queues` does. Return NULL, or the queues that get them
+-- instead, because shards are sealed. They are notified of, because the sender does not know them.
+CREATE FUNCTION {schema}.lock_open(of_app text, names text[], keys text[], lock_ms integer)
+RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    kind integer;
+    routed text[];
+BEGIN
+    LOOP
+        kind := {schema}.lock_queues(of_app, names, lock_ms);
+        EXIT WHEN kind = 0 OR kind = 1 AND array_position(keys, NULL) IS NULL AND keys IS NOT NULL;
+        names := {schema}.route(of_app, names, keys);
+        EXIT WHEN kind = 1;
+        routed := names;
+        PERFORM pg_notify({schema}.channel(of_app), '');
+    END LOOP;
+    RETURN routed;
+END
+$$;
+
+-- Append messages to their queues; return the position of the first. The others follow it in the
+-- given order.
+CREATE OR REPLACE FUNCTION {schema}.append(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    count bigint := cardinality(names);
+    own_xid bigint := pg_current_xact_id()::text::bigint;
+    first bigint;
+    longest_key integer;
+    longest_head integer := 0;
+    longest_body integer := (SELECT max(octet_length(body)) FROM unnest(bodies) AS body);
+BEGIN
+    IF keys IS NOT NULL OR headers IS NOT NULL THEN
+        SELECT max(length(key)), coalesce(max(octet_length(head)), 0)
+            INTO longest_key, longest_head FROM unnest(keys, headers) AS given(key, head);
+    END IF;
+    -- As the checks of other tables; here, they would take 6 us for each call.
+    IF longest_body > 67108864 OR longest_head > 131072 OR longest_key > 1000 THEN
+        RAISE EXCEPTION 'a message is too large' USING ERRCODE = 'check_violation';
+    END IF;
+    names := coalesce({schema}.lock_open(of_app, names, keys, lock_ms), names);
+    LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
+    first := {schema}.reserve(count);
+    PERFORM {schema}.add_partition(first);
+    IF count > 1 THEN
+        PERFORM {schema}.add_partition(first + count - 1);
+    END IF;
+    INSERT INTO {schema}.messages (queue, position, xid, key, headers, body)
+        SELECT queues.id, first + place - 1, own_xid, given.key, given.head, given.body
+        FROM unnest(names, keys, headers, bodies)
+            WITH ORDINALITY AS given(name, key, head, body, place)
+        JOIN {schema}.queues ON app = of_app AND queues.name = given.name;
+    -- Rare, because sizes are rounded up to powers of two: a new version of the row is dead weight.
+    IF longest_body + longest_head > 4096 THEN
+        UPDATE {schema}.queues SET largest = sizes.size FROM (
+            SELECT name, (2 ^ ceil(log(2, max(bytes))))::integer AS size FROM (
+                SELECT name, octet_length(body) + coalesce(octet_length(head), 0) AS bytes
+                FROM unnest(names, bodies, headers) AS given(name, body, head)
+            ) AS given WHERE bytes > 4096 GROUP BY name
+        ) AS sizes WHERE app = of_app AND queues.name = sizes.name AND largest < sizes.size;
+    END IF;
+    RETURN first;
+END
+$$;
+
+-- Send messages, some with an id of their own, a due time (position), or a deduplication key;
+-- return their ids. A message with a due time has an id.
+CREATE OR REPLACE FUNCTION {schema}.send(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
+    dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
+) RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    sent text[] := ARRAY[]::text[];
+    now bigint;
+    own bigint;
+    keeper bigint;
+    place bigint;
+    known text;
+    id text;
+    digest bytea;
+BEGIN
+    names := coalesce({schema}.lock_open(of_app, names, keys, lock_ms), names);
+    now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
+    FOR i IN 1 .. cardinality(names) LOOP
+        SELECT queues.id, root INTO own, keeper
+            FROM {schema}.queues WHERE app = of_app AND name = names[i];
+        IF dedup_keys[i] IS NOT NULL THEN
+            IF dedup_ticks[i] NOT BETWEEN 0 AND 316224000000000 THEN  -- 366 days
+                RAISE EXCEPTION 'the window of a deduplication key is too long'
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+            digest := sha256(convert_to(length(session_user) || ':' || session_user
+                || CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
+                || dedup_keys[i], 'UTF8'));
+            keeper := coalesce(keeper, own);  -- it outlives a shard
+            SELECT dedup.id INTO known FROM {schema}.dedup
+                WHERE queue = keeper AND key = digest AND until > now;
+            IF FOUND THEN
+                sent := sent || known;
+                CONTINUE;
+            END IF;
+        END IF;
+        id := ids[i];
+        IF dues[i] > now THEN
+            INSERT INTO {schema}.delayed (app, due, queue, key, headers, body)
+                VALUES (of_app, dues[i], own, keys[i], headers[i], bodies[i]);
+        ELSE
+            place := {schema}.append(of_app, names[i:i], keys[i:i], headers[i:i], bodies[i:i],
+                NULL);
+            id := coalesce(id, {schema}.message_id(place));
+        END IF;
+        IF dedup_keys[i] IS NOT NULL THEN
+            DELETE FROM {schema}.dedup WHERE (queue, key) IN (
+                SELECT queue, key FROM {schema}.dedup WHERE until <= now ORDER BY until
+                LIMIT 16 FOR UPDATE SKIP LOCKED);
+            INSERT INTO {schema}.dedup (queue, key, id, until)
+                VALUES (keeper, digest, id, now + dedup_ticks[i])
+                ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, until = excluded.until;
+        END IF;
+        sent := sent || id;
+    END LOOP;
+    RETURN sent;
+END
+$$;
+
+-- Return the position of the newest message of a queue behind a position, that one without any.
+CREATE FUNCTION {schema}.newest(of_queue bigint, after bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    span record;
+    found bigint;
+BEGIN
+    FOR span IN
+        SELECT lag(last, 1, after) OVER (ORDER BY last) AS first, last
+        FROM {schema}.spans(after) AS last ORDER BY last DESC
+    LOOP
+        BEGIN
+            SELECT max(position) INTO found FROM {schema}.messages
+                WHERE queue = of_queue AND position > span.first AND position <= span.last;
+            RAISE EXCEPTION 'found' USING ERRCODE = 'QD000';  -- gives up the locks
+        EXCEPTION WHEN SQLSTATE 'QD000' THEN
+            IF found IS NOT NULL THEN
+                RETURN found;
+            END IF;
+        END;
+    END LOOP;
+    RETURN after;
+END
+$$;
+
+-- Store the first shards of a stream unless it has some, or seal parents and store children.
+CREATE FUNCTION {schema}.add_shards(
+    of_app text, of_stream text, of_parents text[], names text[], lows text[], highs text[]
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    taken text;
+    parent record;
+    of_root bigint;
+BEGIN
+    INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
+    PERFORM FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
+    IF of_parents = '{}' AND EXISTS (
+        SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT name INTO taken FROM {schema}.queues
+        WHERE app = of_app AND name = ANY (names) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'the queue exists' USING ERRCODE = 'QD007', DETAIL = taken;
+    END IF;
+    -- Create the children before any queue is locked that others wait for.
+    PERFORM {schema}.lock_queues(of_app, names, NULL);
+    PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (of_parents)
+        ORDER BY id FOR NO KEY UPDATE;
+    FOR parent IN
+        SELECT given.name, id, trimmed, root, sealed FROM unnest(of_parents) AS given(name)
+        LEFT JOIN {schema}.queues ON app = of_app AND queues.name = given.name
+    LOOP
+        IF parent.root IS NULL OR parent.sealed THEN
+            RAISE EXCEPTION 'sealed' USING ERRCODE = 'QD005', DETAIL = parent.name;
+        END IF;
+        of_root := parent.root;
+        UPDATE {schema}.queues SET sealed = true WHERE id = parent.id;
+        UPDATE {schema}.streams SET end_position = {schema}.newest(parent.id, parent.trimmed)
+            WHERE app = of_app AND queue = parent.name;
+    END LOOP;
+    UPDATE {schema}.queues SET root = coalesce(of_root, (
+            SELECT min(id) FROM {schema}.queues WHERE app = of_app AND name = ANY (names)))
+        WHERE app = of_app AND name = ANY (names);
+    INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden)
+        SELECT of_app, of_stream, given.name, given.low, given.high, of_parents, of_parents <> '{}'
+        FROM unnest(names, lows, highs) WITH ORDINALITY AS given(name, low, high, place)
+        ORDER BY place;
+END
+$$;
+
+-- Senders may create streams, but not divide them.
+CREATE FUNCTION {schema}.create_stream(
+    of_app text, of_stream text, names text[], lows text[], highs text[]
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM {schema}.add_shards(of_app, of_stream, '{}', names, lows, highs);
+END
+$$;
+
+-- Show hidden shards to workers.
+CREATE FUNCTION {schema}.open_shards(of_app text, names text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE {schema}.streams SET hidden = false WHERE app = of_app AND queue = ANY (names);
+END
+$$;
+
+-- Delete a queue with its messages up to a position. Return the number of later and delayed
+-- messages and dead letters that keep it from being deleted.
+CREATE OR REPLACE FUNCTION {schema}.delete_queue(
+    of_app text, of_queue text, done bigint,
+    OUT waiting bigint, OUT later bigint, OUT dead bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own record;
+BEGIN
+    waiting := 0; later := 0; dead := 0;
+    SELECT id, trimmed, root INTO own FROM {schema}.queues WHERE app = of_app AND name = of_queue
+        FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT total INTO waiting
+        FROM {schema}.count_messages(own.id, greatest(done, own.trimmed), 9223372036854775807);
+    SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
+    SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
+    IF waiting + later + dead > 0 THEN
+        RETURN;
+    END IF;
+    DELETE FROM {schema}.dedup WHERE queue = own.id AND own.root IS NULL;
+    DELETE FROM {schema}.queues WHERE id = own.id;
+END
+$$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+UPDATE {schema}.about SET format = 3;

@@ -41,6 +41,7 @@ from qdo.brokers.postgresql.session import (
     with_lock_timeout,
 )
 from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.brokers.streams import keyless_error, sealed_error, taken_error
 from qdo.encoding import is_utf8, with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import QdoError, QueueLimitError, RequestExistsError, UsageError
@@ -102,6 +103,12 @@ TOO_MANY_QUEUES = "QD001"
 """SQLSTATE of the error that `lock_queues` raises."""
 REQUEST_EXISTS = "QD004"
 """SQLSTATE of the error that `ask_requests` raises."""
+OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
+    "QD005": sealed_error,
+    "QD006": keyless_error,
+    "QD007": taken_error,
+}
+"""By SQLSTATE, the errors that `add_shards` and `route` raise for a queue."""
 
 
 class _Held(NamedTuple):
@@ -357,7 +364,8 @@ def _queues(work: Work) -> frozenset[str]:
 
 def _is_of_one(error: BaseException) -> bool:
     """Return whether another call of the same group may succeed."""
-    refused = isinstance(error, PostgresqlBusyError | QueueLimitError | RequestExistsError)
+    kinds = PostgresqlBusyError | QueueLimitError | RequestExistsError | UsageError
+    refused = isinstance(error, kinds)
     return refused or type(error) is PostgresqlError or not isinstance(error, QdoError)
 
 
@@ -371,6 +379,8 @@ def refusal(error: BaseException) -> BaseException:
         return QueueLimitError(queue=cause.diag.message_detail, limit=limit)
     if cause.sqlstate == REQUEST_EXISTS:
         return RequestExistsError(id=cause.diag.message_detail)
+    if cause.sqlstate in OF_SHARDS:
+        return OF_SHARDS[cause.sqlstate](str(cause.diag.message_detail))
     return error
 
 

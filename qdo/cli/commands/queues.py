@@ -20,8 +20,7 @@ from qdo.cli.readings import (
 )
 from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureError, UsageError
 from qdo.fleet.names import only_name
-from qdo.ops.groups import GROUPINGS, group_items
-from qdo.ops.items import QUEUE_SORTS, queue_item
+from qdo.ops.items import GROUPINGS, QUEUE_SORTS, group_items, queue_item
 from qdo.ops.verdicts import QueueHealth, judge_all
 from qdo.text import join_some, short_duration
 

@@ -91,6 +91,9 @@ class Burst(Duty):
                 for name in self._broker.catalog.names()
                 if self._takes(name) and self._app.job_for(name) is not None
             ]
+            streams = self._broker.capabilities.streams and self._broker.streams
+            if streams and any(each.hidden for each in streams.resharded()):
+                return False
             survey = self._survey(names)
             return not survey.unattended and not any(
                 self._broker.catalog.backlog(name, last).count

@@ -42,6 +42,7 @@ from qdo.errors import CorruptNodeError, NodeRefusedError, QdoError
 from qdo.queues import command_text, name_error
 from qdo.text import describe, join_some, pluralize
 from qdo.worker.duties.duty import CurrentMember, Duty
+from qdo.worker.duties.streams import OPEN_SECONDS, ShardOpener
 
 
 class QueueInventory:
@@ -416,6 +417,8 @@ class Discovery(Duty):
         """Names received since the last step."""
         self._rejected: set[str] = set()
         self._list_at = 0.0
+        self._opener = ShardOpener(broker.streams) if broker.capabilities.streams else None
+        self._open_at = 0.0
 
     def run(self) -> None:
         while True:
@@ -427,6 +430,8 @@ class Discovery(Duty):
     def names_received(self, names: Iterable[str]) -> bool:
         """Record queues that received messages; return whether one of them is new here."""
         fresh = set(names) - self._known
+        if self._opener is not None:
+            fresh -= self._opener.hidden
         self._fresh |= fresh
         if fresh:
             self._wanted.set()
@@ -451,9 +456,9 @@ class Discovery(Duty):
                 QueueReconciler(self._broker) if has_dynamic_queues(self._broker) else None
             )
         queues = member
-        if self._reconciler is None:
-            return self._create(queues, now)
         try:
+            if self._reconciler is None:
+                return self._create(queues, now)
             return self._reconcile(self._reconciler, queues, now)
         except QdoError as error:
             _log.warning(
@@ -467,17 +472,25 @@ class Discovery(Duty):
         nodes = queues.queue_names()
         if nodes is None and self._broker.max_queues is not None:
             return SOON_SECONDS
-        fresh, self._fresh = self._fresh - self._known, set()
-        if now >= self._list_at:
-            self._list_at = now + self._broker.catalog.list_seconds
+        fresh = self._fresh - self._known
+        lists = now >= self._list_at
+        if lists:
             self._known = set(self._list() or ())
             # Most of a hundred thousand names have nodes already.
             fresh |= self._known.difference(nodes or ())
+        if self._opener is not None and (fresh or lists or now >= self._open_at):
+            self._open_at = now + OPEN_SECONDS
+            fresh |= self._opener.step(queues)
+            fresh -= self._opener.hidden  # which was read after their names
+            self._open_at = self._open_at if self._opener.hidden else _NEVER
+        if lists:
+            self._list_at = now + self._broker.catalog.list_seconds
+        self._fresh = set()
         self._known |= fresh
         usable = self._fitting(self._usable(fresh), len(nodes or ()))
         if usable:
             queues.create_queues(usable)
-        return max(SOON_SECONDS, self._list_at - now)
+        return max(SOON_SECONDS, min(self._list_at, self._open_at) - now)
 
     def _reconcile(self, reconciler: QueueReconciler, queues: LeaderQueues, now: float) -> float:
         if not reconciler.look(queues):

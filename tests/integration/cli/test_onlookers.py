@@ -27,7 +27,7 @@ LAYOUT = Layout.of("a")
 _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
-import qdo.cli.commands.status, qdo.cli.commands.tree
+import qdo.cli.commands.admin, qdo.cli.commands.status
 import qdo.cli.commands.setup, qdo.cli.commands.send
 import qdo.cli.commands.documents, qdo.cli.commands.fleet, qdo.cli.commands.fleet
 import qdo.cli.commands.fleet

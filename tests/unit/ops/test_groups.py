@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qdo.ops.groups import group_items
+from qdo.ops.items import group_items
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
 

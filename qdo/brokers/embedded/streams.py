@@ -1,0 +1,81 @@
+"""Streams in the embedded broker's file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from qdo.brokers.embedded.schema import Query, Row
+from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.streams import Shard, StreamStore, sealed_error, taken_error
+from qdo.system.fork_guard import unforked
+from qdo.system.sqlite import translated
+
+_ALL = (
+    "SELECT stream, queue, low, high, parents, end_position, hidden FROM streams WHERE app = :app"
+)
+_SHARDS = Query(f"{_ALL} AND (:stream IS NULL OR stream = :stream) ORDER BY number", "tttttIi")
+_RESHARDED = Query(
+    f"{_ALL} AND stream IN (SELECT stream FROM streams WHERE app = :app AND hidden)"
+    " ORDER BY number",
+    "tttttIi",
+)
+_STORE = """
+INSERT INTO streams (app, stream, queue, low, high, parents, hidden) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+_END = "UPDATE streams SET end_position = ? WHERE app = ? AND queue = ? AND end_position IS NULL"
+_OPEN = "UPDATE streams SET hidden = 0 WHERE app = ? AND queue = ?"
+
+
+def _shard(row: Row) -> Shard:
+    stream, queue, low, high, parents, end, hidden = row
+    names = tuple(filter(None, parents.split("/")))
+    return Shard(stream, queue, low, high, names, end, bool(hidden))
+
+
+class EmbeddedStreams(StreamStore):
+    """The streams of one app. Safe to use from several threads."""
+
+    def __init__(self, reading: sqlite3.Connection, path: str, app: str, writer: Writer) -> None:
+        self._reading = reading
+        self._path = path
+        self._app = app
+        self._writer = writer
+
+    def shards(self, stream: str | None = None) -> list[Shard]:
+        return self._read(_SHARDS, stream=stream)
+
+    def resharded(self) -> list[Shard]:
+        return self._read(_RESHARDED)
+
+    def _read(self, query: Query, **wanted: Any) -> list[Shard]:
+        with unforked, translated(self._path):
+            rows = query.all(self._reading, {"app": self._app, **wanted})
+        return list(map(_shard, rows))
+
+    def add(self, shards: Sequence[Shard]) -> None:
+        self._writer.run(lambda transaction: _add(transaction, shards))
+
+    def open(self, queues: Collection[str]) -> None:
+        rows = [(self._app, queue) for queue in queues]
+        self._writer.run(lambda transaction: transaction.connection.executemany(_OPEN, rows))
+
+
+def _add(transaction: Transaction, shards: Sequence[Shard]) -> None:
+    app, execute, parents = transaction.app, transaction.connection.execute, shards[0].parents
+    of_stream = {"app": app, "stream": shards[0].stream}
+    if not parents and _SHARDS.first(transaction.connection, of_stream) is not None:
+        return
+    root = None
+    for parent in parents:
+        tail = transaction.seal(parent)
+        root = tail.root
+        if root is None or not execute(_END, (tail.head, app, parent)).rowcount:
+            raise sealed_error(parent)
+    for each in shards:
+        if transaction.exists(each.queue):
+            raise taken_error(each.queue)
+        root = transaction.make_shard(each.queue, root)
+        about = each.stream, each.queue, each.low, each.high, "/".join(parents), each.hidden
+        execute(_STORE, (app, *about))

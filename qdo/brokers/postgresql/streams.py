@@ -1,0 +1,61 @@
+"""Streams in the PostgreSQL schema; its functions in `schema.sql` change them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from qdo.brokers.postgresql.reader import Fetches
+from qdo.brokers.postgresql.writer import PostgresqlWriter
+from qdo.brokers.streams import Shard, StreamStore
+
+_ALL = """
+SELECT stream, queue, low, high, parents, end_position, hidden FROM {schema}.streams
+WHERE app = %s
+"""
+_SHARDS = f"{_ALL} AND (%s::text IS NULL OR stream = %s) ORDER BY number"
+_RESHARDED = f"""
+{_ALL} AND stream IN (SELECT stream FROM {{schema}}.streams WHERE app = %s AND hidden)
+ORDER BY number
+"""  # nosec B608 # constants
+
+
+class PostgresqlStreams(StreamStore):
+    """The streams of one app. Safe to use from several threads."""
+
+    def __init__(self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str) -> None:
+        self._fetches = fetches
+        self._writer = writer
+        self._schema = schema
+        self._app = app
+
+    def shards(self, stream: str | None = None) -> list[Shard]:
+        return self._read(_SHARDS, self._app, stream, stream)
+
+    def resharded(self) -> list[Shard]:
+        return self._read(_RESHARDED, self._app, self._app)
+
+    def _read(self, query: str, *wanted: str | None) -> list[Shard]:
+        statement = query.format(schema=self._schema)
+        rows = self._fetches.run(lambda each: each.execute(statement, wanted).fetchall())
+        return [
+            Shard(stream, queue, low, high, tuple(parents), end, hidden)
+            for stream, queue, low, high, parents, end, hidden in rows
+        ]
+
+    def add(self, shards: Sequence[Shard]) -> None:
+        parents = list(shards[0].parents)
+        columns = [[getattr(each, name) for each in shards] for name in ("queue", "low", "high")]
+        stream = self._app, shards[0].stream
+        if parents:
+            self._run("add_shards", *stream, parents, *columns, queues=parents)
+        else:
+            self._run("create_stream", *stream, *columns)
+
+    def open(self, queues: Collection[str]) -> None:
+        self._run("open_shards", self._app, list(queues))
+
+    def _run(self, function: str, *given: Any, queues: Collection[str] = ()) -> None:
+        places = ", ".join(["%s"] * len(given))
+        statement = f"SELECT {self._schema}.{function}({places})"  # nosec B608 # constants
+        self._writer.run(lambda each: each.execute(statement, given), 0, frozenset(queues))

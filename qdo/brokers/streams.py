@@ -1,0 +1,256 @@
+"""Streams: queues that share the range of keys between them, and are divided while they run.
+
+A *shard* is such a queue. It has the keys whose hashes are in its range.
+
+=======  ==========================================  ==============================================
+shard    meaning                                     next
+=======  ==========================================  ==============================================
+hidden   it gets messages, and no worker sees it:    open (all its parents are done), sealed
+         a parent is not done
+open     it gets messages, and has an owner          sealed (a split or merge)
+sealed   it gets no more messages; the messages of   deleted, by an operator
+         its keys go to its children
+=======  ==========================================  ==============================================
+
+One transaction seals the parents and adds their children, which have the same keys. The transaction
+that stores a message finds the shard of its key: senders may name a shard that is sealed by now. A
+parent is done once it is not hidden itself and its recorded `last` has reached its end. So the
+messages of a key start in the order in which they were stored, in whatever shards they are.
+
+A range is ``low <= hash < high``. Hashes have 16 hexadecimal digits and bounds are the beginnings
+of hashes, as in Vitess, so both are compared as texts. "" is the bound before the first hash, and
+that behind the last one.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from qdo.errors import NotFoundError, ShardStateError, UsageError
+from qdo.queues import check_queue_name
+
+MAX_SHARDS = 4096
+DIGITS = 16
+_BOUND = re.compile(r"[0-9a-f]{1,16}")
+_SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
+
+
+def key_hash(key: str) -> str:
+    """Return the hash of a key: 16 digits of its SHA-256, which the brokers compute as well."""
+    return hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
+
+
+def stream_of(queue: str) -> str:
+    """Return the stream of a queue that is named like a shard, and other names as they are."""
+    found = _SHARD_NAME.fullmatch(queue)
+    return queue if found is None else found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard as the broker stores it.
+
+    :ivar low: the first hash of its range begins with it, "" for the first one.
+    :ivar high: the first hash behind its range begins with it, "" for none.
+    :ivar parents: the shards whose keys it took over.
+    :ivar end: position of its last message if it is sealed, 0 without any; else None.
+    """
+
+    stream: str
+    queue: str
+    low: str
+    high: str
+    parents: tuple[str, ...] = ()
+    end: int | None = None
+    hidden: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return "sealed", "hidden" or "open"."""
+        return "sealed" if self.end is not None else "hidden" if self.hidden else "open"
+
+    def has(self, hashed: str) -> bool:
+        return self.low <= hashed and (not self.high or hashed < self.high)
+
+    def check_open(self) -> None:
+        """Raise ShardStateError for a sealed shard."""
+        if self.end is not None:
+            raise sealed_error(self.queue)
+
+
+def sealed_error(queue: str) -> ShardStateError:
+    remedy = f"`qdo streams list {stream_of(queue)}` shows the open ones"
+    return ShardStateError(queue=queue, state="is a sealed shard", remedy=remedy)
+
+
+def taken_error(queue: str) -> ShardStateError:
+    """Return the error for a shard whose queue exists, but of no stream."""
+    remedy = "delete that queue, or divide the stream at another bound"
+    return ShardStateError(queue=queue, state="exists, but is not a shard", remedy=remedy)
+
+
+class StreamStore(abc.ABC):
+    """The streams of an app. Each method is one transaction."""
+
+    @abc.abstractmethod
+    def shards(self, stream: str | None = None) -> list[Shard]:
+        """Return every shard that ever was, of a stream or of all, in the order of creation."""
+
+    @abc.abstractmethod
+    def resharded(self) -> list[Shard]:
+        """Return every shard of the streams that have hidden ones."""
+
+    @abc.abstractmethod
+    def add(self, shards: Sequence[Shard]) -> None:
+        """Store the first shards of a stream unless it has some; or seal parents, store children.
+
+        :param shards: of one stream, and with the same parents.
+        :raises ShardStateError: a parent is sealed, or a queue has the name of a shard; nothing is
+            changed.
+        :raises QueueLimitError: the app would have more queues than it may.
+        """
+
+    @abc.abstractmethod
+    def open(self, queues: Collection[str]) -> None:
+        """Show hidden shards to workers. Idempotent."""
+
+
+def check_stream_name(name: str) -> str:
+    """Return the name of a stream; raise UsageError or QueueNameError if it cannot be one."""
+    if "." in check_queue_name(name):
+        raise UsageError(reason=f"the name of a stream must not contain '.', got {name!r}")
+    return name
+
+
+def first_shards(stream: str, count: Any) -> list[Shard]:
+    """Return the shards of a new stream, all of the same size.
+
+    >>> [each.queue for each in first_shards("user", 2)]
+    ['user.-80', 'user.80-']
+    """
+    if type(count) is not int or not 0 < count <= MAX_SHARDS or count & (count - 1):
+        rule = f"a power of two from 1 to {MAX_SHARDS}"
+        raise UsageError(reason=f"shards must be {rule}, got {count!r}")
+    step = 16**DIGITS // count
+    bounds = ["", *(_shortened(f"{step * each:0{DIGITS}x}") for each in range(1, count)), ""]
+    check_stream_name(stream)
+    return [_shard(stream, *each, ()) for each in pairwise(bounds)]
+
+
+def split(shards: Sequence[Shard], queue: str, at: str | None = None) -> list[Shard]:
+    """Return the children of a shard that is divided; see `StreamStore.add`.
+
+    :param shards: all of its stream.
+    :param at: the bound between them; None: the middle.
+    :raises UsageError: it is not a bound within the shard.
+    :raises ShardStateError: the shard is sealed.
+    """
+    parent = find_shard(shards, queue)
+    parent.check_open()
+    low, high = int(_full(parent.low), 16), int(_full(parent.high), 16)
+    middle = f"{(low + (high if parent.high else 16**DIGITS)) // 2:0{DIGITS}x}"
+    bound = _shortened(middle) if at is None else checked_bound(at)
+    if not bound or not parent.low < bound or not (not parent.high or bound < parent.high):
+        rule = f"between {parent.low or '0'} and {parent.high or 'f' * DIGITS}, and neither of them"
+        raise UsageError(reason=f"the bound that splits shard {queue} must be {rule}, got {at!r}")
+    ranges = (parent.low, bound), (bound, parent.high)
+    return _named(shards, [_shard(parent.stream, *each, (queue,)) for each in ranges])
+
+
+def merge(shards: Sequence[Shard], *queues: str) -> list[Shard]:
+    """Return the child of shards that become one; see `StreamStore.add`.
+
+    :raises UsageError: they are not neighbors.
+    :raises ShardStateError: one of them is sealed.
+    """
+    parents = sorted((find_shard(shards, each) for each in {*queues}), key=lambda each: each.low)
+    for each in parents:
+        each.check_open()
+    met = all(
+        one.stream == other.stream and one.high == other.low for one, other in pairwise(parents)
+    )
+    if len(parents) < 2 or not met:
+        ranges = ", ".join(each.queue for each in parents)
+        raise UsageError(reason=f"shards to merge must be two or more neighbors, got {ranges}")
+    names = tuple(each.queue for each in parents)
+    return _named(shards, [_shard(parents[0].stream, parents[0].low, parents[-1].high, names)])
+
+
+def find_shard(shards: Iterable[Shard], queue: str) -> Shard:
+    """Return the shard of a name; raise NotFoundError without one."""
+    for each in shards:
+        if each.queue == queue:
+            return each
+    raise NotFoundError(what="shard", name=queue)
+
+
+def keyless_error(queue: str) -> UsageError:
+    reason = f"a message for {queue}, a shard of a stream, must have a key, got none; send it with"
+    return UsageError(reason=f"{reason} App.stream({stream_of(queue)!r}).send(key, body)")
+
+
+def check_deletable(queue: str, shards: Iterable[Shard]) -> None:
+    """Raise ShardStateError for a shard that gets messages, or for whose end others wait."""
+    for each in shards:
+        if each.queue == queue and each.end is None:
+            remedy = "merge it with a neighbor, and delete it once it is done"
+            raise ShardStateError(queue=queue, state="is a shard that gets messages", remedy=remedy)
+        if each.hidden and queue in each.parents:
+            state = f"is a shard whose end {each.queue} waits for"
+            raise ShardStateError(queue=queue, state=state, remedy="delete it once it is done")
+
+
+def checked_bound(text: Any) -> str:
+    """Return a bound in its shortest form; raise UsageError if it is none."""
+    if not isinstance(text, str) or not _BOUND.fullmatch(text):
+        rule = f"1 to {DIGITS} hexadecimal digits in lower case"
+        raise UsageError(reason=f"a bound must be {rule}, got {text!r:.60}")
+    return _shortened(text)
+
+
+def are_done(shard: Shard, known: Mapping[str, Shard], last: Mapping[str, int]) -> bool:
+    """Return whether the parents of a hidden shard are done, so that it may be opened.
+
+    A parent that is hidden is not done, even without messages: its own parents may have some.
+
+    :param known: the parents, by queue.
+    :param last: recorded `last` by queue.
+    """
+    parents = [known.get(name, shard) for name in shard.parents]
+    return not any(
+        each.hidden or each.end is None or last.get(each.queue, 0) < each.end for each in parents
+    )
+
+
+def _shard(stream: str, low: str, high: str, parents: tuple[str, ...]) -> Shard:
+    queue = check_queue_name(f"{stream}.{low}-{high}")
+    return Shard(stream, queue, low, high, parents, None, bool(parents))
+
+
+def _named(shards: Iterable[Shard], children: list[Shard]) -> list[Shard]:
+    """Return children with names that no shard of the stream ever had: a name is a queue's node."""
+    used = {each.queue for each in shards}
+    named = []
+    for child in children:
+        name, number = child.queue, 1
+        while name in used:
+            number += 1
+            name = f"{child.queue}.{number}"
+        named.append(Shard(child.stream, name, child.low, child.high, child.parents, None, True))
+    return named
+
+
+def _full(bound: str) -> str:
+    return bound.ljust(DIGITS, "0")
+
+
+def _shortened(bound: str) -> str:
+    """Return the shortest form with an even number of digits, at least two; "" for the first."""
+    digits = bound.rstrip("0")
+    return digits + "0" * (len(digits) % 2)

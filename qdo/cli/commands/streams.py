@@ -1,0 +1,176 @@
+"""`qdo streams`: list the shards of streams, and divide and join them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TextIO
+
+import click
+
+from qdo.brokers import streams as ranges
+from qdo.brokers.base import Broker
+from qdo.brokers.streams import Shard, stream_of
+from qdo.cli.changing import Consent, changing
+from qdo.cli.connections import note_in_action_log, open_connections
+from qdo.cli.options import output_option, require_app, with_settings
+from qdo.cli.output import emit, print_message
+from qdo.cli.readings import SHARED
+from qdo.connections.opened import Connections
+from qdo.errors import NotFoundError
+from qdo.fleet.audit_entries import Values
+from qdo.fleet.owners import find_owner
+from qdo.ops.streams import reshard, shard_items
+from qdo.settings.settings import Settings
+
+_COLUMNS = {"shard": "SHARD", "state": "STATE", "owner": "OWNER", "backlog": "BACKLOG"}
+
+
+@click.group()
+def streams() -> None:
+    """List the shards of streams, and divide one that is too hot.
+
+    \b
+    qdo streams list --app site:app user
+    qdo streams locate --app site:app user ada@example.org
+    qdo streams split --app site:app user.40-80 --reason "hot"
+    qdo streams merge --app site:app user.40-60 user.60-80
+
+    A shard is the queue of a range of keys. The messages that are sent after a split go to its
+    children. They begin when their parent is done, so the messages of a key keep their order.
+    """
+
+
+@contextmanager
+def _opened(settings: Settings, stream: str) -> Iterator[tuple[Connections, Broker, list[Shard]]]:
+    """Yield the connections, and every shard of a stream.
+
+    :raises NotFoundError: the stream does not exist.
+    """
+    require_app(settings)
+    with open_connections(settings) as connections:
+        broker = connections.known_broker()
+        shards = [] if broker is None else broker.streams.shards(stream)
+        if broker is None or not shards:
+            raise NotFoundError(what="stream", name=stream)
+        yield connections, broker, shards
+
+
+@streams.command("list")
+@click.argument("stream", required=False)
+@click.option("--all", "with_done", is_flag=True, help="Also list shards that are done.")
+@with_settings(*SHARED)
+@output_option
+def list_(stream: str | None, with_done: bool, form: str, settings: Settings) -> None:
+    """List the shards of all streams, or of one.
+
+    \b
+    open     its messages are processed, and more come
+    sealed   no more messages come, and its last one is not done
+    hidden   it gets messages, and begins when the shards in FROM are done
+    done     its last message is done; `qdo delete` may delete it
+    """
+    require_app(settings)
+    with open_connections(settings) as connections:
+        broker = connections.known_broker()
+        shards = [] if broker is None else broker.streams.shards(stream)
+        if not shards and stream is not None:
+            raise NotFoundError(what="stream", name=stream)
+        items = []
+        if broker is not None and shards:
+            items = shard_items(connections.client, connections.layout, broker, shards)
+    if not shards:
+        print_message("hint: the app has no streams yet: the first message creates one")
+    shown = [each for each in items if with_done or each["state"] != "done"]
+    if form == "table":
+        for item in shown:
+            item["from"] = " ".join(item["parents"])
+    emit("qdo.streams/1", shown, form, {**_COLUMNS, "from": "FROM"})
+
+
+@streams.command()
+@click.argument("stream")
+@click.argument("key")
+@with_settings(*SHARED)
+@output_option
+def locate(stream: str, key: str, form: str, settings: Settings) -> None:
+    """Show which shard has a key, and which worker serves it.
+
+    ADDRESS is the setting `address` of that worker.
+    """
+    with _opened(settings, stream) as (connections, _, shards):
+        hashed = ranges.key_hash(key)
+        (shard,) = (each for each in shards if each.end is None and each.has(hashed))
+        client, layout = connections.client, connections.layout
+        owner = None if client is None else find_owner(client, layout, shard.queue)
+    item = {"key": key, "hash": hashed, "shard": shard.queue, "state": shard.state}
+    for name in ("worker", "process", "zone", "address"):
+        item[name] = getattr(owner, name, "") or None  # type: ignore[assignment]
+    columns = ("shard", "state", "worker", "process", "zone", "address")
+    emit("qdo.streams-locate/1", [item], form, columns)
+
+
+@streams.command()
+@click.argument("shard")
+@click.option("--at", metavar="BOUND", help="The first hash of the second child, such as 60.")
+@changing
+@with_settings(*SHARED)
+@output_option
+def split(shard: str, at: str | None, consent: Consent, form: str, settings: Settings) -> None:
+    """Divide a shard into two children, by default in the middle of its range."""
+    _change("split", [shard], lambda known: ranges.split(known, shard, at), consent, form, settings)
+
+
+@streams.command()
+@click.argument("shards", nargs=-1, required=True, metavar="SHARD SHARD...")
+@changing
+@with_settings(*SHARED)
+@output_option
+def merge(shards: tuple[str, ...], consent: Consent, form: str, settings: Settings) -> None:
+    """Let shards whose ranges are neighbors become one."""
+    _change("merge", shards, lambda known: ranges.merge(known, *shards), consent, form, settings)
+
+
+def _change(
+    verb: str,
+    parents: Sequence[str],
+    plan: Callable[[list[Shard]], list[Shard]],
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Replace shards by others, and then write an entry of the action log."""
+    with _opened(settings, stream_of(parents[0])) as (_, broker, shards):
+        children = plan(shards)
+        show = partial(_show, verb, parents, children, False)
+        if not consent.given(f"{verb} {' '.join(parents)}", show, form, asks=False):
+            return
+        reshard(broker, children)
+    target, names = " ".join(parents), " ".join(each.queue for each in children)
+    values: tuple[Values, Values] = {"state": "open"}, {"state": "sealed", "children": names}
+    note_in_action_log(settings, f"streams {verb}", target, *values, consent.reason)
+    _show(verb, parents, children, True, form)
+    print_message(f"hint: workers begin with {names} once they are done with {target}")
+
+
+def _show(
+    verb: str,
+    parents: Sequence[str],
+    children: Sequence[Shard],
+    executed: bool,
+    form: str,
+    out: TextIO | None = None,
+) -> None:
+    items = [
+        {
+            "shard": each.queue,
+            "low": each.low,
+            "high": each.high,
+            "parents": list(parents) if form != "table" else " ".join(parents),
+            "executed": executed,
+        }
+        for each in children
+    ]
+    columns = {"shard": "SHARD", "low": "LOW", "high": "HIGH", "parents": "FROM"}
+    emit(f"qdo.streams-{verb}/1", items, form, columns, out)

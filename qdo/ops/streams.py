@@ -1,0 +1,66 @@
+"""The shards of streams as commands and the dashboard show them, and their division."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import NO_BACKLOG
+from qdo.brokers.streams import Shard
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import UnreachableError
+
+
+def shard_items(
+    client: Client | None, layout: Layout, broker: Broker, shards: Iterable[Shard]
+) -> list[dict[str, Any]]:
+    """Return the items of qdo.streams/1.
+
+    The state "done" is that of a sealed shard whose `last` has reached its end.
+    """
+    shards = list(shards)
+    last, owners = dict.fromkeys((each.queue for each in shards), 0), dict[str, str]()
+    paths = [layout.queue(each.queue) for each in shards]
+    for read in read_nodes(client, paths) if client is not None else []:
+        name, node = read.path.rpartition("/")[2], QueueNode.parse(read.data, read.refused)
+        last[name], owners[name] = node.last, node.owner
+    backlogs = broker.catalog.backlogs(last)
+    items = []
+    for each in shards:
+        is_done = each.end is not None and not each.hidden and last[each.queue] >= each.end
+        items.append(
+            {
+                "shard": each.queue,
+                "stream": each.stream,
+                "low": each.low,
+                "high": each.high,
+                "state": "done" if is_done else each.state,
+                "owner": owners.get(each.queue) or None,
+                "backlog": backlogs.get(each.queue, NO_BACKLOG).count,
+                "parents": list(each.parents),
+            }
+        )
+    return items
+
+
+def reshard(broker: Broker, children: Sequence[Shard]) -> None:
+    """Store children as `StreamStore.add` does; after a lost answer, find out whether it did."""
+    try:
+        broker.streams.add(children)
+    except UnreachableError:
+        found = {each.queue: each.parents for each in broker.streams.shards(children[0].stream)}
+        if any(found.get(each.queue) != each.parents for each in children):
+            raise
+
+
+def hidden_parents(broker: Broker | None, names: Iterable[str]) -> dict[str, Sequence[str]]:
+    """Return the parents of those queues that are hidden shards."""
+    if broker is None or not broker.capabilities.streams:
+        return {}
+    wanted = set(names)
+    shards = broker.streams.resharded() if wanted else []
+    return {each.queue: each.parents for each in shards if each.hidden and each.queue in wanted}

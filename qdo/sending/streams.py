@@ -1,0 +1,164 @@
+"""Sending to a stream: by key, to the shard that has it."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.streams import check_stream_name, first_shards, key_hash
+from qdo.encoding import is_utf8
+from qdo.errors import UsageError
+from qdo.message import Message
+from qdo.sending.messages import NewMessage, build_outgoing, check_key
+
+if TYPE_CHECKING:
+    from qdo.fleet.owners import Owner
+    from qdo.operators import OperatorCalls
+
+MAP_SECONDS = 5.0
+"""How long a sender uses its copy of the map. An old one costs the broker a look at each send."""
+
+
+class _Map(NamedTuple):
+    """The open shards of a stream, in the order of their ranges."""
+
+    broker: Broker
+    until: float
+    lows: list[str]
+    queues: list[str]
+
+
+class Stream:
+    """Queues that share the range of keys between them; `App.stream` makes one.
+
+    Messages of a key keep their order, also while `qdo streams split` and `merge` divide the keys
+    between other queues. Any number of threads may use it.
+
+    >>> users = app.stream("user", shards=4)
+    >>> id = users.send("ada@example.org", {"op": "visit"})
+    >>> users.queue("ada@example.org")
+    'user.80-c0'
+    """
+
+    def __init__(self, app: OperatorCalls, name: str, shards: int) -> None:
+        self.name = check_stream_name(name)
+        self._first = first_shards(name, shards)
+        self._app = app
+        self._map: _Map | None = None
+
+    def send(
+        self,
+        key: str,
+        body: Any,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connection: Any = None,
+        **terms: Any,
+    ) -> str:
+        """Store one message for a key and return its id, like `App.send`.
+
+        A deduplication key counts for the message's key, in whatever shard that is.
+
+        :param key: 1 to 1000 characters; the job gets it as `message.key`.
+        :param terms: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
+            `priority`, as in `App.send`.
+        :raises UsageError: a value is invalid.
+        :raises UnsupportedError: the broker stores no streams.
+        :raises UnreachableError: the broker cannot be reached.
+        """
+        message = self._outgoing({"key": key, "body": body, "headers": headers, **terms})
+        return self._app._store([message], connection)[0]
+
+    def send_many(
+        self,
+        messages: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        once: Message | None = None,
+        connection: Any = None,
+    ) -> list[str]:
+        """Store many messages at once, all or none, and return their ids, like `App.send_many`.
+
+        :param messages: tuples ``(key, body)`` or ``(key, body, headers)``, or dicts with the
+            parameters of `send`; the order of those with the same key is kept.
+        """
+        return self._app._store(self._many(messages, once), connection)
+
+    async def asend(
+        self, key: str, body: Any, headers: Mapping[str, str] | None = None, **terms: Any
+    ) -> str:
+        """Send like `send`, from a coroutine, without blocking its loop."""
+        return (await self.asend_many([{"key": key, "body": body, "headers": headers, **terms}]))[0]
+
+    async def asend_many(
+        self,
+        messages: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        once: Message | None = None,
+    ) -> list[str]:
+        """Send like `send_many`, from a coroutine: see `asend`."""
+        import asyncio
+
+        await asyncio.to_thread(self._read)  # the map, from the broker
+        return await self._app._astore(self._many(messages, once))
+
+    def queue(self, key: str) -> str:
+        """Return the queue that gets the messages of a key now, as the broker says."""
+        self._map = None
+        return self._queue_of(key)
+
+    def _queue_of(self, key: Any) -> str:
+        check_key(key)
+        if not key or not is_utf8(key):
+            rule = "text of 1 to 1000 characters, without surrogates"
+            raise UsageError(
+                reason=f"the key of a message for a stream must be {rule}, got {key!r}"
+            )
+        found = self._read()
+        return found.queues[bisect_right(found.lows, key_hash(key)) - 1]
+
+    def owner(self, key: str) -> Owner | None:
+        """Return which worker owns the queue of a key now, like `App.owner`."""
+        return self._app.owner(self.queue(key))
+
+    def _read(self) -> _Map:
+        """Return the map; read it again if it is old. The first use creates the stream."""
+        found, broker, now = self._map, self._app.broker, time.monotonic()
+        if found is None or found.until < now or found.broker is not broker:
+            streams = broker.streams
+            if not (shards := streams.shards(self.name)):
+                streams.add(self._first)
+                shards = streams.shards(self.name)
+            known = sorted((each.low, each.queue) for each in shards if each.end is None)
+            lows, queues = (list(each) for each in zip(*known, strict=True))
+            self._map = found = _Map(broker, now + MAP_SECONDS, lows, queues)
+        return found
+
+    def _many(
+        self, messages: Iterable[Mapping[str, Any] | tuple[Any, ...]], once: Message | None
+    ) -> Iterator[Outgoing]:
+        for each in messages:
+            if isinstance(each, tuple | list) and 2 <= len(each) <= 3:
+                each = dict(zip(("key", "body", "headers"), each, strict=False))
+            elif not isinstance(each, Mapping):
+                rule = "(key, body), (key, body, headers) or a dict"
+                raise UsageError(reason=f"a message for a stream must be {rule}, got {each!r:.80}")
+            yield self._outgoing({"once": once, **each})
+
+    def _outgoing(self, given: Mapping[str, Any]) -> Outgoing:
+        # With the stream as its queue, so that `once` knows it again after a split.
+        if "queue" in given or not {"key", "body"} <= given.keys():
+            names = ", ".join(each for each in NewMessage.__slots__ if each != "queue")
+            raise UsageError(reason=f"a message for a stream must have the keys {names}")
+        try:
+            message = NewMessage(self.name, **given)
+        except TypeError as error:
+            raise UsageError(reason=f"cannot send to stream {self.name!r}: {error}") from error
+        queue = self._queue_of(message.key)
+        return replace(build_outgoing(message), queue=queue)
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}>"

@@ -1,0 +1,336 @@
+"""Streams on the brokers that store them: where a message goes, before and after a reshard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.streams import Shard, find_shard, first_shards, key_hash, merge, split
+from qdo.errors import QueueLimitError, ShardStateError, UnsupportedError, UsageError
+from qdo.sending.streams import MAP_SECONDS, Stream
+from qdo.settings.settings import Settings
+from tests.support.brokers import LOGS, opening, rows
+from tests.support.processes import wait_until
+
+KEYS = [f"key-{number}" for number in range(20)]
+LOW, LOWER = [key for key in KEYS if key_hash(key) < "80"][:2]
+"""Keys of the first of two shards."""
+
+
+@pytest.fixture(params=LOGS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    with opening(request.param, tmp_path, request) as connect:
+        yield connect
+
+
+@pytest.fixture
+def broker(connect: Callable[..., Broker]) -> Broker:
+    return connect()
+
+
+@pytest.fixture
+def app(broker: Broker) -> Iterator[App]:
+    app = App("app")
+    with app.override_broker(broker, Settings(app="app")):
+        yield app
+
+
+@pytest.fixture
+def stream(app: App) -> Stream:
+    """A stream of two shards whose map no send reads again."""
+    stream = app.stream("user", shards=2)
+    stream.queue("a")
+    return stream
+
+
+def divide(broker: Broker, queue: str, at: str | None = None) -> list[str]:
+    children = split(broker.streams.shards("user"), queue, at)
+    broker.streams.add(children)
+    return [each.queue for each in children]
+
+
+def join(broker: Broker, *queues: str) -> str:
+    (child,) = merge(broker.streams.shards("user"), *queues)
+    broker.streams.add([child])
+    return child.queue
+
+
+def contents(broker: Broker) -> dict[str, list[str | None]]:
+    """Return the keys of the messages of each queue."""
+    names = broker.catalog.names_to_show()
+    return {name: [row.key for row in rows(broker, name)] for name in names}
+
+
+def of(queue: str, shards: list[Shard]) -> list[str]:
+    """Return those of `KEYS` that a shard has."""
+    return [key for key in KEYS if find_shard(shards, queue).has(key_hash(key))]
+
+
+def heir(broker: Broker, children: list[str]) -> str:
+    """Return which child has the key `LOW`."""
+    return next(each for each in children if LOW in of(each, broker.streams.shards()))
+
+
+def test_the_first_use_creates_the_shards(app: App, connect: Callable[..., Broker]) -> None:
+    """Of several that use it at once, one; a later number of shards changes nothing."""
+    others = [App("app") for _ in range(4)]
+    queues = ["user.-40", "user.40-80", "user.80-c0", "user.c0-"]
+
+    def use(other: App) -> str:
+        with other.override_broker(connect(), Settings(app="app")):
+            return other.stream("user", shards=4).queue("key-1")
+
+    with ThreadPoolExecutor(4) as threads:
+        assert {*threads.map(use, others)} == {"user.80-c0"}
+    assert app.stream("user", shards=8).queue("key-1") == "user.80-c0"
+    assert app.broker.catalog.names() == queues
+    assert [(each.queue, each.state) for each in app.broker.streams.shards()] == [
+        (queue, "open") for queue in queues
+    ]
+
+
+def test_each_key_goes_to_its_shard(app: App, stream: Stream) -> None:
+    """Whether one message is sent, many, or within a coroutine."""
+    import asyncio
+
+    stream.send(KEYS[0], 0, {"a": "b"})
+    stream.send_many([(key, 0) for key in KEYS[1:10]])
+    asyncio.run(stream.asend(KEYS[10], 0))
+    asyncio.run(stream.asend_many([{"key": key, "body": 0} for key in KEYS[11:]]))
+    shards = app.broker.streams.shards("user")
+    assert contents(app.broker) == {each.queue: of(each.queue, shards) for each in shards}
+
+
+def test_a_split_divides_what_is_sent_after_it(app: App, stream: Stream) -> None:
+    """Old maps and names of sealed shards lead to the children, also twice removed."""
+    broker = app.broker
+    stream.send_many([(key, 1) for key in KEYS])
+    before = contents(broker)
+    low, high = divide(broker, "user.-80")
+    lowest, _ = divide(broker, low, "10")
+    assert broker.catalog.names() == ["user.-80", "user.80-"], "children are hidden"
+    stream.send_many([(key, 2) for key in KEYS])
+    app.send_many([("plain", 3), ("user.-80", 3, LOW), ("plain", 3)])
+    shards, after = broker.streams.shards("user"), contents(broker)
+    assert after.pop("plain") == [None, None]
+    assert (after["user.-80"], after[low]) == (before["user.-80"], [])
+    for queue in (lowest, "user.10-40", high):
+        direct = [LOW] if LOW in of(queue, shards) else []
+        assert after[queue] == of(queue, shards) + direct
+    assert find_shard(shards, "user.-80").end == rows(broker, "user.-80")[-1].position
+    assert find_shard(shards, low).end == 0
+    assert {each.queue: each.state for each in shards} == {
+        "user.-80": "sealed", "user.80-": "open", low: "sealed", high: "hidden",
+        lowest: "hidden", "user.10-40": "hidden",
+    }  # fmt: skip
+
+
+def test_open_children_are_listed(app: App, stream: Stream) -> None:
+    children = divide(app.broker, "user.-80")
+    assert [each.queue for each in app.broker.streams.resharded() if each.hidden] == children
+    app.broker.streams.open(children)
+    app.broker.streams.open(children)
+    assert app.broker.catalog.names() == sorted(["user.-80", "user.80-", *children])
+    assert app.broker.streams.resharded() == []
+
+
+def test_a_merge_gets_a_name_that_no_shard_had(app: App, stream: Stream) -> None:
+    low, high = divide(app.broker, "user.-80")
+    child = join(app.broker, high, low)
+    assert child == "user.-80.2"
+    assert divide(app.broker, child) == ["user.-40.2", "user.40-80.2"]
+    whole = join(app.broker, "user.80-", "user.40-80.2", "user.-40.2")
+    assert whole == "user.-"
+    stream.send_many([(key, 1) for key in KEYS])
+    assert contents(app.broker)[whole] == KEYS
+
+
+def test_what_cannot_be_divided_stays_as_it_is(app: App, stream: Stream) -> None:
+    """A parent that another operator has sealed, a queue with the name of a child."""
+    broker = app.broker
+    shards = broker.streams.shards("user")
+    first, second = split(shards, "user.-80"), split(shards, "user.-80", "20")
+    broker.streams.add(first)
+    for children in (second, merge(shards, "user.-80", "user.80-")):
+        with pytest.raises(ShardStateError) as raised:
+            broker.streams.add(children)
+        assert raised.value.details["queue"] == "user.-80"
+    app.send("user.80-c0", 1)
+    with pytest.raises(ShardStateError) as raised:
+        divide(broker, "user.80-")
+    assert raised.value.details["queue"] == "user.80-c0"
+    assert {each.queue for each in broker.streams.shards()} == {
+        *("user.-80", "user.80-", "user.-40", "user.40-80")
+    }
+    assert find_shard(broker.streams.shards(), "user.80-").state == "open"
+
+
+def test_a_message_without_a_key_is_refused(app: App, stream: Stream) -> None:
+    """With those that are sent together with it; also by a shard that is open."""
+    divide(app.broker, "user.-80")
+    for queue in ("user.-80", "user.80-"):
+        for terms in (None, SendOptions(None, "once"), SendOptions(time.time() + 60)):
+            with pytest.raises(UsageError, match=r"stream\('user'\)"):
+                app.broker.send_many(
+                    [Outgoing("plain", b"1"), Outgoing(queue, b"1", None, None, terms)]
+                )
+    assert not any(contents(app.broker).values())
+    assert app.broker.delayed.numbers("user.80-") == []
+
+
+def test_delayed_messages_go_to_the_shard_of_their_time(app: App, stream: Stream) -> None:
+    """One that was delayed before the split, and one behind an old map."""
+    broker = app.broker
+    stop = broker.listen(lambda names: None)
+    at = time.time() + 0.5
+    stream.send(LOW, "early", at=at)
+    children = divide(broker, "user.-80")
+    queue = heir(broker, children)
+    stream.send(LOW, "late", at=at)
+    wait_until(lambda: len(rows(broker, queue)) == 2, "they are due")
+    assert [row.body for row in rows(broker, queue)] == [b'"early"', b'"late"']
+    assert rows(broker, "user.-80") == []
+    stop()
+
+
+def test_a_dead_letter_is_sent_again_to_the_shard_of_its_key(app: App, stream: Stream) -> None:
+    broker = app.broker
+    stream.send(LOW, 1)
+    (row,) = rows(broker, "user.-80")
+    letter = ("user.-80", row.position, row.body, row.key, row.headers)
+    record = DeadLetterRecord(*letter, "error", "", 1, "worker", 1)
+    broker.dead_letters.store(record)
+    children = divide(broker, "user.-80")
+    (position,) = broker.dead_letters.retry([("user.-80", row.position)])
+    queue = heir(broker, children)
+    assert [each.position for each in rows(broker, queue)] == [position]
+    assert len(rows(broker, "user.-80")) == 1
+
+
+def test_deduplication_outlives_a_split(app: App, stream: Stream) -> None:
+    """A key counts for the key of its message: another one may be stored with it."""
+    first = stream.send(LOW, 1, dedup_key="d")
+    assert stream.send(LOWER, 1, dedup_key="d") != first
+    divide(app.broker, "user.-80")
+    assert stream.send(LOW, 1, dedup_key="d") == first
+    divide(app.broker, "user.40-80")
+    stream._map = None
+    assert stream.send(LOW, 1, dedup_key="d") == first
+    assert sum(map(len, contents(app.broker).values())) == 2
+
+
+@pytest.mark.parametrize("connect", ["embedded", "postgresql"], indirect=True)
+def test_only_a_shard_that_is_over_can_be_deleted(app: App, stream: Stream) -> None:
+    broker = app.broker
+    stream.send(LOW, 1, dedup_key="d")
+    with pytest.raises(ShardStateError):
+        broker.delete_queue("user.-80", 1 << 62)
+    children = divide(broker, "user.-80")
+    with pytest.raises(ShardStateError):
+        broker.delete_queue("user.-80", 1 << 62)
+    broker.streams.open(children)
+    broker.delete_queue("user.-80", 1 << 62)
+    assert "user.-80" not in broker.catalog.names()
+    stream.send(LOW, 1, dedup_key="d")
+    assert not any(contents(broker).values()), "keys of the stream stay"
+    assert split(broker.streams.shards("user"), "user.-40"), "its name stays known"
+
+
+@pytest.mark.parametrize("connect", ["embedded", "postgresql"], indirect=True)
+def test_a_reshard_keeps_to_max_queues(
+    app: App, stream: Stream, connect: Callable[..., Broker]
+) -> None:
+    limited = connect()
+    limited.max_queues = 3  # before its first write, at which PostgreSQL is told
+    with pytest.raises(QueueLimitError):
+        divide(limited, "user.-80")
+    assert find_shard(limited.streams.shards(), "user.-80").state == "open"
+
+
+def more(sent: list[int], count: int) -> bool:
+    return len(sent) > count
+
+
+def test_senders_at_a_reshard_lose_nothing(
+    app: App, connect: Callable[..., Broker], stream: Stream
+) -> None:
+    """V1 to V3: the positions of a key grow from shard to shard, whatever each sender knows."""
+    over, sent = threading.Event(), list[int]()
+    broker = app.broker
+
+    def send(number: int) -> None:
+        mine = App("app")
+        with mine.override_broker(connect(), Settings(app="app")):
+            stream = mine.stream("user", shards=2)
+            while not over.is_set():
+                stream.send_many([(KEYS[number], len(sent)), (KEYS[number + 4], len(sent))])
+                sent.append(number)
+
+    with ThreadPoolExecutor(4) as senders:
+        done = [senders.submit(send, number) for number in range(4)]
+        wait_until(lambda: len(sent) > 20, "they send")
+        try:
+            for _ in range(6):
+                before = len(sent)
+                opened = [each.queue for each in broker.streams.shards() if each.end is None]
+                if len(opened) < 5:
+                    divide(broker, opened[0])
+                else:
+                    join(broker, *opened)
+                wait_until(partial(more, sent, before + 20), "they go on")
+        finally:
+            over.set()
+        for each in done:
+            each.result()
+    shards = broker.streams.shards("user")
+    found = dict[str, list[tuple[int, str]]]()
+    for shard in shards:
+        for row in broker.reader(shard.queue, 0).fetch(1_000_000):
+            assert shard.has(key_hash(row[2] or ""))
+            assert shard.end is None or row[0] <= shard.end
+            found.setdefault(row[2] or "", []).append((row[0], shard.queue))
+    assert sum(map(len, found.values())) == 2 * len(sent)
+    order = {shard.queue: number for number, shard in enumerate(shards)}
+    for places in found.values():
+        queues = [order[queue] for _, queue in sorted(places)]
+        assert queues == sorted(queues)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda stream: stream.send("", 1),
+        lambda stream: stream.send(None, 1),
+        lambda stream: stream.send("k" * 1001, 1),
+        lambda stream: stream.send("\ud800", 1),
+        lambda stream: stream.send("k", 1, queue="q"),
+        lambda stream: stream.send("k", 1, wrong=2),
+        lambda stream: stream.send_many([("k",)]),
+        lambda stream: stream.send_many(["ab"]),
+        lambda stream: stream.send_many([{"key": "k"}]),
+        lambda stream: stream.queue(b"k"),
+    ],
+)
+def test_wrong_messages_are_refused(send: Callable[[Stream], Any]) -> None:
+    from qdo.testing import TestKit
+
+    app = App("app")
+    with TestKit(app), pytest.raises(UsageError):
+        send(app.stream("user"))
+
+
+def test_other_brokers_store_no_streams() -> None:
+    with pytest.raises(UnsupportedError):
+        Broker.streams.fget(None)  # type: ignore[attr-defined]
+    assert MAP_SECONDS < 60
+    assert len(first_shards("user", 4096)) == 4096
