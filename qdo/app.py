@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitRequest
-    from qdo.sending.streams import Stream
     from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
@@ -208,22 +207,6 @@ class App(OperatorCalls, RequestCalls):
         if not self.hooks.own_middleware:
             self.hooks.own_middleware.extend(self._documents.middleware())
         return documents
-
-    def stream(self, name: str, *, shards: int = 4) -> Stream:
-        """Return a stream: queues that share the range of keys, and are divided while they run.
-
-        >>> users = app.stream("user", shards=4)
-        >>> id = users.send("ada@example.org", {"op": "visit"})
-
-        Its first use creates the queues ``user.-40``, ``user.40-80``, ``user.80-c0`` and
-        ``user.c0-``; their job is that for "user.*". See "Streams".
-
-        :param shards: how many queues it has at first, a power of two up to 4096.
-        :raises UsageError: a value is invalid.
-        """
-        from qdo.sending.streams import Stream
-
-        return Stream(self, name, shards)
 
     def lock(
         self,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qdo.ops.cancel import Cancellation
     from qdo.ops.decisions import OperatorDecision
     from qdo.ops.peek import Kind, PeekedMessage
+    from qdo.sending.streams import Stream
     from qdo.system.per_process import PerProcess
 
 _Result = TypeVar("_Result")
@@ -208,6 +209,22 @@ class OperatorCalls(Sender):
         """
         name = check_queue_name(queue)
         return self._act(lambda each: each.owner(name))
+
+    def stream(self, name: str, *, shards: int = 4) -> Stream:
+        """Return a stream: queues that share the range of keys, and are divided while they run.
+
+        >>> users = app.stream("user", shards=4)
+        >>> id = users.send("ada@example.org", {"op": "visit"})
+
+        Its first use creates the queues ``user.-40``, ``user.40-80``, ``user.80-c0`` and
+        ``user.c0-``; their job is that for "user.*". See "Streams".
+
+        :param shards: how many queues it has at first, a power of two up to 4096.
+        :raises UsageError: a value is invalid.
+        """
+        from qdo.sending.streams import Stream
+
+        return Stream(self, name, shards, self.owner)
 
     def pause(
         self,

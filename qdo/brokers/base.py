@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
@@ -229,6 +229,12 @@ class Row(NamedTuple):
     headers: str | None
 
 
+class _NoStreams:
+    def __get__(self, broker: object, kind: type[Broker]) -> StreamStore:
+        what, remedy = "store streams", "use a PostgreSQL broker, or the shards of Kinesis itself"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
+
+
 class Broker(abc.ABC):
     """A broker: sends, reads and trims messages.
 
@@ -254,6 +260,8 @@ class Broker(abc.ABC):
     on_sent: Callable[[Iterable[str]], None] | None = None
     max_queues: int | None = None
     max_read_bytes: int = MAX_STORED_BODY_BYTES
+    streams: StreamStore = cast(StreamStore, _NoStreams())
+    """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
 
     @property
     def id_scheme(self) -> int | Positions:
@@ -264,12 +272,6 @@ class Broker(abc.ABC):
     def requests(self) -> RequestStore:
         """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
         what, remedy = "store requests", "give requests an app with a PostgreSQL broker"
-        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
-
-    @property
-    def streams(self) -> StreamStore:
-        """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
-        what, remedy = "store streams", "use a PostgreSQL broker, or the shards of Kinesis itself"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     @abc.abstractmethod

@@ -28,7 +28,7 @@ import abc
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,7 +53,7 @@ def stream_of(queue: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class StreamShard:
     """A shard as the broker stores it.
 
     :ivar low: the first hash of its range begins with it, "" for the first one.
@@ -99,15 +99,15 @@ class StreamStore(abc.ABC):
     """The streams of an app. Each method is one transaction."""
 
     @abc.abstractmethod
-    def shards(self, stream: str | None = None) -> list[Shard]:
+    def shards(self, stream: str | None = None) -> list[StreamShard]:
         """Return every shard that ever was, of a stream or of all, in the order of creation."""
 
     @abc.abstractmethod
-    def resharded(self) -> list[Shard]:
+    def resharded(self) -> list[StreamShard]:
         """Return every shard of the streams that have hidden ones."""
 
     @abc.abstractmethod
-    def add(self, shards: Sequence[Shard]) -> None:
+    def add(self, shards: Sequence[StreamShard]) -> None:
         """Store the first shards of a stream unless it has some; or seal parents, store children.
 
         :param shards: of one stream, and with the same parents.
@@ -128,7 +128,7 @@ def check_stream_name(name: str) -> str:
     return name
 
 
-def first_shards(stream: str, count: Any) -> list[Shard]:
+def first_shards(stream: str, count: Any) -> list[StreamShard]:
     """Return the shards of a new stream, all of the same size.
 
     >>> [each.queue for each in first_shards("user", 2)]
@@ -143,7 +143,7 @@ def first_shards(stream: str, count: Any) -> list[Shard]:
     return [_shard(stream, *each, ()) for each in pairwise(bounds)]
 
 
-def split(shards: Sequence[Shard], queue: str, at: str | None = None) -> list[Shard]:
+def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> list[StreamShard]:
     """Return the children of a shard that is divided; see `StreamStore.add`.
 
     :param shards: all of its stream.
@@ -163,7 +163,7 @@ def split(shards: Sequence[Shard], queue: str, at: str | None = None) -> list[Sh
     return _named(shards, [_shard(parent.stream, *each, (queue,)) for each in ranges])
 
 
-def merge(shards: Sequence[Shard], *queues: str) -> list[Shard]:
+def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
     """Return the child of shards that become one; see `StreamStore.add`.
 
     :raises UsageError: they are not neighbors.
@@ -182,7 +182,7 @@ def merge(shards: Sequence[Shard], *queues: str) -> list[Shard]:
     return _named(shards, [_shard(parents[0].stream, parents[0].low, parents[-1].high, names)])
 
 
-def find_shard(shards: Iterable[Shard], queue: str) -> Shard:
+def find_shard(shards: Iterable[StreamShard], queue: str) -> StreamShard:
     """Return the shard of a name; raise NotFoundError without one."""
     for each in shards:
         if each.queue == queue:
@@ -195,7 +195,7 @@ def keyless_error(queue: str) -> UsageError:
     return UsageError(reason=f"{reason} App.stream({stream_of(queue)!r}).send(key, body)")
 
 
-def check_deletable(queue: str, shards: Iterable[Shard]) -> None:
+def check_deletable(queue: str, shards: Iterable[StreamShard]) -> None:
     """Raise ShardStateError for a shard that gets messages, or for whose end others wait."""
     for each in shards:
         if each.queue == queue and each.end is None:
@@ -214,7 +214,7 @@ def checked_bound(text: Any) -> str:
     return _shortened(text)
 
 
-def are_done(shard: Shard, known: Mapping[str, Shard], last: Mapping[str, int]) -> bool:
+def are_done(shard: StreamShard, known: Mapping[str, StreamShard], last: Mapping[str, int]) -> bool:
     """Return whether the parents of a hidden shard are done, so that it may be opened.
 
     A parent that is hidden is not done, even without messages: its own parents may have some.
@@ -228,12 +228,12 @@ def are_done(shard: Shard, known: Mapping[str, Shard], last: Mapping[str, int]) 
     )
 
 
-def _shard(stream: str, low: str, high: str, parents: tuple[str, ...]) -> Shard:
+def _shard(stream: str, low: str, high: str, parents: tuple[str, ...]) -> StreamShard:
     queue = check_queue_name(f"{stream}.{low}-{high}")
-    return Shard(stream, queue, low, high, parents, None, bool(parents))
+    return StreamShard(stream, queue, low, high, parents, None, bool(parents))
 
 
-def _named(shards: Iterable[Shard], children: list[Shard]) -> list[Shard]:
+def _named(shards: Iterable[StreamShard], children: list[StreamShard]) -> list[StreamShard]:
     """Return children with names that no shard of the stream ever had: a name is a queue's node."""
     used = {each.queue for each in shards}
     named = []
@@ -242,7 +242,7 @@ def _named(shards: Iterable[Shard], children: list[Shard]) -> list[Shard]:
         while name in used:
             number += 1
             name = f"{child.queue}.{number}"
-        named.append(Shard(child.stream, name, child.low, child.high, child.parents, None, True))
+        named.append(replace(child, queue=name))
     return named
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import NO_BACKLOG
-from qdo.brokers.streams import Shard
+from qdo.brokers.streams import StreamShard
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -16,7 +16,7 @@ from qdo.errors import UnreachableError
 
 
 def shard_items(
-    client: Client | None, layout: Layout, broker: Broker, shards: Iterable[Shard]
+    client: Client | None, layout: Layout, broker: Broker, shards: Iterable[StreamShard]
 ) -> list[dict[str, Any]]:
     """Return the items of qdo.streams/1.
 
@@ -47,7 +47,7 @@ def shard_items(
     return items
 
 
-def reshard(broker: Broker, children: Sequence[Shard]) -> None:
+def reshard(broker: Broker, children: Sequence[StreamShard]) -> None:
     """Store children as `StreamStore.add` does; after a lost answer, find out whether it did."""
     try:
         broker.streams.add(children)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from qdo.sending.messages import NewMessage, build_outgoing, check_key
 
 if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
-    from qdo.operators import OperatorCalls
+    from qdo.sending.sender import Sender
 
 MAP_SECONDS = 5.0
 """How long a sender uses its copy of the map. An old one costs the broker a look at each send."""
@@ -44,10 +44,13 @@ class Stream:
     'user.80-c0'
     """
 
-    def __init__(self, app: OperatorCalls, name: str, shards: int) -> None:
+    def __init__(
+        self, app: Sender, name: str, shards: int, owner: Callable[[str], Owner | None]
+    ) -> None:
         self.name = check_stream_name(name)
         self._first = first_shards(name, shards)
         self._app = app
+        self._owner = owner
         self._map: _Map | None = None
 
     def send(
@@ -122,7 +125,7 @@ class Stream:
 
     def owner(self, key: str) -> Owner | None:
         """Return which worker owns the queue of a key now, like `App.owner`."""
-        return self._app.owner(self.queue(key))
+        return self._owner(self.queue(key))
 
     def _read(self) -> _Map:
         """Return the map; read it again if it is old. The first use creates the stream."""

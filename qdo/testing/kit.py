@@ -13,7 +13,6 @@ from math import inf
 from typing import Any
 
 from qdo.app import App
-from qdo.brokers import streams
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
@@ -34,6 +33,7 @@ from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
 from qdo.testing.kit_operators import KitOperators
 from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
+from qdo.testing.memory_streams import KitStreams
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
 from qdo.testing.timers import KitTimers
@@ -178,6 +178,7 @@ class TestKit(Results):
 
     :ivar limits: the limits of its jobs, like `qdo limits`; at first none limits anything.
     :ivar holds: pauses of queues, like `qdo pause` and `qdo resume`.
+    :ivar streams: divides and joins shards, like `qdo streams split` and `merge`.
     :param app: the app to test, with its jobs and hooks.
     :param clock: a clock to share with another kit.
     :param chance: returns the random number of each backoff. The default is always 1: each
@@ -209,6 +210,7 @@ class TestKit(Results):
         self.limits, self.holds = world.limits, world.holds
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
         self._expected = QueueFilter(globs)
+        self.streams = KitStreams(self.broker.streams)
         self._relay = KitRelay(app, self.broker)
         self._process: Process | None = None
         self._thread = 0
@@ -284,31 +286,6 @@ class TestKit(Results):
         given = {name.lower(): text for name, text in (headers or {}).items()}
         data = body if isinstance(body, bytes) else encode_body(path, body)
         return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], given, data)
-
-    def split(self, shard: str, at: str | None = None) -> list[str]:
-        """Divide a shard of a stream, like `qdo streams split`; return the names of its children.
-
-        >>> kit.split("user.40-80", at="60")
-        ['user.40-60', 'user.60-80']
-
-        :raises UsageError: the bound is not within the shard.
-        :raises ShardStateError: the shard is sealed.
-        :raises NotFoundError: no stream has the shard.
-        """
-        return self._reshard(streams.split(self.broker.streams.shards(), shard, at))
-
-    def merge(self, *shards: str) -> str:
-        """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
-
-        :raises UsageError: they are not neighbors.
-        :raises ShardStateError: one of them is sealed.
-        :raises NotFoundError: no stream has one of them.
-        """
-        return self._reshard(streams.merge(self.broker.streams.shards(), *shards))[0]
-
-    def _reshard(self, children: list[streams.Shard]) -> list[str]:
-        self.broker.streams.add(children)
-        return [each.queue for each in children]
 
     def run_until_idle(self) -> None:
         """Run everything that can run without time passing.

@@ -28,7 +28,7 @@ from qdo.brokers.base import (
 )
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
-from qdo.brokers.streams import Shard
+from qdo.brokers.streams import StreamShard
 from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
@@ -77,7 +77,7 @@ class Contents:
     delayed: list[_Delayed] = field(default_factory=list)
     listeners: list[Wake] = field(default_factory=list)
     requests: RequestContents = field(default_factory=RequestContents)
-    shards: dict[str, Shard] = field(default_factory=dict)
+    shards: dict[str, StreamShard] = field(default_factory=dict)
 
     def queue(self, name: str) -> _Queue:
         return self.queues.setdefault(name, _Queue())
@@ -164,7 +164,7 @@ class MemoryBroker(Broker):
         self.dead_letters = MemoryDeadLetters(store, self._contents)
         self.delayed = MemoryDelayedMessages(store, self._contents)
         held = self._contents
-        self._streams = MemoryStreams(held.shards, store.lock, held.queues, held.queue)
+        self.streams = MemoryStreams(held.shards, store.lock, held.queues, held.queue)
         self._requests = MemoryRequests(
             self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
         )
@@ -172,10 +172,6 @@ class MemoryBroker(Broker):
     @property
     def requests(self) -> MemoryRequests:
         return self._requests
-
-    @property
-    def streams(self) -> MemoryStreams:
-        return self._streams
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]

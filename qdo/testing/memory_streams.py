@@ -9,11 +9,13 @@ from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.streams import (
-    Shard,
+    StreamShard,
     StreamStore,
     key_hash,
     keyless_error,
+    merge,
     sealed_error,
+    split,
     taken_error,
 )
 
@@ -28,7 +30,7 @@ class MemoryStreams(StreamStore):
 
     def __init__(
         self,
-        known: dict[str, Shard],
+        known: dict[str, StreamShard],
         lock: AbstractContextManager[Any],
         queues: Mapping[str, Any],
         make: Callable[[str], object],
@@ -38,16 +40,16 @@ class MemoryStreams(StreamStore):
         self._queues = queues
         self._make = make
 
-    def shards(self, stream: str | None = None) -> list[Shard]:
+    def shards(self, stream: str | None = None) -> list[StreamShard]:
         with self._lock:
             return [each for each in self._known.values() if stream in (None, each.stream)]
 
-    def resharded(self) -> list[Shard]:
+    def resharded(self) -> list[StreamShard]:
         with self._lock:
             streams = {each.stream for each in self._known.values() if each.hidden}
             return [each for each in self._known.values() if each.stream in streams]
 
-    def add(self, shards: Sequence[Shard]) -> None:
+    def add(self, shards: Sequence[StreamShard]) -> None:
         with self._lock:
             parents = shards[0].parents
             if not parents and self.shards(shards[0].stream):
@@ -70,7 +72,7 @@ class MemoryStreams(StreamStore):
                 self._known[queue] = replace(self._known[queue], hidden=False)
 
 
-def routed(known: Mapping[str, Shard], message: Outgoing) -> Outgoing:
+def routed(known: Mapping[str, StreamShard], message: Outgoing) -> Outgoing:
     """Return a message for the open shard of its key, if its queue is a sealed one."""
     shard = known.get(message.queue)
     if shard is None:
@@ -84,10 +86,42 @@ def routed(known: Mapping[str, Shard], message: Outgoing) -> Outgoing:
     return replace(message, queue=next(each.queue for each in heirs if each.has(hashed)))
 
 
-def dedup_place(known: Mapping[str, Shard], message: Outgoing) -> tuple[str, str]:
+def dedup_place(known: Mapping[str, StreamShard], message: Outgoing) -> tuple[str, str]:
     """Return the queue that keeps a message's deduplication keys, and what goes before them."""
     shard = known.get(message.queue)
     if shard is None or message.key is None:
         return message.queue, ""
     first = next(each.queue for each in known.values() if each.stream == shard.stream)
     return first, key_hash(message.key)
+
+
+class KitStreams:
+    """The shards of an app under test, as `qdo streams` divides those of a fleet."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self._store = store
+
+    def split(self, shard: str, at: str | None = None) -> list[str]:
+        """Divide a shard of a stream, like `qdo streams split`; return the names of its children.
+
+        >>> kit.streams.split("user.40-80", at="60")
+        ['user.40-60', 'user.60-80']
+
+        :raises UsageError: the bound is not within the shard.
+        :raises ShardStateError: the shard is sealed.
+        :raises NotFoundError: no stream has the shard.
+        """
+        return self._reshard(split(self._store.shards(), shard, at))
+
+    def merge(self, *shards: str) -> str:
+        """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
+
+        :raises UsageError: they are not neighbors.
+        :raises ShardStateError: one of them is sealed.
+        :raises NotFoundError: no stream has one of them.
+        """
+        return self._reshard(merge(self._store.shards(), *shards))[0]
+
+    def _reshard(self, children: list[StreamShard]) -> list[str]:
+        self._store.add(children)
+        return [each.queue for each in children]

@@ -188,7 +188,7 @@ class EmbeddedBroker(Broker):
                 self.dead_letters = EmbeddedDeadLetters(
                     self._reading, path, app, self._writer, self.id_node
                 )
-                self._streams = EmbeddedStreams(self._reading, path, app, self._writer)
+                self.streams = EmbeddedStreams(self._reading, path, app, self._writer)
                 self._requests = EmbeddedRequests(
                     self._reading, path, app, self._writer, self.id_node, self._checked_size
                 )
@@ -209,10 +209,6 @@ class EmbeddedBroker(Broker):
     @property
     def requests(self) -> EmbeddedRequests:
         return self._requests
-
-    @property
-    def streams(self) -> EmbeddedStreams:
-        return self._streams
 
     def send(self, message: Outgoing) -> str:
         return self.send_many((message,))[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdo.brokers.embedded.schema import Query, Row
 from qdo.brokers.embedded.writer import Transaction, Writer
-from qdo.brokers.streams import Shard, StreamStore, sealed_error, taken_error
+from qdo.brokers.streams import StreamShard, StreamStore, sealed_error, taken_error
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 
@@ -28,10 +28,10 @@ _END = "UPDATE streams SET end_position = ? WHERE app = ? AND queue = ? AND end_
 _OPEN = "UPDATE streams SET hidden = 0 WHERE app = ? AND queue = ?"
 
 
-def _shard(row: Row) -> Shard:
+def _shard(row: Row) -> StreamShard:
     stream, queue, low, high, parents, end, hidden = row
     names = tuple(filter(None, parents.split("/")))
-    return Shard(stream, queue, low, high, names, end, bool(hidden))
+    return StreamShard(stream, queue, low, high, names, end, bool(hidden))
 
 
 class EmbeddedStreams(StreamStore):
@@ -43,18 +43,18 @@ class EmbeddedStreams(StreamStore):
         self._app = app
         self._writer = writer
 
-    def shards(self, stream: str | None = None) -> list[Shard]:
+    def shards(self, stream: str | None = None) -> list[StreamShard]:
         return self._read(_SHARDS, stream=stream)
 
-    def resharded(self) -> list[Shard]:
+    def resharded(self) -> list[StreamShard]:
         return self._read(_RESHARDED)
 
-    def _read(self, query: Query, **wanted: Any) -> list[Shard]:
+    def _read(self, query: Query, **wanted: Any) -> list[StreamShard]:
         with unforked, translated(self._path):
             rows = query.all(self._reading, {"app": self._app, **wanted})
         return list(map(_shard, rows))
 
-    def add(self, shards: Sequence[Shard]) -> None:
+    def add(self, shards: Sequence[StreamShard]) -> None:
         self._writer.run(lambda transaction: _add(transaction, shards))
 
     def open(self, queues: Collection[str]) -> None:
@@ -62,7 +62,7 @@ class EmbeddedStreams(StreamStore):
         self._writer.run(lambda transaction: transaction.connection.executemany(_OPEN, rows))
 
 
-def _add(transaction: Transaction, shards: Sequence[Shard]) -> None:
+def _add(transaction: Transaction, shards: Sequence[StreamShard]) -> None:
     app, execute, parents = transaction.app, transaction.connection.execute, shards[0].parents
     of_stream = {"app": app, "stream": shards[0].stream}
     if not parents and _SHARDS.first(transaction.connection, of_stream) is not None:

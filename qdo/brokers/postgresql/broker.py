@@ -248,7 +248,7 @@ class PostgresqlBroker(Broker):
         self.dead_letters = PostgresqlDeadLetters(
             self._fetches, self._writer, schema, app, self.id_node
         )
-        self._streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
+        self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
         self._requests = PostgresqlRequests(
             address, app, self.id_node, self._fetches, self._writer, self._checked_size,
             self._marks, self._listen_for_requests,
@@ -257,10 +257,6 @@ class PostgresqlBroker(Broker):
     @property
     def requests(self) -> PostgresqlRequests:
         return self._requests
-
-    @property
-    def streams(self) -> PostgresqlStreams:
-        return self._streams
 
     @property
     def commits(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.writer import PostgresqlWriter
-from qdo.brokers.streams import Shard, StreamStore
+from qdo.brokers.streams import StreamShard, StreamStore
 
 _ALL = """
 SELECT stream, queue, low, high, parents, end_position, hidden FROM {schema}.streams
@@ -29,21 +29,21 @@ class PostgresqlStreams(StreamStore):
         self._schema = schema
         self._app = app
 
-    def shards(self, stream: str | None = None) -> list[Shard]:
+    def shards(self, stream: str | None = None) -> list[StreamShard]:
         return self._read(_SHARDS, self._app, stream, stream)
 
-    def resharded(self) -> list[Shard]:
+    def resharded(self) -> list[StreamShard]:
         return self._read(_RESHARDED, self._app, self._app)
 
-    def _read(self, query: str, *wanted: str | None) -> list[Shard]:
+    def _read(self, query: str, *wanted: str | None) -> list[StreamShard]:
         statement = query.format(schema=self._schema)
         rows = self._fetches.run(lambda each: each.execute(statement, wanted).fetchall())
         return [
-            Shard(stream, queue, low, high, tuple(parents), end, hidden)
+            StreamShard(stream, queue, low, high, tuple(parents), end, hidden)
             for stream, queue, low, high, parents, end, hidden in rows
         ]
 
-    def add(self, shards: Sequence[Shard]) -> None:
+    def add(self, shards: Sequence[StreamShard]) -> None:
         parents = list(shards[0].parents)
         columns = [[getattr(each, name) for each in shards] for name in ("queue", "low", "high")]
         stream = self._app, shards[0].stream

@@ -11,7 +11,7 @@ import click
 
 from qdo.brokers import streams as ranges
 from qdo.brokers.base import Broker
-from qdo.brokers.streams import Shard, stream_of
+from qdo.brokers.streams import StreamShard, stream_of
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.options import output_option, require_app, with_settings
@@ -43,7 +43,9 @@ def streams() -> None:
 
 
 @contextmanager
-def _opened(settings: Settings, stream: str) -> Iterator[tuple[Connections, Broker, list[Shard]]]:
+def _opened(
+    settings: Settings, stream: str
+) -> Iterator[tuple[Connections, Broker, list[StreamShard]]]:
     """Yield the connections, and every shard of a stream.
 
     :raises NotFoundError: the stream does not exist.
@@ -135,7 +137,7 @@ def merge(shards: tuple[str, ...], consent: Consent, form: str, settings: Settin
 def _change(
     verb: str,
     parents: Sequence[str],
-    plan: Callable[[list[Shard]], list[Shard]],
+    plan: Callable[[list[StreamShard]], list[StreamShard]],
     consent: Consent,
     form: str,
     settings: Settings,
@@ -157,7 +159,7 @@ def _change(
 def _show(
     verb: str,
     parents: Sequence[str],
-    children: Sequence[Shard],
+    children: Sequence[StreamShard],
     executed: bool,
     form: str,
     out: TextIO | None = None,

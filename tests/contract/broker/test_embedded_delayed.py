@@ -14,7 +14,7 @@ from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.embedded.delayed import TRIM, move_due
-from qdo.brokers.embedded.schema import MESSAGES
+from qdo.brokers.embedded.schema import MESSAGES, STREAMS
 from qdo.brokers.embedded.writer import Writer
 from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
@@ -294,7 +294,7 @@ def test_a_reader_of_a_deleted_queue_reads_no_other_one(broker: EmbeddedBroker) 
 
 def test_a_file_of_the_second_format_is_taken_over(path: str) -> None:
     """Its queues and delayed messages keep their ids."""
-    older = MESSAGES.schema.replace(" AUTOINCREMENT", "")
+    older = MESSAGES.schema.replace(STREAMS, "").replace(" AUTOINCREMENT", "")
     connection = open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 2, older))
     connection.execute("DROP TABLE requests")
     connection.execute("INSERT INTO queues VALUES (7, 'app', 'q', 700, 1, 1, 1)")

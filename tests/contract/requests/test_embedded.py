@@ -14,7 +14,7 @@ import pytest
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded import requests
 from qdo.brokers.embedded.broker import EmbeddedBroker
-from qdo.brokers.embedded.schema import MESSAGES, Query
+from qdo.brokers.embedded.schema import MESSAGES, STREAMS, Query
 from qdo.brokers.requests import NewRequest
 from qdo.errors import DatabaseReplacedError, QdoError, RequestExistsError
 from qdo.system.sqlite import Format, open_database
@@ -96,7 +96,8 @@ def test_each_call_of_a_group_has_its_own_outcome(broker: EmbeddedBroker, path: 
 
 def test_a_file_of_the_third_format_gets_requests(path: str) -> None:
     """Its messages stay."""
-    open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 3, MESSAGES.schema)).close()
+    older = MESSAGES.schema.replace(STREAMS, "")
+    open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 3, older)).close()
     execute(path, "DROP TABLE requests")
     execute(path, "INSERT INTO queues VALUES (7, ?, 'q', 700, 1, 1, 0)", APP)
     execute(path, "INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")

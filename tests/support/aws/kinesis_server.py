@@ -40,7 +40,7 @@ from tests.support.aws.kinesis_stream import (
     REQUEST_BYTES,
     Json,
     KinesisError,
-    Stream,
+    StubStream,
     invalid,
 )
 from tests.support.aws.server_process import ServerProcess, serving
@@ -54,7 +54,7 @@ class KinesisServer:
 
     def __init__(self) -> None:
         self.connections: set[Connection] = set()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, StubStream] = {}
         self._ahead = 0.0
         self._iterator_seconds = ITERATOR_SECONDS
         self._reads_per_second: float = READS_PER_SECOND
@@ -98,7 +98,7 @@ class KinesisServer:
 
     # --- actions
 
-    def _stream(self, asked: Json) -> Stream:
+    def _stream(self, asked: Json) -> StubStream:
         name = asked.get("StreamName", "")
         if name not in self._streams:
             raise KinesisError(
@@ -110,7 +110,7 @@ class KinesisServer:
 
     def create(self, asked: Json) -> Json:
         name = asked["StreamName"]
-        self._streams[name] = Stream(name, asked.get("ShardCount", 1), self.now())
+        self._streams[name] = StubStream(name, asked.get("ShardCount", 1), self.now())
         return {}
 
     def delete(self, asked: Json) -> Json:
@@ -160,7 +160,7 @@ class KinesisServer:
         failed = sum("ErrorCode" in each for each in answers)
         return {"FailedRecordCount": failed, "Records": answers}
 
-    def _put_one(self, stream: Stream, entry: Json) -> Json:
+    def _put_one(self, stream: StubStream, entry: Json) -> Json:
         if self._dice.random() < self._share:
             code = self._dice.choice(["ProvisionedThroughputExceededException", "InternalFailure"])
             return {"ErrorCode": code, "ErrorMessage": "refused by the test"}

@@ -54,7 +54,7 @@ class StreamRecord:
 
 
 @dataclass(slots=True)
-class StreamShard:
+class StubShard:
     """One shard.
 
     :ivar reads: times of the reads of the last second.
@@ -68,7 +68,7 @@ class StreamShard:
     records: list[StreamRecord] = field(default_factory=list)
     ended: int | None = None
     closed_at: float | None = None
-    children: list[StreamShard] = field(default_factory=list)
+    children: list[StubShard] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
 
     def shown(self) -> Json:
@@ -94,7 +94,7 @@ class StreamShard:
         }
 
 
-class Stream:
+class StubStream:
     """One stream."""
 
     def __init__(self, name: str, shards: int, now: float) -> None:
@@ -102,7 +102,7 @@ class Stream:
         self.created = now
         self.retention_hours = 24
         self.record_kib: int | None = None
-        self.shards: dict[str, StreamShard] = {}
+        self.shards: dict[str, StubShard] = {}
         self._sequence = FIRST_SEQUENCE
         self._made = 0
         step = HASH_KEYS // shards
@@ -110,8 +110,8 @@ class Stream:
             last = HASH_KEYS - 1 if number == shards - 1 else (number + 1) * step - 1
             self._add(number * step, last, [])
 
-    def _add(self, first: int, last: int, parents: list[str]) -> StreamShard:
-        shard = StreamShard(f"shardId-{self._made:012d}", first, last, self._next(), parents)
+    def _add(self, first: int, last: int, parents: list[str]) -> StubShard:
+        shard = StubShard(f"shardId-{self._made:012d}", first, last, self._next(), parents)
         self._made += 1  # not the number of shards: a shard without records is not listed
         self.shards[shard.name] = shard
         return shard
@@ -128,7 +128,7 @@ class Stream:
             if shard.closed_at is not None and shard.closed_at < kept_from:
                 del self.shards[shard.name]
 
-    def shard(self, name: str) -> StreamShard:
+    def shard(self, name: str) -> StubShard:
         if name not in self.shards:
             raise KinesisError(
                 "ResourceNotFoundException",
@@ -183,13 +183,13 @@ class Stream:
         low.children.append(child)
         high.children.append(child)
 
-    def _open(self, name: str) -> StreamShard:
+    def _open(self, name: str) -> StubShard:
         shard = self.shard(name)
         if shard.ended is not None:
             raise invalid(f"{name} has already been merged or split")
         return shard
 
-    def _close(self, shard: StreamShard, now: float) -> None:
+    def _close(self, shard: StubShard, now: float) -> None:
         shard.ended, shard.closed_at = self._next(), now
 
     # --- reading
@@ -199,7 +199,7 @@ class Stream:
         shard = self.shard(asked["ShardId"])
         return self._written(shard, self._first(shard, asked, now), now)
 
-    def _first(self, shard: StreamShard, asked: Json, now: float) -> int:
+    def _first(self, shard: StubShard, asked: Json, now: float) -> int:
         kind = asked["ShardIteratorType"]
         if kind == "TRIM_HORIZON":
             return 0
@@ -215,11 +215,11 @@ class Stream:
             raise invalid(f"StartingSequenceNumber {sequence} is invalid for {shard.name}")
         return sequence + (kind == "AFTER_SEQUENCE_NUMBER")
 
-    def _written(self, shard: StreamShard, first: int, now: float) -> str:
+    def _written(self, shard: StubShard, first: int, now: float) -> str:
         text = json.dumps([self.name, shard.name, str(first), now])
         return b64encode(text.encode()).decode()
 
-    def read(self, shard: StreamShard, first: int, limit: int, now: float) -> Json:
+    def read(self, shard: StubShard, first: int, limit: int, now: float) -> Json:
         """Return records, and an iterator of the records after them."""
         waiting = [record for record in shard.records if record.sequence >= first]
         given: list[StreamRecord] = []

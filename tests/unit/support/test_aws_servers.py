@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.support.aws import clients
-from tests.support.aws.kinesis_stream import Stream
+from tests.support.aws.kinesis_stream import StubStream
 from tests.support.aws.server_process import ServerProcess
 from tests.support.processes import alive
 
@@ -57,7 +57,7 @@ def test_a_server_that_ends_at_start_says_why() -> None:
 
 def test_shards_of_the_kinesis_stub_have_unique_names() -> None:
     """Not even once those before it are gone: it would take their place."""
-    stream = Stream("s", 2, 0.0)
+    stream = StubStream("s", 2, 0.0)
     first, second = stream.shards.values()
     stream.split(first.name, first.first_key + 1, 1.0)
     stream.trim(2.0 + stream.retention_hours * 3600)

@@ -15,7 +15,7 @@ import pytest
 from qdo import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.streams import Shard, find_shard, first_shards, key_hash, merge, split
+from qdo.brokers.streams import StreamShard, find_shard, first_shards, key_hash, merge, split
 from qdo.errors import QueueLimitError, ShardStateError, UnsupportedError, UsageError
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
@@ -71,7 +71,7 @@ def contents(broker: Broker) -> dict[str, list[str | None]]:
     return {name: [row.key for row in rows(broker, name)] for name in names}
 
 
-def of(queue: str, shards: list[Shard]) -> list[str]:
+def of(queue: str, shards: list[StreamShard]) -> list[str]:
     """Return those of `KEYS` that a shard has."""
     return [key for key in KEYS if find_shard(shards, queue).has(key_hash(key))]
 
