@@ -36,7 +36,7 @@ class BrokenRuleError(AssertionError):
 
 
 @dataclass
-class ShardOwner:
+class StreamOwner:
     """The progress of a queue: recorded, and in the memory of its owner."""
 
     last: int = 0
@@ -81,7 +81,7 @@ class StreamWorld:
         self._stop = self.broker.listen(lambda names: None)
         self.store = self.broker.streams
         self.store.add(first_shards("s", 1 << self._dice.randrange(2)))
-        self.owners: dict[str, ShardOwner] = {}
+        self.owners: dict[str, StreamOwner] = {}
         self._maps = [self._open_shards(), self._open_shards()]
         self._answers = OldAnswers(self)
         self._started: dict[str, list[int]] = {key: [] for key in KEYS}
@@ -129,7 +129,7 @@ class StreamWorld:
 
     def _claim(self) -> None:
         for name in self.broker.catalog.names():
-            self.owners.setdefault(name, ShardOwner())
+            self.owners.setdefault(name, StreamOwner())
 
     def _start(self) -> None:
         if not self.owners:
@@ -145,7 +145,7 @@ class StreamWorld:
         shards = self.store.shards("s")
         shard, started = find_shard(shards, name), self._started[key]
         for parent in shard.parents:
-            if self.owners.get(parent, ShardOwner()).last < (find_shard(shards, parent).end or 0):
+            if self.owners.get(parent, StreamOwner()).last < (find_shard(shards, parent).end or 0):
                 raise BrokenRuleError(f"V4: {name} starts before the end of {parent}")
         if {*_descendants(shards, name)} & self._heirs[key]:
             raise BrokenRuleError(f"V1: {name} starts {position} after a descendant")
