@@ -41,7 +41,7 @@ class Stream:
     >>> users = app.stream("user", shards=4)
     >>> id = users.send("ada@example.org", {"op": "visit"})
     >>> users.queue("ada@example.org")
-    'user.80-c0'
+    'user.c0-'
     """
 
     def __init__(

@@ -127,6 +127,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("recipes", 10),
         ("timers", 3),
         ("requests", 9),
+        ("streams", 7),
         ("coming-from/celery", 4),
         ("coming-from/dramatiq", 2),
         ("coming-from/kafka", 3),

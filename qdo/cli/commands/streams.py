@@ -24,7 +24,7 @@ from qdo.fleet.owners import find_owner
 from qdo.ops.streams import reshard, shard_items
 from qdo.settings.settings import Settings
 
-_COLUMNS = {"shard": "SHARD", "state": "STATE", "owner": "OWNER", "backlog": "BACKLOG"}
+_COLUMNS = ("shard", "state", "owner", "backlog", "from")
 
 
 @click.group()
@@ -88,7 +88,7 @@ def list_(stream: str | None, with_done: bool, form: str, settings: Settings) ->
     if form == "table":
         for item in shown:
             item["from"] = " ".join(item["parents"])
-    emit("qdo.streams/1", shown, form, {**_COLUMNS, "from": "FROM"})
+    emit("qdo.streams/1", shown, form, _COLUMNS)
 
 
 @streams.command()
