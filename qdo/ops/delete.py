@@ -81,7 +81,7 @@ def plan_deletion(
     :raises CorruptNodeError: its progress cannot be read.
     """
     node = read_queue_node(client, layout, queue)
-    stored = queue in broker.catalog.names()
+    stored = queue in broker.catalog.names_to_show()
     if node is None and not stored:
         raise NotFoundError(what="queue", name=queue)
     owner = node.owner or None if node is not None else None

@@ -13,7 +13,7 @@ from qdo.brokers.streams import check_stream_name, first_shards, key_hash
 from qdo.encoding import is_utf8
 from qdo.errors import UsageError
 from qdo.message import Message
-from qdo.sending.messages import NewMessage, build_outgoing, check_key
+from qdo.sending.messages import MAX_KEY, NewMessage, build_outgoing, check_key
 
 if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 MAP_SECONDS = 5.0
 """How long a sender uses its copy of the map. An old one costs the broker a look at each send."""
+
+
+def check_stream_key(key: Any) -> None:
+    """Raise UsageError for what cannot be the key of a message for a stream."""
+    check_key(key)
+    if not key or not is_utf8(key):
+        rule = f"text of 1 to {MAX_KEY} characters, without surrogates"
+        raise UsageError(reason=f"the key of a message for a stream must be {rule}, got {key!r}")
 
 
 class _Map(NamedTuple):
@@ -114,12 +122,7 @@ class Stream:
         return self._queue_of(key)
 
     def _queue_of(self, key: Any) -> str:
-        check_key(key)
-        if not key or not is_utf8(key):
-            rule = "text of 1 to 1000 characters, without surrogates"
-            raise UsageError(
-                reason=f"the key of a message for a stream must be {rule}, got {key!r}"
-            )
+        check_stream_key(key)
         found = self._read()
         return found.queues[bisect_right(found.lows, key_hash(key)) - 1]
 

@@ -22,6 +22,7 @@ from qdo.errors import NotFoundError
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.owners import find_owner
 from qdo.ops.streams import reshard, shard_items
+from qdo.sending.streams import check_stream_key
 from qdo.settings.settings import Settings
 
 _COLUMNS = ("shard", "state", "owner", "backlog", "from")
@@ -101,6 +102,7 @@ def locate(stream: str, key: str, form: str, settings: Settings) -> None:
 
     ADDRESS is the setting `address` of that worker.
     """
+    check_stream_key(key)
     with _opened(settings, stream) as (connections, _, shards):
         hashed = ranges.key_hash(key)
         (shard,) = (each for each in shards if each.end is None and each.has(hashed))

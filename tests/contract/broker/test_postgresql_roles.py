@@ -17,6 +17,7 @@ from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import RUNNING, NewRequest
+from qdo.brokers.streams import first_shards, split
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
@@ -31,6 +32,7 @@ TABLES = (
     "dedup",
     "dead_letters",
     "requests",
+    "streams",
 )
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
@@ -97,6 +99,8 @@ def send_all(broker: Broker) -> None:
     broker.send_many([Outgoing("a", b"1"), Outgoing("b", b"2")])
     broker.send(Outgoing("a", b"keyed", terms=SendOptions(dedup_key="k", dedup_seconds=60.0)))
     broker.send(Outgoing("a", b"later", terms=SendOptions(due=time.time() + 3600)))
+    broker.streams.add(first_shards("s", 2))
+    assert len(broker.streams.shards("s")) >= 2
 
 
 def ask_all(broker: Broker) -> tuple[str, str]:
@@ -125,6 +129,10 @@ def work_all(roles: Roles, name: str) -> None:
     send_all(broker)
     stage(roles, name)
     run_requests(broker)
+    shards = broker.streams.shards("s")
+    children = split(shards, shards[-1].queue)
+    broker.streams.add(children)
+    broker.streams.open([each.queue for each in children])
     broker.send(Outgoing("a", b"soon", terms=SendOptions(due=time.time() + 0.01)))
     broker.listen(lambda names: None)()
     rows = broker.reader("a", 0).fetch(10)
@@ -168,6 +176,8 @@ def read_all(broker: Broker) -> None:
     broker.requests.owners()
     broker.requests.pools()
     broker.requests.records()
+    broker.streams.shards()
+    broker.streams.resharded()
 
 
 def record(position: int) -> DeadLetterRecord:
@@ -196,10 +206,14 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
     send_all(broker)
     ask_all(broker)
     stage(roles, name)
-    assert denied(roles, name, "read") == set(TABLES) - {"about"}
+    assert denied(roles, name, "read") == set(TABLES) - {"about", "streams"}
     assert denied(roles, name, "delete") == set(TABLES)
     with pytest.raises(PostgresqlRightsError):
         broker.reader("a", 0).fetch(1)
+    with pytest.raises(PostgresqlRightsError):
+        broker.streams.add(split(broker.streams.shards("s"), "s.-80"))
+    with pytest.raises(PostgresqlRightsError):
+        broker.streams.open(["s.-80"])
     with pytest.raises(PostgresqlRightsError):
         broker.delete_queue("a", 0)
     reader = roles.broker("postgres").reader("a", 0)

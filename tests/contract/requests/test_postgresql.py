@@ -289,16 +289,16 @@ def test_a_resume_before_the_pause_stays(broker: Broker) -> None:
 # --- formats --------------------------------------------------------------------------
 
 
-def test_the_first_format_gets_requests(postgresql: PostgresqlDatabase) -> None:
+@pytest.mark.parametrize("older", [1, 2])
+def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int) -> None:
     """Its messages stay; only its owner may upgrade it."""
-    first, mark, _ = script("qdo", 3600).partition("\n-- Format 2:")
+    first, mark, _ = script("qdo", 3600).partition(f"\n-- Format {older + 1}:")
     assert mark
     with postgresql.connect() as connection:
-        connection.execute(first.encode())
-        connection.execute("SELECT qdo.append('app', '{q}', NULL, NULL, ARRAY['x'::bytea], NULL)")
+        connection.execute((first + _REPLACED).encode())
         with pytest.raises(UsageError) as error:
             open_broker(postgresql.url(), "app")
-        assert error.value.details["found"] == 1
+        assert error.value.details["found"] == older
         connection.execute("CREATE ROLE other_owner SUPERUSER LOGIN")
         try:
             with pytest.raises(UsageError):
@@ -317,6 +317,16 @@ def test_the_first_format_gets_requests(postgresql: PostgresqlDatabase) -> None:
         assert connection.execute(_PARTS).fetchall() == upgraded
 
 
+_REPLACED = """
+CREATE FUNCTION qdo.lock_queues(text, text[], integer) RETURNS void LANGUAGE sql AS '';
+CREATE FUNCTION qdo.append(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
+) RETURNS bigint LANGUAGE sql AS 'SELECT 1';
+INSERT INTO qdo.queues (app, name) VALUES ('app', 'q');
+SELECT qdo.add_partition(qdo.clock());
+INSERT INTO qdo.messages SELECT id, qdo.reserve(1), 0, NULL, NULL, 'x' FROM qdo.queues;
+"""
+"""What the third format has replaced, and a message."""
 _PARTS = """
 SELECT proname::text || proargtypes::text, proacl::text, prosrc FROM pg_proc
 WHERE pronamespace = 'qdo'::regnamespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,19 @@ from qdo import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.streams import StreamShard, find_shard, first_shards, key_hash, merge, split
-from qdo.errors import QueueLimitError, ShardStateError, UnsupportedError, UsageError
+from qdo.errors import (
+    BodyAuthenticationError,
+    QueueLimitError,
+    ShardStateError,
+    UnsupportedError,
+    UsageError,
+)
+from qdo.sending.replies import reply_messages
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
+from qdo.settings.vaults import vault_of
 from tests.support.brokers import LOGS, opening, rows
+from tests.support.fakes.key_files import key, write_keys
 from tests.support.processes import wait_until
 
 KEYS = [f"key-{number}" for number in range(20)]
@@ -215,6 +225,41 @@ def test_a_dead_letter_is_sent_again_to_the_shard_of_its_key(app: App, stream: S
     queue = heir(broker, children)
     assert [each.position for each in rows(broker, queue)] == [position]
     assert len(rows(broker, "user.-80")) == 1
+
+
+def test_an_outcome_goes_to_the_shard_of_its_key(app: App, stream: Stream) -> None:
+    """Also of a request that was asked for before the split."""
+    app.request("p", 1, id="r", then=stream, key=LOW)
+    children = divide(app.broker, "user.-80")
+    (taken,) = app.broker.requests.take("w", "p", 1, []).requests
+    told = reply_messages(app, "r", "p", taken.reply, "done", 2)
+    assert app.broker.requests.end(taken.take, "done", (b"2", None), messages=told)
+    (row,) = rows(app.broker, heir(app.broker, children))
+    assert (row.key, json.loads(row.body)["result"]) == (LOW, 2)
+    with pytest.raises(UsageError):
+        app.request("p", 1, then=stream)
+
+
+def test_each_shard_opens_the_bodies_of_its_stream(
+    app: App, stream: Stream, tmp_path: Path
+) -> None:
+    """Whichever of them a sender has encrypted it for; no other queue does."""
+    keys = write_keys(tmp_path / "keys", key("k"))
+    sealed = App("app", keys=keys, encrypt=("bodies",))
+    with sealed.override_broker(app.broker, Settings(app="app", keys=keys, encrypt=("bodies",))):
+        old = sealed.stream("user", shards=2)
+        old.queue(LOW)
+        children = divide(app.broker, "user.-80")
+        old.send(LOW, {"n": 1})
+        queue = heir(app.broker, children)
+        (row,) = rows(app.broker, queue)
+        vault = vault_of(sealed.settings, "app")
+        assert vault is not None
+        assert vault.open(queue, row.body, row.headers)[0] == b'{"n":1}'
+        with pytest.raises(BodyAuthenticationError):
+            vault.open("user", row.body + b"x", row.headers)
+        with pytest.raises(BodyAuthenticationError):
+            vault.open("another", row.body, row.headers)
 
 
 def test_deduplication_outlives_a_split(app: App, stream: Stream) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
+from qdo.brokers.base import Outgoing
+from qdo.brokers.streams import first_shards, split
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
+from qdo.errors import UnreachableError
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
+from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import (
     DEAD_LETTERS_SECONDS,
@@ -16,6 +22,7 @@ from qdo.worker.duties.retention import (
     PERIOD_MIN_SECONDS,
     Retention,
 )
+from qdo.worker.duties.streams import OPEN_SECONDS
 from qdo.worker.engine.slot import Slot
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
@@ -275,3 +282,54 @@ def test_dead_letters_are_kept_by_default(
     retention = Retention(broker, owned(member, 1), SettingsInForce(Settings()), clock)
     clock.now += PERIOD_MAX_SECONDS
     retention.step()
+
+
+def test_hidden_shards_get_nodes_once_their_parents_are_done(
+    member: FakeMember, clock: DiscoveryClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names one before, and however often; then at once, without a list."""
+    broker = MemoryBroker(MemoryStore(), "app")
+    broker.streams.add(first_shards("s", 1))
+    broker.send(Outgoing("s.-", b"1", "key"))
+    last = {"s.-": 0}
+
+    def read_queues(names: list[str]) -> dict[str, QueueNode]:
+        return {name: replace(NEW, last=last[name]) for name in names}
+
+    monkeypatch.setattr(member, "read_queues", read_queues, raising=False)
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    children = [each.queue for each in split(broker.streams.shards(), "s.-")]
+    broker.streams.add(split(broker.streams.shards(), "s.-"))
+    assert discovery.names_received(children)
+    assert discovery.step(member) <= OPEN_SECONDS
+    assert not discovery.names_received(children), "it is known to be hidden"
+    clock.now += broker.catalog.list_seconds
+    discovery.step(member)
+    assert {*member.created} == {"s.-"}
+    last["s.-"] = broker.catalog.head("s.-")
+    clock.now += OPEN_SECONDS
+    discovery.step(member)
+    assert member.created[-2:] == children
+    assert broker.streams.resharded() == []
+
+
+def test_a_silent_broker_lets_no_hidden_shard_through(
+    member: FakeMember, clock: DiscoveryClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is created only once the broker has said what is hidden."""
+    broker = MemoryBroker(MemoryStore(), "app")
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    resharded = broker.streams.resharded
+    monkeypatch.setattr(broker.streams, "resharded", _silent)
+    discovery.names_received(["q"])
+    discovery.step(member)
+    assert member.created == []
+    monkeypatch.setattr(broker.streams, "resharded", resharded)
+    discovery.step(member)
+    assert member.created == ["q"]
+
+
+def _silent() -> None:
+    raise UnreachableError(what="the broker", reason="it is silent")
