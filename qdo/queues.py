@@ -163,3 +163,12 @@ def check_queue_name(name: str) -> str:
     if reason:
         raise QueueNameError(name=name, reason=reason)
     return name
+
+
+_SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
+
+
+def stream_of(queue: str) -> str:
+    """Return the stream of a queue that is named like a shard, and other names as they are."""
+    found = _SHARD_NAME.fullmatch(queue)
+    return queue if found is None else found[1]

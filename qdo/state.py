@@ -19,6 +19,7 @@ from qdo.encoding import strict_json
 from qdo.errors import StaleClaimError, UsageError
 from qdo.idempotency import MAX_NAME, FenceTable, SqlSession, Write, check_proof, execute
 from qdo.message import Message
+from qdo.queues import stream_of
 
 __all__ = ["KeyedState", "SavedState"]
 
@@ -89,7 +90,10 @@ class KeyedState(FenceTable):
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message gets
             a new position for each delivery, as with SQS.
         """
-        row = _row(message.queue, message.key if key is None else key)
+        own = key is None or key == message.key
+        # The state of a key of a stream outlives its shards.
+        scope = stream_of(message.queue) if own and message.key else message.queue
+        row = _row(scope, message.key if key is None else key)
         write, positions, value = self._decide(session, message, row)
         if write is Write.STALE:
             raise StaleClaimError(queue=message.queue, fence=message.fence)
@@ -102,7 +106,7 @@ class KeyedState(FenceTable):
             execute(session, self._save, {**row, **saved})
 
     def read(self, session: SqlSession, queue: str, key: str = "") -> dict[str, Any]:
-        """Return the saved state of a queue and key, empty if there is none."""
+        """Return the saved state of a queue, or stream, and key; empty if there is none."""
         row = _row(queue, key)
         found = execute(session, self._read, row).fetchone()
         return {} if found is None else _decoded(found[0], row)

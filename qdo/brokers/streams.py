@@ -33,23 +33,16 @@ from itertools import pairwise
 from typing import Any
 
 from qdo.errors import NotFoundError, ShardStateError, UsageError
-from qdo.queues import check_queue_name
+from qdo.queues import check_queue_name, stream_of
 
 MAX_SHARDS = 4096
 DIGITS = 16
 _BOUND = re.compile(r"[0-9a-f]{1,16}")
-_SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
 
 
 def key_hash(key: str) -> str:
     """Return the hash of a key: 16 digits of its SHA-256, which the brokers compute as well."""
     return hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
-
-
-def stream_of(queue: str) -> str:
-    """Return the stream of a queue that is named like a shard, and other names as they are."""
-    found = _SHARD_NAME.fullmatch(queue)
-    return queue if found is None else found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +205,11 @@ def checked_bound(text: Any) -> str:
         rule = f"1 to {DIGITS} hexadecimal digits in lower case"
         raise UsageError(reason=f"a bound must be {rule}, got {text!r:.60}")
     return _shortened(text)
+
+
+def has_heirs(shards: Iterable[StreamShard], queue: str) -> bool:
+    """Return whether workers may have begun with the children of a shard."""
+    return any(queue in each.parents and not each.hidden for each in shards)
 
 
 def are_done(shard: StreamShard, known: Mapping[str, StreamShard], last: Mapping[str, int]) -> bool:

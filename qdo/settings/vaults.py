@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qdo.brokers.registry import kind_of
-from qdo.brokers.streams import stream_of
 from qdo.encryption.key_ring import KeyRing
 from qdo.encryption.marks import IdMarks, RowOpener
 from qdo.errors import SettingsError
+from qdo.queues import stream_of
 from qdo.settings.settings import Settings
 from qdo.text import how_to_install
 

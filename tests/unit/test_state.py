@@ -131,3 +131,15 @@ def test_messages_that_cannot_have_a_state(transaction: Transaction) -> None:
     with pytest.raises(UnsupportedError):
         count(transaction, message(5 << 256, id=SQS_POSITIONS))
     assert counted(transaction) is None
+
+
+def test_the_state_of_a_key_outlives_the_shards_of_a_stream(transaction: Transaction) -> None:
+    """It is read with the stream's name; a state of the whole queue is that of the shard."""
+    for position, queue in enumerate(("s.-80", "s.-80", "s.40-80", "s.40-80.2"), 1):
+        sent = Message(queue, position, None, "ada", fence=position)
+        assert count(transaction, sent)
+        assert count(transaction, sent, "")
+    with transaction() as session:
+        assert STATES.read(session, "s", "ada") == {"count": 4}
+        assert STATES.read(session, "s.-80") == {"count": 2}
+        assert STATES.read(session, "s.40-80.2") == {"count": 1}

@@ -21,12 +21,12 @@ from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.streams import EmbeddedStreams
 from qdo.brokers.embedded.writer import Transaction, Writer
-from qdo.brokers.streams import check_deletable, stream_of
+from qdo.brokers.streams import check_deletable
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encoding import is_utf8
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
 from qdo.positions import format_position, message_id, position_now, position_of_time
-from qdo.queues import check_queue_name
+from qdo.queues import check_queue_name, stream_of
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 

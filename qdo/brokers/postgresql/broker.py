@@ -28,13 +28,13 @@ from qdo.brokers.postgresql.writer import (
     StageWork,
     check_text,
 )
-from qdo.brokers.streams import check_deletable, stream_of
+from qdo.brokers.streams import check_deletable
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position, message_id
-from qdo.queues import check_queue_name
+from qdo.queues import check_queue_name, stream_of
 
 COUNTED = 1_000_000
 """Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as

@@ -8,10 +8,11 @@ from typing import Any, TextIO
 
 import click
 
+from qdo.brokers.streams import has_heirs
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_for_queue
 from qdo.cli.options import output_option, with_settings
-from qdo.cli.output import emit
+from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError
 from qdo.ops.delete import Deletion, delete, plan_deletion
@@ -54,6 +55,9 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
         ):
             execute(client, layout, plan, consent.reason)
             _show_seeks(plan, True, form)
+            if broker.capabilities.streams and has_heirs(broker.streams.shards(), queue):
+                text = "other shards have its keys now, so its messages may run beside newer ones"
+                print_message(f"hint: {text}")
 
 
 def _show_seeks(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:

@@ -11,7 +11,7 @@ import click
 
 from qdo.brokers import streams as ranges
 from qdo.brokers.base import Broker
-from qdo.brokers.streams import StreamShard, stream_of
+from qdo.brokers.streams import StreamShard
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.options import output_option, require_app, with_settings
@@ -22,6 +22,7 @@ from qdo.errors import NotFoundError
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.owners import find_owner
 from qdo.ops.streams import reshard, shard_items
+from qdo.queues import stream_of
 from qdo.sending.streams import check_stream_key
 from qdo.settings.settings import Settings
 

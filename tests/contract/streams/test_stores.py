@@ -30,6 +30,7 @@ from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 from tests.support.brokers import LOGS, opening, rows
 from tests.support.fakes.key_files import key, write_keys
+from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 
 KEYS = [f"key-{number}" for number in range(20)]
@@ -272,6 +273,48 @@ def test_deduplication_outlives_a_split(app: App, stream: Stream) -> None:
     stream._map = None
     assert stream.send(LOW, 1, dedup_key="d") == first
     assert sum(map(len, contents(app.broker).values())) == 2
+
+
+def test_whoever_has_an_old_map_wakes_the_owner_of_the_child(app: App, stream: Stream) -> None:
+    """A listener is told of the queue that got the message, or looks which one it is."""
+    woken = set[str]()
+    stop = app.broker.listen(woken.update)
+    children = divide(app.broker, "user.-80")
+    stream.send(LOW, 1)
+    wait_until(lambda: heir(app.broker, children) in woken, "the child is woken", 3)
+    stop()
+
+
+@pytest.mark.parametrize("connect", ["postgresql"], indirect=True)
+def test_a_transaction_sends_to_the_shard_of_its_commit(
+    app: App, stream: Stream, postgresql: PostgresqlDatabase
+) -> None:
+    with postgresql.connect() as connection:
+        connection.autocommit = False
+        stream.send(LOW, "staged", connection=connection)
+        stream.send_many([(LOWER, "staged")], connection=connection)
+        children = divide(app.broker, "user.-80")
+        connection.commit()
+    bodies = [row.body for queue in children for row in rows(app.broker, queue)]
+    assert bodies == [b'"staged"'] * 2
+    assert rows(app.broker, "user.-80") == []
+
+
+@pytest.mark.parametrize("connect", ["postgresql"], indirect=True)
+def test_the_end_is_found_in_any_partition(
+    app: App, stream: Stream, postgresql: PostgresqlDatabase
+) -> None:
+    """And is what was trimmed if no message is left."""
+    stream.send(LOW, 1)
+    (row,) = rows(app.broker, "user.-80")
+    ticks = 36_000_000_000
+    with postgresql.connect() as connection:
+        for number in range(1, 120):
+            connection.execute("SELECT qdo.add_partition(qdo.clock() + %s)", (number * ticks,))
+        newest = "SELECT qdo.newest(id, trimmed) FROM qdo.queues WHERE name = 'user.-80'"
+        assert connection.execute(newest).fetchone() == (row.position,)
+        app.broker.trim("user.-80", row.position, 0.0)
+        assert connection.execute(newest).fetchone() == (row.position,)
 
 
 @pytest.mark.parametrize("connect", ["embedded", "postgresql"], indirect=True)

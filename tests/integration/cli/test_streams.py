@@ -109,6 +109,10 @@ def test_a_split_and_a_merge_under_a_fleet(app: App, cli: Run) -> None:
     assert Path("runs").read_text().splitlines() == [
         *("user.c0- ada 1", "user.e0- ada 2", "user.c0-.2 ada 3")
     ]
+    ended = cli("seek", "user.c0-", "earliest", "--yes")
+    assert (ended.code, "newer ones" in ended.err) == (0, True)
+    assert "newer ones" not in cli("seek", "user.c0-.2", "earliest", "--dry-run").err
+    assert cli("seek", "user.c0-", "latest", "--yes").code == 0
     (found,) = items(cli, "streams", "locate", "user", "ada")
     assert (found["shard"], found["state"], found["worker"]) == ("user.c0-.2", "open", None)
     assert cli("delete", "user.c0-", "user.e0-", "--yes").code == 0

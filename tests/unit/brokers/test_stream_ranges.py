@@ -15,9 +15,9 @@ from qdo.brokers.streams import (
     key_hash,
     merge,
     split,
-    stream_of,
 )
 from qdo.errors import NotFoundError, QueueNameError, ShardStateError, UsageError
+from qdo.queues import stream_of
 
 FOUR = first_shards("user", 4)
 
