@@ -18,7 +18,6 @@ ALL = (
     "priorities",
     "queue_lifecycle",
     "documents",
-    "locks",
     "permits",
     "ingest",
     "actions",

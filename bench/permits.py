@@ -1,9 +1,13 @@
-"""Permits beside kazoo's Semaphore and Dramatiq's limiter: ``python -m bench.permits``.
+"""Permits and locks beside kazoo's, and Dramatiq's limiter: ``python -m bench.permits``.
 
 Six processes with four threads each run jobs of 2 ms, of which 12 or 4 may run at once. With qdo
 each process has a share and hands out permits from memory; kazoo's `Semaphore` asks the coordinator
 for each, on the same ZooKeeper server, and Dramatiq's `ConcurrentRateLimiter` asks Redis. All run
 in processes of their own, one side after the other.
+
+Then: how often can one process take a lock that no other wants, and how often can several
+connections hand it on? kazoo's `Lock` does the same. qdo's lock adds a fence and a lease, and
+leaves no contender behind when a caller gives up.
 """
 
 from __future__ import annotations
@@ -133,6 +137,57 @@ def measure(url: str, seconds: float) -> dict[str, float]:
     return found
 
 
+CONTENDERS = 6
+
+TakeLock = Callable[[], AbstractContextManager[Any]]
+
+
+def lock_rate(takers: list[TakeLock], seconds: float) -> tuple[float, float]:
+    """Return acquisitions per second of all takers, and the least of one of them by the most."""
+    counts = [0] * len(takers)
+    end = time.perf_counter() + seconds
+
+    def run(number: int) -> None:
+        while time.perf_counter() < end:
+            with takers[number]():
+                counts[number] += 1
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(takers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds, min(counts) / max(1, max(counts))
+
+
+def measure_locks(url: str, seconds: float) -> dict[str, float]:
+    """Measure both locks, alone and contended."""
+    found: dict[str, float] = {}
+    with ExitStack() as stack:
+        apps = [
+            stack.enter_context(App("bench", coordinator=url, session_timeout_seconds=10))
+            for _ in range(CONTENDERS)
+        ]
+        clients = []
+        for _ in range(CONTENDERS):
+            client = connect(url)
+            client.open()
+            stack.callback(client.close)
+            stack.callback(client.stop)
+            clients.append(client)
+        qdo_locks: list[TakeLock] = [lambda app=app: app.lock("one") for app in apps]  # type: ignore[misc]
+        kazoo_locks: list[TakeLock] = [
+            lambda client=client: client.Lock("/one") for client in clients
+        ]  # type: ignore[misc]
+        for name, takers in (("qdo", qdo_locks), ("kazoo", kazoo_locks)):
+            lock_rate(takers, 0.2)  # opens the connections
+            found[f"{name}_lock_alone_per_second"] = lock_rate(takers[:1], seconds)[0]
+            contended, fairness = lock_rate(takers, seconds)
+            found[f"{name}_lock_contended_per_second"] = contended
+            found[f"{name}_lock_least_by_most"] = fairness
+    return found
+
+
 def main() -> int:
     """Measure, print and write the JSON."""
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
@@ -148,6 +203,7 @@ def main() -> int:
     described = report.machine()
     with services.zookeeper() as ensemble:
         found = measure(ensemble.url("/permits"), seconds)
+        found |= measure_locks(ensemble.url("/locks"), 0.2 if quick else 5.0)
     python = None if given.no_peers else services.peers_python(given.peers_venv)
     if python is not None:
         found |= measure_dramatiq(python, seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qdo.brokers.base import Broker, Outgoing
@@ -38,6 +37,19 @@ class _Map(NamedTuple):
     until: float
     lows: list[str]
     queues: list[str]
+
+    def queue_of(self, key: str) -> str:
+        return self.queues[bisect_right(self.lows, key_hash(key)) - 1]
+
+
+def _outgoing(message: NewMessage, known: _Map) -> Outgoing:
+    """Return a checked message whose queue was the name of its stream.
+
+    So the digest of ``once=`` is the same after a split.
+    """
+    check_stream_key(message.key)
+    made = build_outgoing(message)
+    return Outgoing(known.queue_of(made.key), made.body, made.key, made.headers, made.terms)  # type: ignore[arg-type] # it has one
 
 
 class Stream:
@@ -81,8 +93,8 @@ class Stream:
         :raises UnsupportedError: the broker stores no streams.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = self._outgoing({"key": key, "body": body, "headers": headers, **terms})
-        return self._app._store([message], connection)[0]
+        message = self._message({"key": key, "body": body, "headers": headers, **terms})
+        return self._app._store([_outgoing(message, self._read())], connection)[0]
 
     def send_many(
         self,
@@ -123,8 +135,7 @@ class Stream:
 
     def _queue_of(self, key: Any) -> str:
         check_stream_key(key)
-        found = self._read()
-        return found.queues[bisect_right(found.lows, key_hash(key)) - 1]
+        return self._read().queue_of(key)
 
     def owner(self, key: str) -> Owner | None:
         """Return which worker owns the queue of a key now, like `App.owner`."""
@@ -146,25 +157,26 @@ class Stream:
     def _many(
         self, messages: Iterable[Mapping[str, Any] | tuple[Any, ...]], once: Message | None
     ) -> Iterator[Outgoing]:
+        known = self._read()
         for each in messages:
             if isinstance(each, tuple | list) and 2 <= len(each) <= 3:
-                each = dict(zip(("key", "body", "headers"), each, strict=False))
-            elif not isinstance(each, Mapping):
+                headers = each[2] if len(each) == 3 else None
+                message = NewMessage(self.name, each[1], each[0], headers, once=once)
+            elif isinstance(each, Mapping):
+                message = self._message({"once": once, **each})
+            else:
                 rule = "(key, body), (key, body, headers) or a dict"
                 raise UsageError(reason=f"a message for a stream must be {rule}, got {each!r:.80}")
-            yield self._outgoing({"once": once, **each})
+            yield _outgoing(message, known)
 
-    def _outgoing(self, given: Mapping[str, Any]) -> Outgoing:
-        # With the stream as its queue, so that `once` knows it again after a split.
+    def _message(self, given: Mapping[str, Any]) -> NewMessage:
         if "queue" in given or not {"key", "body"} <= given.keys():
             names = ", ".join(each for each in NewMessage.__slots__ if each != "queue")
             raise UsageError(reason=f"a message for a stream must have the keys {names}")
         try:
-            message = NewMessage(self.name, **given)
+            return NewMessage(self.name, **given)
         except TypeError as error:
             raise UsageError(reason=f"cannot send to stream {self.name!r}: {error}") from error
-        queue = self._queue_of(message.key)
-        return replace(build_outgoing(message), queue=queue)
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}>"
