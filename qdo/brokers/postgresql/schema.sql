@@ -1011,17 +1011,16 @@ BEGIN
 END
 $$;
 
--- Lock the queues of messages as `lock_queues` does. Return NULL, or the queues that get them
+-- Lock the queues of messages, of which some are shards. Return NULL, or the queues that get them
 -- instead, because shards are sealed. They are notified of, because the sender does not know them.
-CREATE FUNCTION {schema}.lock_open(of_app text, names text[], keys text[], lock_ms integer)
-RETURNS text[]
+CREATE FUNCTION {schema}.lock_open(of_app text, names text[], keys text[]) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind integer;
     routed text[];
 BEGIN
     LOOP
-        kind := {schema}.lock_queues(of_app, names, lock_ms);
+        kind := {schema}.lock_queues(of_app, names, NULL);
         EXIT WHEN kind = 0 OR kind = 1 AND array_position(keys, NULL) IS NULL AND keys IS NOT NULL;
         names := {schema}.route(of_app, names, keys);
         EXIT WHEN kind = 1;
@@ -1054,7 +1053,9 @@ BEGIN
     IF longest_body > 67108864 OR longest_head > 131072 OR longest_key > 1000 THEN
         RAISE EXCEPTION 'a message is too large' USING ERRCODE = 'check_violation';
     END IF;
-    names := coalesce({schema}.lock_open(of_app, names, keys, lock_ms), names);
+    IF {schema}.lock_queues(of_app, names, lock_ms) > 0 THEN
+        names := coalesce({schema}.lock_open(of_app, names, keys), names);
+    END IF;
     LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
     first := {schema}.reserve(count);
     PERFORM {schema}.add_partition(first);
@@ -1096,7 +1097,9 @@ DECLARE
     id text;
     digest bytea;
 BEGIN
-    names := coalesce({schema}.lock_open(of_app, names, keys, lock_ms), names);
+    IF {schema}.lock_queues(of_app, names, lock_ms) > 0 THEN
+        names := coalesce({schema}.lock_open(of_app, names, keys), names);
+    END IF;
     now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
     FOR i IN 1 .. cardinality(names) LOOP
         SELECT queues.id, root INTO own, keeper

@@ -205,7 +205,8 @@ def test_what_comes_back_is_found_soon(
     broker: Broker, postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although takes pass the dead rows, and it has a smaller number than they looked at."""
-    monkeypatch.setattr(requests_module, "SPARED", 100.0)
+    now = [time.monotonic()]
+    monkeypatch.setattr(requests_module, "clock", lambda: now[0])
     store = broker.requests
     taken = take(store)
     store.take("w", "p", 9, [])
@@ -215,7 +216,8 @@ def test_what_comes_back_is_found_soon(
     assert found.requests == ()
     assert found.next_due is not None
     assert found.next_due < time.time() + 60
-    wait_until(lambda: bool(store.take("w", "p", 9, []).requests), "the request is found")
+    now[0] += requests_module.LONGEST_SECONDS
+    assert [each.take.id for each in store.take("w", "p", 9, []).requests] == [taken.id]
 
 
 def test_each_call_of_a_group_has_its_own_outcome(
