@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from qdo.brokers.streams import StreamShard
 from qdo.coordination.znodes.layout import Layout
 from tests.soak.app import BLOCK_ATTEMPTS, HELD, MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.support.ownership_oracle import Oracle
@@ -116,6 +117,89 @@ def check_journal(journal: Sequence[Entry], facts: Judged) -> list[str]:
     return [*found, *_limits(journal, facts), *_locks(journal, facts), *_sections(journal, facts)]
 
 
+@dataclass
+class JudgedStreams:
+    """What `check_streams` found.
+
+    :ivar begun: the newest start of each key and number.
+    :ivar repeated: number of repetitions by their excuse.
+    :ivar gaps: seconds from the last start of a shard's parents to its own first one.
+    """
+
+    violations: list[str] = field(default_factory=list)
+    begun: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    repeated: Counter[str] = field(default_factory=Counter)
+    gaps: list[float] = field(default_factory=list)
+
+
+def check_streams(
+    journal: Iterable[Entry], shards: Sequence[StreamShard], facts: Judged
+) -> JudgedStreams:
+    """Return where starts of messages violate the rules of streams.
+
+    ========  ==================================================================================
+    rule      it says
+    ========  ==================================================================================
+    order     the messages of a key start for the first time in the order of their numbers
+    heirs     none starts in a shard once a descendant has started one of its key, unless its
+              process was frozen between the decision and the start
+    repeated  one starts again only if it failed, or its process was killed, frozen or cut off
+    fence     as above
+    ========  ==================================================================================
+
+    :param journal: its entries have ``shard/key`` in place of a queue.
+    """
+    judged, heirs = JudgedStreams(), descendants(shards)
+    newest: dict[str, int] = defaultdict(lambda: -1)
+    used: dict[str, set[str]] = defaultdict(set)
+    queues: dict[str, list[Entry]] = defaultdict(list)
+    failed: set[tuple[str, int]] = set()
+    for each in journal:
+        queue, _, key = each.queue.partition("/")
+        message = key, each.number
+        if each.kind == "X":
+            failed.add(message)
+            continue
+        if (before := judged.begun.get(message)) is not None:
+            why = "failed" if message in failed else _excuse(before, each, facts)
+            failed.discard(message)
+            judged.repeated[why] += 1
+            if not why:
+                judged.violations.append(f"repeated: {each} after {before}")
+        elif each.number < newest[key]:
+            judged.violations.append(f"order: {each} after {newest[key]}")
+        thawed = within(facts.stopped, each.pid, each.at - AFTER_FREEZE, each.at)
+        if not heirs[queue].isdisjoint(used[key]) and not thawed:
+            judged.violations.append(f"heirs: {each} after {heirs[queue] & used[key]}")
+        judged.begun[message], newest[key] = each, max(newest[key], each.number)
+        used[key].add(queue)
+        queues[queue].append(each)
+    for own in queues.values():
+        judged.violations += fences(own, facts)
+    for shard in shards:
+        ends = [queues[each][-1].at for each in shard.parents if each in queues]
+        if ends and shard.queue in queues:
+            judged.gaps.append(queues[shard.queue][0].at - max(ends))
+    return judged
+
+
+def descendants(shards: Sequence[StreamShard]) -> dict[str, set[str]]:
+    """Return the descendants of each shard; parents come before their children."""
+    found: dict[str, set[str]] = {each.queue: set() for each in shards}
+    for each in reversed(shards):
+        for parent in each.parents:
+            found[parent] |= {each.queue, *found[each.queue]}
+    return found
+
+
+def _excuse(before: Entry, again: Entry, facts: Judged) -> str:
+    """Return why a message was started again; "" if there is no reason."""
+    dead = (at for pid, at in facts.died if pid == before.pid)
+    if any(before.at - TIMEOUT_SECONDS < at < again.at for at in dead):
+        return "killed"
+    return "frozen or cut off" if excused(before, again.at, facts) else ""
+
+
 def check_owners(transactions: Iterable[Txn]) -> list[str]:
     """Return the violations of the rule of one owner."""
     oracle = Oracle(Layout.of("soak"))
@@ -148,7 +232,7 @@ def fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
     for each in entries:
         if each.kind != "S":
             continue
-        if each.fence < newest and not _within(
+        if each.fence < newest and not within(
             facts.stopped, each.pid, each.at - AFTER_FREEZE, each.at
         ):
             yield f"fence: {each} after a start under {newest}"
@@ -182,8 +266,8 @@ def excused(run: Entry, until: float, facts: Judged) -> bool:
     """Return whether the process of a run may not have known what happened meanwhile."""
     start = run.at - TIMEOUT_SECONDS
     return (
-        _within(facts.stopped, run.pid, start, until)
-        or _within(facts.unkept, run.pid, start, until)
+        within(facts.stopped, run.pid, start, until)
+        or within(facts.unkept, run.pid, start, until)
         or any(began < until and over > start - TIMEOUT_SECONDS for began, over in facts.outages)
     )
 
@@ -227,6 +311,6 @@ def _attempts(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
             yield f"attempts: {message} is a dead letter after {count} starts"
 
 
-def _within(times: Iterable[tuple[int, float, float]], pid: int, start: float, end: float) -> bool:
+def within(times: Iterable[tuple[int, float, float]], pid: int, start: float, end: float) -> bool:
     """Return whether something was so for a process at a time between `start` and `end`."""
     return any(who == pid and began < end and over > start for who, began, over in times)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
+import logging
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import qdo
 from qdo.brokers.registry import open_broker
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.znodes.worker_node import parse_leader
+from qdo.errors import QdoError
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer, send_surely
 from tests.soak.checks import Entry, Judged, read_journal
-from tests.soak.shared import SharedParts
+from tests.soak.shared import LAYOUT, SharedParts
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children
 from tests.support.zookeeper import Ensemble
@@ -46,6 +54,7 @@ ENDLESS = 0.003
 """Share of messages that block for ever, in the queues for such messages."""
 PROCESSES = 3
 """Of each parent."""
+Fleet = TypeVar("Fleet", bound="SoakFleet")
 
 
 class SoakFleet:
@@ -99,6 +108,8 @@ class SoakFleet:
         self._most_at_once = MOST_AT_ONCE if older is None else len(QUEUES)
         self.shared = SharedParts(self._url, seed)
         self.died: list[tuple[int, float]] = []
+        self.trees: list[tuple[int, float]] = []
+        self.killed_leaders = 0
         self._parents: list[Proc] = []
         self.ended: list[Proc] = []
 
@@ -186,6 +197,25 @@ class SoakFleet:
         if pid is not None:
             self.died.append((pid, time.monotonic()))
             self._signal(pid, signal.SIGKILL)
+
+    def _kill_tree(self) -> None:
+        proc = self._parent()
+        now = time.monotonic()
+        self.trees += [(pid, now) for pid in (proc.pid, *children(proc.pid))]
+        proc.kill()
+        self._leave(proc)
+
+    def _kill_leading_worker(self) -> None:
+        """Kill the worker that leads the others."""
+        client, folder = self.shared.client, f"{LAYOUT.components}/worker"
+        with contextlib.suppress(QdoError):  # the coordinator is away
+            name, _ = parse_leader(client.get(LAYOUT.rebalancer)[0])
+            for node in read_nodes(client, [f"{folder}/{x}" for x in client.get_children(folder)]):
+                value = json.loads(node.data or b"{}")
+                if name and value.get("worker") == name:
+                    self.killed_leaders += 1
+                    self.died.append((value["pid"], time.monotonic()))
+                    self._signal(value["pid"], signal.SIGKILL)
 
     def _drain_child(self) -> None:
         pid = self._child()
@@ -352,3 +382,34 @@ class SoakFleet:
         self._app.close()
         if self._ensemble is not None:
             self._ensemble.close()
+
+
+def run_soak(
+    parser: argparse.ArgumentParser,
+    make: Callable[..., Fleet],
+    play: Callable[[Fleet, argparse.Namespace], list[str]],
+) -> int:
+    """Play a round on the broker and the coordinator that the command line asks for.
+
+    :return: the exit code.
+    """
+    parser.add_argument("--coordinator", choices=("sqlite", "zookeeper"), default="sqlite")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
+    parser.add_argument("--keep", type=Path, help="folder for the files")
+    arguments = parser.parse_args()
+    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
+    folders: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="soak-")
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True)
+        folders = nullcontext(str(arguments.keep.absolute()))
+    is_served = arguments.broker == "postgresql"
+    with folders as name, closing(BrokerServer()) if is_served else nullcontext() as database:
+        folder = Path(name)
+        url = f"sqlite:{folder / 'coordination.db'}"
+        url = url if arguments.coordinator == "sqlite" else "zookeeper"
+        with closing(make(folder, url, arguments.seed, database=database)) as fleet:
+            found = play(fleet, arguments)
+            for pid, text in fleet.outputs():
+                (folder / f"parent-{pid}.log").write_text(text)
+    return 1 if found else 0

@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import logging
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from qdo.brokers.registry import open_broker
@@ -28,12 +26,12 @@ from qdo.errors import QdoError
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import Judged, check_log
-from tests.soak.fleet import SoakFleet
+from tests.soak.fleet import SoakFleet, run_soak
 from tests.soak.request_app import QUEUES
 from tests.soak.request_askers import read_asked
 from tests.soak.request_rules import RequestFacts, check_requests, recoveries, spread, waits
 from tests.soak.request_steps import read_steps, record_steps
-from tests.support.processes import Proc, children
+from tests.support.processes import Proc
 
 PARENTS = 2
 ASKERS = 3
@@ -60,7 +58,6 @@ class RequestFleet(SoakFleet):
         self.journal.touch()
         self.broker = open_broker(self.environment["QDO_BROKER"], "soak")
         record_steps(self.environment["QDO_BROKER"])
-        self.trees: list[tuple[int, float]] = []
         self.fault_times: list[float] = []
         self._askers: list[Proc] = []
         self._ledgers: list[tuple[Path, int]] = []
@@ -111,13 +108,6 @@ class RequestFleet(SoakFleet):
     def befall(self) -> None:
         self.fault_times.append(time.time())
         super().befall()
-
-    def _kill_tree(self) -> None:
-        proc = self._parent()
-        now = time.monotonic()
-        self.trees += [(pid, now) for pid in (proc.pid, *children(proc.pid))]
-        proc.kill()
-        self._leave(proc)
 
     def _kill_leader(self) -> None:
         """Kill ZooKeeper's leader, and start it again after a while."""
@@ -224,11 +214,9 @@ class RequestFleet(SoakFleet):
         self.broker.close()
 
 
-def play(fleet: RequestFleet, count: int, pause_seconds: float) -> list[str]:
-    """Play one round; return the violations.
-
-    :param pause_seconds: mean of the pauses between faults.
-    """
+def play(fleet: RequestFleet, arguments: argparse.Namespace) -> list[str]:
+    """Play one round; return the violations."""
+    count = arguments.requests
     fleet.fault_times.append(time.time())  # places are missing until the workers have started
     for _ in range(PARENTS):
         fleet.start_parent()
@@ -238,7 +226,7 @@ def play(fleet: RequestFleet, count: int, pause_seconds: float) -> list[str]:
     while fleet.asking():
         if time.monotonic() >= fault_at:
             fleet.befall()
-            fault_at = time.monotonic() + pause_seconds * fleet.random.uniform(0.5, 1.5)
+            fault_at = time.monotonic() + arguments.pause * fleet.random.uniform(0.5, 1.5)
             fleet.resume_paused()
         fleet.restart_ended()
         time.sleep(AWHILE)
@@ -280,27 +268,8 @@ def main() -> int:
     """Play the round that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.request_fleet")
     parser.add_argument("--broker", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--coordinator", choices=("sqlite", "zookeeper"), default="sqlite")
     parser.add_argument("--requests", type=int, default=50_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
-    parser.add_argument("--keep", type=Path, help="folder for the files")
-    arguments = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
-    folders: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="soak-")
-    if arguments.keep:
-        arguments.keep.mkdir(parents=True)
-        folders = nullcontext(str(arguments.keep.absolute()))
-    database = closing(BrokerServer()) if arguments.broker == "postgresql" else nullcontext()
-    with folders as name, database as server:
-        folder = Path(name)
-        url = f"sqlite:{folder / 'coordination.db'}"
-        url = url if arguments.coordinator == "sqlite" else "zookeeper"
-        with closing(RequestFleet(folder, url, arguments.seed, server)) as fleet:
-            found = play(fleet, arguments.requests, arguments.pause)
-            for pid, text in fleet.outputs():
-                (folder / f"parent-{pid}.log").write_text(text)
-    return 1 if found else 0
+    return run_soak(parser, RequestFleet, play)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ SECTION_TIMEOUT_SECONDS = 10.0
 """Longer than any message that blocks, and than the session of a frozen process."""
 SETTINGS_TIMEOUT_SECONDS = 2.0
 IN_USE_SECONDS = 30.0
-_LAYOUT = Layout.of("soak")
-SOAK_ROOT = _LAYOUT.root
+LAYOUT = Layout.of("soak")
+SOAK_ROOT = LAYOUT.root
 
 
 class SharedParts:
@@ -39,9 +39,9 @@ class SharedParts:
         self.sections: list[tuple[float, float]] = []
         self.not_held = 0
         self._random = random.Random(seed)
-        self._client = connect(coordinator, handler="threading")
-        self._client.open(10.0)
-        set_limit(self._client, _LAYOUT, LIMIT, LimitWish(max=str(MOST_AT_ONCE)))
+        self.client = connect(coordinator, handler="threading")
+        self.client.open(10.0)
+        set_limit(self.client, LAYOUT, LIMIT, LimitWish(max=str(MOST_AT_ONCE)))
         self._settings_client = connect(coordinator, handler="threading")
         self._settings_client.open(10.0)
         self.flips = self.not_flipped = 0
@@ -67,13 +67,13 @@ class SharedParts:
                 self.not_held += 1
 
     def _flip(self) -> None:
-        trail = AuditTrail(self._settings_client, _LAYOUT, "soak")
+        trail = AuditTrail(self._settings_client, LAYOUT, "soak")
         while not self._over.wait(self._random.uniform(0.2, 2.0)):
             text = f"fetch = {self._random.randint(10, 2000)}\n"
             try:
                 change_settings(
                     self._settings_client,
-                    _LAYOUT,
+                    LAYOUT,
                     lambda node, text=text: text,  # type: ignore[misc]
                     trail,
                     timeout_seconds=SETTINGS_TIMEOUT_SECONDS,
@@ -91,25 +91,25 @@ class SharedParts:
 
     def settings_not_in_use(self) -> Iterator[str]:
         """Return the workers that do not use the settings in force, while all are well."""
-        number = read_settings(self._client, _LAYOUT).number
-        workers = [each.worker for each in read_answers(self._client, _LAYOUT)]
-        for worker in wait_in_use(self._client, _LAYOUT, number, workers, IN_USE_SECONDS):
+        number = read_settings(self.client, LAYOUT).number
+        workers = [each.worker for each in read_answers(self.client, LAYOUT)]
+        for worker in wait_in_use(self.client, LAYOUT, number, workers, IN_USE_SECONDS):
             yield f"settings: {worker} does not use version {number}"
 
     def left_behind(self) -> Iterator[str]:
         """Return what nobody needs once all workers have ended; call this after `end`."""
         self._app.close()
-        fleet = _LAYOUT.fleet
-        if self._client.exists(fleet.lock(LOCK)):
-            for name in self._client.get_children(fleet.lock(LOCK)):
+        fleet = LAYOUT.fleet
+        if self.client.exists(fleet.lock(LOCK)):
+            for name in self.client.get_children(fleet.lock(LOCK)):
                 yield f"left: contender {name} of the lock"
-        if self._client.exists(fleet.holds):
-            for hold in HoldNode.parse(self._client.get(fleet.holds)[0]).holds:
+        if self.client.exists(fleet.holds):
+            for hold in HoldNode.parse(self.client.get(fleet.holds)[0]).holds:
                 yield f"left: {hold}"
-        for kind in self._client.get_children(_LAYOUT.components):
-            for name in self._client.get_children(f"{_LAYOUT.components}/{kind}"):
+        for kind in self.client.get_children(LAYOUT.components):
+            for name in self.client.get_children(f"{LAYOUT.components}/{kind}"):
                 yield f"left: component {kind}/{name}"
-        node = LimitNode.parse(self._client.get(fleet.limit(LIMIT))[0])
+        node = LimitNode.parse(self.client.get(fleet.limit(LIMIT))[0])
         if node.max != MOST_AT_ONCE:
             yield f"left: {node}"
 
@@ -117,6 +117,6 @@ class SharedParts:
         """End everything."""
         self.end()
         self._app.close()
-        for client in (self._client, self._settings_client):
+        for client in (self.client, self._settings_client):
             client.stop()
             client.close()

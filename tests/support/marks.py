@@ -51,7 +51,10 @@ TOGETHER = {
         "sources",
     ),
     **dict.fromkeys(
-        (f"tests/acceptance/test_{name}.py" for name in ("attacks", "encryption", "holds")),
+        (
+            f"tests/acceptance/test_{name}.py"
+            for name in ("attacks", "encryption", "holds", "stream_fleet")
+        ),
         "fleets",
     ),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import Mock
 
 from qdo.brokers.requests import Take
-from tests.soak.checks import Judged, check_journal, read_journal
+from qdo.brokers.streams import first_shards, split
+from tests.soak.checks import Judged, check_journal, check_streams, read_journal
 from tests.soak.request_rules import RequestFacts, check_requests
 from tests.soak.request_steps import RequestStep
 
@@ -127,3 +129,35 @@ def test_a_start_after_the_end_of_its_take_is_late() -> None:
     assert judge_requests(steps, RAN[0], *second, RAN[1], TOLD, result=2) == ["overlap"]
     late = RAN[0].replace("1.15", "9.0")
     assert judge_requests(steps, *second, late, TOLD, result=2) == ["fence", "late"]
+
+
+WHOLE = first_shards("user", 1)
+SHARDS = [*WHOLE, *split(WHOLE, "user.-")]
+
+
+def judge_streams(*lines: str, **facts: Any) -> list[str]:
+    """Return the violated rules of streams."""
+    journal = read_journal("".join(f"{line}\n" for line in lines))
+    found = check_streams(journal, SHARDS, Judged(sent={}, **facts)).violations
+    return sorted({each.partition(":")[0] for each in found})
+
+
+SPLIT = (
+    "S user.-/ada 0 1 1 10 1.0",
+    "S user.-/bob 1 1 1 10 1.1",
+    "S user.-80/ada 2 1 1 11 1.2",
+)
+
+
+def test_rules_of_streams_can_be_violated() -> None:
+    """A smaller number, a repetition without a reason, one behind a child, and an older fence."""
+    assert judge_streams(*SPLIT) == []
+    assert judge_streams(SPLIT[2], *SPLIT[:2]) == ["heirs", "order"]
+    again = "S user.-/bob 1 2 1 12 1.3"
+    assert judge_streams(*SPLIT, again) == ["repeated"]
+    assert judge_streams(*SPLIT[:2], "X user.-/bob 1 1 1 10 1.1", SPLIT[2], again) == []
+    assert judge_streams(*SPLIT, again, died=[(10, 1.2)]) == []
+    late = "S user.-/ada 0 1 1 10 1.4"
+    assert judge_streams(*SPLIT, late, died=[(10, 1.3)]) == ["heirs"]
+    assert judge_streams(*SPLIT, late, stopped=[(10, 1.1, 1.35)]) == []
+    assert judge_streams(again, "S user.-/eve 2 1 1 10 1.4") == ["fence"]

@@ -1,0 +1,209 @@
+"""Soak streams: ``python -m tests.soak.stream_fleet --kind postgresql --coordinator zookeeper``.
+
+Parents with workers process what senders send by key, while an operator splits and merges shards.
+
+The rules are those of `checks.check_streams` and: senders know all messages that were started to
+be stored, and no other; in the end no shard is hidden, and every sealed one is done; the running
+total of a key is that of its messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import create_engine
+
+from qdo.brokers import streams
+from qdo.brokers.registry import open_broker
+from qdo.brokers.streams import StreamShard
+from qdo.errors import QdoError
+from qdo.ops.streams import reshard, shard_items
+from qdo.state import KeyedState
+from tests.soak.checks import check_log, check_streams
+from tests.soak.fleet import SoakFleet, run_soak
+from tests.soak.request_rules import spread
+from tests.soak.shared import LAYOUT
+from tests.soak.stream_app import SENT, SIZE, batch, is_stated
+from tests.support.cli import QDO, command
+from tests.support.processes import Proc, whole_lines
+
+PARENTS, SENDERS = 2, 4
+AWHILE, HEAL_SECONDS = 0.05, 120.0
+MOST_SHARDS, MOST_HIDDEN, MOST_WAITING = 16, 12, 10_000
+
+
+class StreamFleet(SoakFleet):
+    """A fleet of workers and senders, with the database of the app."""
+
+    app = "tests.soak.stream_app:app"
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.journal.touch()
+        self.over = threading.Event()
+        self.reshards, self._begun, self._looked = 0, set[tuple[str, int]](), 0
+        self._takes_batches = itertools.cycle(["", "1"])
+        url = self.environment["QDO_BROKER"].replace(":", "+psycopg:", 1)
+        url = url if self._database else f"sqlite:///{self.folder}/app.db"
+        self.environment["SOAK_STATES"] = url
+        self.engine = create_engine(url, pool_pre_ping=True)
+        with self.engine.begin() as session:
+            session.exec_driver_sql(SENT)
+            KeyedState().create(session)
+        self.broker = open_broker(self.environment["QDO_BROKER"], "soak")
+        self._senders = list(map(self._sender, range(SENDERS)))
+
+    def start_parent(self) -> None:
+        self.environment["SOAK_BATCH"] = next(self._takes_batches)
+        super().start_parent()
+
+    def _sender(self, number: int) -> Proc:
+        argv = "tests.soak.stream_app", str(number), str(self.folder / f"sent-{number}")
+        return Proc.python("-m", *argv, env=self.environment)
+
+    def stored(self) -> list[tuple[int, int]]:
+        """Return sender and number of the batches that are known to be stored."""
+        ledgers = ((each, whole_lines(self.folder / f"sent-{each}")) for each in range(SENDERS))
+        return [(each, int(line)) for each, lines in ledgers for line in lines if line != "?"]
+
+    def throttle(self) -> int:
+        """Let the senders wait while there is a backlog; return how many messages they sent."""
+        entries = self.entries()
+        for each in entries[self._looked :]:
+            self._begun.add((each.queue.partition("/")[2], each.number))
+        self._looked, sent, wait = len(entries), len(self.stored()) * SIZE, self.folder / "wait"
+        wait.touch() if sent - len(self._begun) > MOST_WAITING else wait.unlink(missing_ok=True)
+        return sent
+
+    def operate(self, most: int, pause: float) -> None:
+        """Split and merge, by commands at times."""
+        while self.reshards < most and not self.over.wait(self.random.uniform(0.0, 2 * pause)):
+            with suppress(QdoError):  # the broker is away
+                known = self.broker.streams.shards("user")
+                if known and sum(each.hidden for each in known) < MOST_HIDDEN:
+                    self.reshards += self._reshard(known)
+
+    def _reshard(self, known: list[StreamShard]) -> bool:
+        shards = sorted((each for each in known if each.end is None), key=lambda each: each.low)
+        queues, verb = [self.random.choice(shards).queue], "split"
+        if len(shards) > 3 and self.random.random() < len(shards) / MOST_SHARDS:
+            place, verb = self.random.randrange(len(shards) - 2), "merge"
+            queues = [each.queue for each in shards[place : place + self.random.choice((2, 3))]]
+        if self.random.random() < 0.1:
+            argv = (*QDO, "streams", verb, "--app", self.app, *queues)
+            return command(*argv, cwd=self.folder, env=self.environment).code == 0
+        reshard(self.broker, getattr(streams, verb)(known, *queues))
+        return True
+
+    def _faults(self) -> list[Callable[[], None]]:
+        more = [self._kill_leading_worker] * 3 + [self._kill_tree] + [self._kill_sender] * 2
+        return [*super()._faults(), *more]
+
+    def _kill_sender(self) -> None:
+        """Kill one, in an open transaction if it has some; another process continues."""
+        number, limit = self.random.randrange(SENDERS), time.monotonic() + 1.0
+        while number == 0 and self._database and time.monotonic() < limit:
+            limit -= whole_lines(self.folder / "sent-0")[-1:] == ["?"] and 1.0
+        self._senders[number].kill()
+        self._senders[number] = self._sender(number)
+
+    def end_senders(self) -> list[str]:
+        (self.folder / "over").touch()
+        return [f"sender: {each.output}" for each in self._senders if each.wait(60.0) != 0]
+
+    def unsettled(self) -> list[str]:
+        """Return the shards that are hidden, or not done with their messages."""
+        try:
+            items = shard_items(
+                self.shared.client, LAYOUT, self.broker, self.broker.streams.shards()
+            )
+        except QdoError as error:
+            return [f"open: {error}"]
+        over = "open", "done"
+        return [f"open: {each}" for each in items if each["state"] not in over or each["backlog"]]
+
+    def totals(self) -> dict[str, Counter[str]]:
+        """Return the totals of each key, over all shards."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        with self.engine.connect() as session:
+            for name, value in session.exec_driver_sql("SELECT name, value FROM qdo_state"):
+                found[name].update(json.loads(value))
+        return found
+
+    def close(self) -> None:
+        self.over.set()
+        for each in self._senders:
+            each.__exit__(None, None, None)
+        super().close()
+        self.broker.close()
+        self.engine.dispose()
+
+
+def play(fleet: StreamFleet, arguments: argparse.Namespace) -> list[str]:
+    """Play one round; return the violations."""
+    for _ in range(PARENTS):
+        fleet.start_parent()
+    operator = threading.Thread(target=fleet.operate, args=(arguments.reshards, arguments.pause))
+    operator.start()
+    fault_at, limit = time.monotonic() + 5.0, time.monotonic() + arguments.seconds
+    while fleet.throttle() < arguments.messages and (now := time.monotonic()) < limit:
+        if now >= fault_at:
+            fleet.befall()
+            fault_at = now + arguments.pause * fleet.random.uniform(0.5, 1.5)
+        fleet.restart_ended()
+        time.sleep(AWHILE)
+    fleet.over.set()
+    operator.join()
+    found = fleet.end_senders()
+    lines, limit = 0, time.monotonic() + HEAL_SECONDS
+    while (left := fleet.unsettled()) and time.monotonic() < limit:
+        fleet.restart_ended()
+        if lines != len(fleet.entries()):
+            lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
+        time.sleep(10 * AWHILE)
+    judged = check_streams(fleet.entries(), fleet.broker.streams.shards(), fleet.facts())
+    sent = [message for each in fleet.stored() for message in batch(*each)]
+    found += [*left, *judged.violations]
+    found += [f"lost: {each}" for each in {*sent} - judged.begun.keys()]
+    found += [f"not sent: {each}" for each in judged.begun.keys() - {*sent}]
+    due: dict[str, Counter[str]] = defaultdict(Counter)
+    for key, number in sent:
+        due[key].update({"total": number, "count": 1} if is_stated(key) else {})
+    totals = fleet.totals()
+    found += [f"state: {key} {totals[key]}" for key in due if due[key] != totals[key]]
+    found += [line for _, output in fleet.outputs() for line in check_log(output)]
+    took = fleet.entries()[-1].at - fleet.entries()[0].at
+    print(
+        f"{len(sent)} messages in {took:.0f} s, {len(sent) / took:.0f}/s, {fleet.reshards} reshards"
+        f"\n  {fleet.killed_leaders} leaders killed, {len(fleet.faults)} faults"
+        f" {dict(Counter(fleet.faults))}"
+        f"\n  repetitions {dict(judged.repeated)}\n  parent to child {spread(sorted(judged.gaps))}"
+        f"\n  {len(found)} violations {dict(Counter(each.partition(':')[0] for each in found))}",
+        *found[:20],
+        sep="\n  ",
+        flush=True,
+    )
+    return found
+
+
+def main() -> int:
+    """Play the round that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.stream_fleet")
+    parser.add_argument("--kind", dest="broker", choices=("embedded", "postgresql"))
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--reshards", type=int, default=100)
+    return run_soak(parser, StreamFleet, play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
