@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import check_journal, check_log, check_owners, unfinished
 from tests.soak.crew import OperatorCrew
-from tests.soak.fleet import SoakFleet
+from tests.soak.fleet import AWHILE, SoakFleet
 from tests.soak.growth import Growth
 from tests.soak.log_rules import FlipRules, LimitRules, unlogged
 from tests.soak.operator_rules import check_crew, summary
@@ -24,10 +24,6 @@ from tests.support.postgresql.commands import missing
 PARENTS = 2
 SEND_EVERY = 0.25
 """Seconds between two messages to each queue."""
-HEAL_SECONDS = 120.0
-"""Once the faults are over, no such time may pass without a run before all messages are processed.
-Processes that died several times in a row are restarted after a pause of up to 30 s."""
-AWHILE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +61,7 @@ def play(wanted: Round) -> list[str]:
         _befall(fleet, growth, wanted.seconds)
         crew.end()
         fleet.shared.end()
-        lines, limit = 0, time.monotonic() + HEAL_SECONDS
-        while not _is_over(fleet, crew) and time.monotonic() < limit:
-            fleet.restart_ended()
-            if lines != len(fleet.entries()):  # a backlog may take longer, but must become smaller
-                lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
-            time.sleep(10 * AWHILE)
+        fleet.heal(lambda: _is_over(fleet, crew))
         found = check_journal(fleet.entries(), fleet.facts()) + check_owners(fleet.transactions())
         found += check_crew(fleet.entries(), crew.facts(), fleet.facts())
         found += [*crew.errors(), *crew.left_behind(), *unlogged(fleet.transactions(), SOAK_ROOT)]

@@ -168,8 +168,9 @@ def check_streams(
                 judged.violations.append(f"repeated: {each} after {before}")
         elif each.number < newest[key]:
             judged.violations.append(f"order: {each} after {newest[key]}")
-        thawed = within(facts.stopped, each.pid, each.at - AFTER_FREEZE, each.at)
-        if not heirs[queue].isdisjoint(used[key]) and not thawed:
+        if not heirs[queue].isdisjoint(used[key]) and not within(
+            facts.stopped, each.pid, each.at - AFTER_FREEZE, each.at
+        ):
             judged.violations.append(f"heirs: {each} after {heirs[queue] & used[key]}")
         judged.begun[message], newest[key] = each, max(newest[key], each.number)
         used[key].add(queue)

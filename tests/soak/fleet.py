@@ -54,6 +54,10 @@ ENDLESS = 0.003
 """Share of messages that block for ever, in the queues for such messages."""
 PROCESSES = 3
 """Of each parent."""
+AWHILE = 0.05
+HEAL_SECONDS = 120.0
+"""Once the faults are over, no such time may pass without a run before all is over. Processes that
+died several times in a row are restarted after a pause of up to 30 s."""
 Fleet = TypeVar("Fleet", bound="SoakFleet")
 
 
@@ -278,6 +282,25 @@ class SoakFleet:
             self.outages.append((began, time.monotonic()))
 
         threading.Timer(TIMEOUT_SECONDS * self.random.choice((0.2, 0.6, 1.5)), thaw).start()
+
+    def suffer(self, goes_on: Callable[[], bool], pause_seconds: float) -> None:
+        """Let things go wrong while `goes_on`, with pauses of that mean."""
+        fault_at = time.monotonic() + 5.0
+        while goes_on():
+            if time.monotonic() >= fault_at:
+                self.befall()
+                fault_at = time.monotonic() + pause_seconds * self.random.uniform(0.5, 1.5)
+            self.restart_ended()
+            time.sleep(AWHILE)
+
+    def heal(self, is_over: Callable[[], bool]) -> None:
+        """Wait until all is over, as long as the journal grows."""
+        lines, limit = 0, time.monotonic() + HEAL_SECONDS
+        while not is_over() and time.monotonic() < limit:
+            self.restart_ended()
+            if lines != len(self.entries()):  # a backlog may take longer, but must become smaller
+                lines, limit = len(self.entries()), time.monotonic() + HEAL_SECONDS
+            time.sleep(10 * AWHILE)
 
     # --- the end ----------------------------------------------------------------------
 

@@ -35,9 +35,6 @@ from tests.support.processes import Proc
 
 PARENTS = 2
 ASKERS = 3
-AWHILE = 0.05
-HEAL_SECONDS = 120.0
-"""Once the faults are over, no such time may pass without a step before all requests are over."""
 EXPIRY_SECONDS = 45.0
 """The leader deletes expired requests every 30 s."""
 END_SECONDS = 30.0
@@ -108,6 +105,7 @@ class RequestFleet(SoakFleet):
     def befall(self) -> None:
         self.fault_times.append(time.time())
         super().befall()
+        self.resume_paused()
 
     def _kill_leader(self) -> None:
         """Kill ZooKeeper's leader, and start it again after a while."""
@@ -134,7 +132,8 @@ class RequestFleet(SoakFleet):
                 self._app.handle(each.id).resume()
 
     def is_over(self) -> bool:
-        """Return whether all requests are over, and their queues empty."""
+        """Resume what is paused; return whether all are over, and their queues empty."""
+        self.resume_paused()
         with suppress(QdoError):
             if not self.broker.requests.counts():
                 journal = self.entries()
@@ -222,22 +221,9 @@ def play(fleet: RequestFleet, arguments: argparse.Namespace) -> list[str]:
         fleet.start_parent()
     for number in range(ASKERS):
         fleet.start_asker(count // ASKERS + (number < count % ASKERS))
-    fault_at = time.monotonic() + 5.0
-    while fleet.asking():
-        if time.monotonic() >= fault_at:
-            fleet.befall()
-            fault_at = time.monotonic() + arguments.pause * fleet.random.uniform(0.5, 1.5)
-            fleet.resume_paused()
-        fleet.restart_ended()
-        time.sleep(AWHILE)
+    fleet.suffer(fleet.asking, arguments.pause)
     found = fleet.failed_askers()
-    lines, limit = 0, time.monotonic() + HEAL_SECONDS
-    while not fleet.is_over() and time.monotonic() < limit:
-        fleet.restart_ended()
-        fleet.resume_paused()
-        if lines != len(fleet.entries()):
-            lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
-        time.sleep(10 * AWHILE)
+    fleet.heal(fleet.is_over)
     facts = fleet.request_facts()
     found += [*check_requests(facts), *fleet.left_behind()]
     for _, output in fleet.outputs():

@@ -15,7 +15,7 @@ import json
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -32,12 +32,11 @@ from tests.soak.checks import check_log, check_streams
 from tests.soak.fleet import SoakFleet, run_soak
 from tests.soak.request_rules import spread
 from tests.soak.shared import LAYOUT
-from tests.soak.stream_app import SENT, SIZE, batch, is_stated
+from tests.soak.stream_app import SENT, SIZE, STATED, batch
 from tests.support.cli import QDO, command
 from tests.support.processes import Proc, whole_lines
 
 PARENTS, SENDERS = 2, 4
-AWHILE, HEAL_SECONDS = 0.05, 120.0
 MOST_SHARDS, MOST_HIDDEN, MOST_WAITING = 16, 12, 10_000
 
 
@@ -131,12 +130,12 @@ class StreamFleet(SoakFleet):
         over = "open", "done"
         return [f"open: {each}" for each in items if each["state"] not in over or each["backlog"]]
 
-    def totals(self) -> dict[str, Counter[str]]:
-        """Return the totals of each key, over all shards."""
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+    def totals(self) -> Counter[str]:
+        """Return the total of each key, over all shards."""
+        found = Counter[str]()
         with self.engine.connect() as session:
             for name, value in session.exec_driver_sql("SELECT name, value FROM qdo_state"):
-                found[name].update(json.loads(value))
+                found[name] += json.loads(value).get("total", 0)
         return found
 
     def close(self) -> None:
@@ -154,31 +153,22 @@ def play(fleet: StreamFleet, arguments: argparse.Namespace) -> list[str]:
         fleet.start_parent()
     operator = threading.Thread(target=fleet.operate, args=(arguments.reshards, arguments.pause))
     operator.start()
-    fault_at, limit = time.monotonic() + 5.0, time.monotonic() + arguments.seconds
-    while fleet.throttle() < arguments.messages and (now := time.monotonic()) < limit:
-        if now >= fault_at:
-            fleet.befall()
-            fault_at = now + arguments.pause * fleet.random.uniform(0.5, 1.5)
-        fleet.restart_ended()
-        time.sleep(AWHILE)
+    limit = time.monotonic() + arguments.seconds
+    fleet.suffer(
+        lambda: fleet.throttle() < arguments.messages and time.monotonic() < limit, arguments.pause
+    )
     fleet.over.set()
     operator.join()
     found = fleet.end_senders()
-    lines, limit = 0, time.monotonic() + HEAL_SECONDS
-    while (left := fleet.unsettled()) and time.monotonic() < limit:
-        fleet.restart_ended()
-        if lines != len(fleet.entries()):
-            lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
-        time.sleep(10 * AWHILE)
+    fleet.heal(lambda: not fleet.unsettled())
     judged = check_streams(fleet.entries(), fleet.broker.streams.shards(), fleet.facts())
     sent = [message for each in fleet.stored() for message in batch(*each)]
-    found += [*left, *judged.violations]
+    found += [*fleet.unsettled(), *judged.violations]
     found += [f"lost: {each}" for each in {*sent} - judged.begun.keys()]
     found += [f"not sent: {each}" for each in judged.begun.keys() - {*sent}]
-    due: dict[str, Counter[str]] = defaultdict(Counter)
+    due, totals = Counter[str](), fleet.totals()
     for key, number in sent:
-        due[key].update({"total": number, "count": 1} if is_stated(key) else {})
-    totals = fleet.totals()
+        due[key] += number * key.endswith(STATED)
     found += [f"state: {key} {totals[key]}" for key in due if due[key] != totals[key]]
     found += [line for _, output in fleet.outputs() for line in check_log(output)]
     took = fleet.entries()[-1].at - fleet.entries()[0].at
