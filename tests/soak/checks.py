@@ -114,7 +114,7 @@ def check_journal(journal: Sequence[Entry], facts: Judged) -> list[str]:
     for entries in own.values():
         found += _order(entries, facts)
         found += _attempts(entries, facts)
-    return [*found, *_limits(journal, facts), *_locks(journal, facts), *_sections(journal, facts)]
+    return [*found, *limits(journal, facts), *_locks(journal, facts), *_sections(journal, facts)]
 
 
 @dataclass
@@ -273,7 +273,7 @@ def excused(run: Entry, until: float, facts: Judged) -> bool:
     )
 
 
-def _limits(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
+def limits(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
     unended: list[SoakRun] = []
     for later in _runs(each for each in journal if each.queue.startswith("limit")):
         unended = [run for run in unended if run.end is not None and run.end > later.place]

@@ -46,6 +46,7 @@ class RequestFleet(SoakFleet):
     """A fleet of workers and askers."""
 
     app = "tests.soak.request_app:app"
+    name = "soak"
     servers = 3
 
     def __init__(
@@ -53,7 +54,7 @@ class RequestFleet(SoakFleet):
     ) -> None:
         super().__init__(folder, coordinator, seed, database=database)
         self.journal.touch()
-        self.broker = open_broker(self.environment["QDO_BROKER"], "soak")
+        self.broker = open_broker(self.environment["QDO_BROKER"], self.name)
         record_steps(self.environment["QDO_BROKER"])
         self.fault_times: list[float] = []
         self._askers: list[Proc] = []
@@ -196,7 +197,7 @@ class RequestFleet(SoakFleet):
         client = connect(self.environment["QDO_COORDINATOR"], handler="threading")
         client.open(10.0)
         limit = time.monotonic() + END_SECONDS
-        while (names := client.get_children(Layout.of("soak").workers)) and time.monotonic() < (
+        while (names := client.get_children(Layout.of(self.name).workers)) and time.monotonic() < (
             limit
         ):
             time.sleep(0.1)

@@ -1,0 +1,160 @@
+"""The rules that the soak of the example `ci` checks, from what is stored and from ledgers.
+
+=========  ====================================================================================
+rule       it says
+=========  ====================================================================================
+webhook    each webhook answered with 202 is in its project's state once
+build      each of its builds is over, with the outcome of its last attempt
+order      per project, builds are asked for and reported in the order of the webhooks
+limit      no more builds at once than the limit allows, beside those of frozen processes
+timer      each occurrence of a timer is stored once
+section    no decision runs while the pipelines are changed
+=========  ====================================================================================
+
+and those of `request_rules` for the builds, and of `checks` for the runs of each project.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from qdo.message import Message
+from tests.acceptance.ci_app import TICK_SECONDS
+from tests.soak.checks import Entry, Judged, excused, fences, limits, overlaps
+from tests.soak.request_rules import RequestFacts, check_requests
+from tests.soak.request_steps import RequestStep
+
+MOST_BUILDS = 8
+"""The limit that the example declares."""
+ID_OF_POSITION = 23
+"""So many characters of a message's id are its position."""
+
+
+@dataclass
+class CiFacts:
+    """What a soak leaves.
+
+    :ivar accepted: commits that were answered with 202, in their order, by project.
+    :ivar stored: the messages of `github`, `reports`, `tick`, and of all shards as `project`.
+    :ivar states: the state of each project.
+    :ivar steps: of the requests.
+    :ivar codes: what the command of a build has written: exit code by id and take.
+    """
+
+    accepted: Mapping[str, Sequence[str]]
+    stored: Mapping[str, Sequence[Message]]
+    states: Mapping[str, Mapping[str, Any]]
+    steps: Sequence[RequestStep]
+    codes: Mapping[tuple[str, int], int]
+    journal: Sequence[Entry]
+    judged: Judged
+    offset: float
+
+
+def check_ci(facts: CiFacts) -> list[str]:
+    """Return the violations."""
+    builds: list[Entry] = []
+    runs: dict[str, list[Entry]] = defaultdict(list)
+    for each in facts.journal:
+        if each.kind in "SEX":
+            (builds if each.queue.endswith("/build") else runs[each.queue]).append(each)
+    found = [*_webhooks(facts), *_builds(facts), *_timer(facts.stored["tick"])]
+    found += _sections(facts.journal, runs, facts.judged)
+    for name, entries in runs.items():
+        found += fences(entries, facts.judged)
+        if name not in ("reports", "tick"):  # without one order
+            found += overlaps(entries, facts.judged)
+    judged = replace(facts.judged, most_at_once=MOST_BUILDS)
+    found += limits([each._replace(queue=f"limit {each.queue}") for each in builds], judged)
+    steps = [each._replace(then="") for each in facts.steps]  # a shard may get those of another
+    return found + check_requests(
+        RequestFacts([], steps, [], builds, {}, facts.judged, facts.offset)
+    )
+
+
+def _by_project(messages: Iterable[Message]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for each in messages:
+        found[each.key or each.body["repository"]["full_name"]].append(each.body)
+    return found
+
+
+def _webhooks(facts: CiFacts) -> Iterator[str]:
+    events, reports = map(_by_project, (facts.stored["github"], facts.stored["reports"]))
+    asked = _by_project(each for each in facts.stored["project"] if each.body["do"] == "build")
+    for project in {*facts.accepted, *events, *reports, *facts.states}:
+        sent, told = [*facts.accepted.get(project, ())], reports[project]
+        if [each["after"] for each in events[project]] != sent:
+            yield f"webhook: {project} accepted {sent}, stored {events[project]}"
+        if [each["commit"] for each in told if each["pipeline"] == "gate"] != sent:
+            yield f"order: {project} accepted {sent}, reported {told}"
+        place = {commit: place for place, commit in enumerate(sent)}
+        places = [place.get(each["commit"], -1) for each in told]
+        if places != sorted(places) or -1 in places:
+            yield f"order: {project} accepted {sent}, reported {told}"
+        wishes = [(each["pipeline"], each["commit"]) for each in asked[project]]
+        if [(each["pipeline"], each["commit"]) for each in told] != wishes:
+            yield f"order: {project} asked for {wishes}, reported {told}"
+        if len({*wishes}) != len(wishes):
+            yield f"webhook: {project} asked twice: {wishes}"
+        state = facts.states.get(project, {})
+        numbers = [each["number"] for each in told]
+        if state.get("asked") != len(told) or state.get("builds") != []:
+            yield f"webhook: {project} has {len(told)} reports and the state {state}"
+        if numbers != [*range(1, len(told) + 1)]:
+            yield f"order: {project} reported {numbers}"
+
+
+def _builds(facts: CiFacts) -> Iterator[str]:
+    wishes = {each.id[:ID_OF_POSITION]: each for each in facts.stored["project"]}
+    last = {each.id: each for each in facts.steps}
+    told = {(each.key, each.body["number"]): each.body for each in facts.stored["reports"]}
+    next_number: Counter[str | None] = Counter()
+    for id, first in {each.id: each for each in reversed(facts.steps)}.items():
+        wish = wishes.get(id[:ID_OF_POSITION])
+        if wish is None or first.take:
+            yield f"build: {first} without a wish"
+    for id in dict.fromkeys(each.id for each in facts.steps):  # in the order of their asking
+        project = wishes[id[:ID_OF_POSITION]].key
+        next_number[project] += 1
+        report = told.get((project, next_number[project]), {})
+        code = facts.codes.get((id, last[id].take))
+        result = {"exit": code} if last[id].outcome == "done" else None
+        if (report.get("outcome"), report.get("result")) != (last[id].outcome, result):
+            yield f"build: {last[id]} with exit code {code} was reported as {report}"
+        if report.get("commit") != wishes[id[:ID_OF_POSITION]].body["commit"]:
+            yield f"order: {last[id]} was asked for as number {next_number[project]}: {report}"
+
+
+def _timer(ticks: Iterable[Message]) -> Iterator[str]:
+    found = [(datetime.fromisoformat(each.body["at"][:-1]), each.body) for each in ticks]
+    for (before, _), (at, body) in pairwise(sorted(found, key=lambda each: each[0])):
+        missed = (at - before).total_seconds() / TICK_SECONDS - 1
+        if not 0 <= missed <= body["missed"]:
+            yield f"timer: {body} after {before}"
+    if len(found) < 2:
+        yield f"timer: only {found}"
+
+
+def _sections(
+    journal: Iterable[Entry], runs: Mapping[str, Sequence[Entry]], judged: Judged
+) -> Iterator[str]:
+    began = {(each.queue, each.pid): each.at for each in journal if each.kind == "H"}
+    held = [(began[each.queue, each.pid], each.at) for each in journal if each.kind == "R"]
+    for name, entries in runs.items():
+        if name != "github" and not name.startswith("project|"):
+            continue
+        starts: dict[tuple[int, int, int], Entry] = {}
+        for each in entries:
+            run = each.number, each.fence, each.pid
+            if each.kind == "S":
+                starts[run] = each
+            elif (start := starts.pop(run, None)) is not None:
+                for begin, end in held:
+                    if start.at < end and each.at > begin and not excused(start, end, judged):
+                        yield f"section: {start} to {each.at} within {begin} to {end}"
