@@ -28,7 +28,6 @@ from sqlalchemy import create_engine
 
 import qdo
 from qdo.brokers.streams import merge, split
-from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.message import Message
 from qdo.ops.streams import reshard
@@ -36,12 +35,11 @@ from qdo.state import KeyedState
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
 from tests.soak.checks import Judged, check_log
-from tests.soak.ci_rules import CiFacts, check_ci
+from tests.soak.ci_rules import CiFacts, check_ci, check_owners, told
 from tests.soak.growth import Growth
 from tests.soak.request_fleet import HEAL_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
 from tests.support.cli import QDO
-from tests.support.ownership_oracle import Oracle
 from tests.support.postgresql.proxy import CuttingProxy
 from tests.support.processes import Proc
 from tests.support.webhook_sender import SECRET, post, signed
@@ -91,6 +89,7 @@ class CiFleet(RequestFleet):
         self._proxies = [CuttingProxy(port) for port in self._ports]
         self._receivers = [self._receiver(port) for port in self._ports]
         self.commands: list[Proc] = []
+        self._deck: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
 
     @staticmethod
@@ -151,13 +150,17 @@ class CiFleet(RequestFleet):
     # --- faults -----------------------------------------------------------------------
 
     def _faults(self) -> list[Callable[[], None]]:
-        found = [self._kill_child, self._kill_tree, self._kill_parent, self._freeze_child]
-        found += [self._kill_child, self._freeze_family, self._kill_receiver, self._kill_receiver]
-        found += [self._cut_webhooks, self._split, self._merge, self._split, self._merge]
-        found += [self._change_settings, self._reconfigure, self._reconfigure]
-        if self._ensemble is not None:
-            found += [self._kill_leader] * 2
-        return [*found, *(self._database.faults(self.random) if self._database else ())]
+        if not self._deck:
+            self._deck = [self._kill_child, self._kill_tree, self._kill_parent, self._freeze_child]
+            self._deck += [self._freeze_family, self._kill_receiver, self._cut_webhooks]
+            self._deck += [self._split, self._merge, self._change_settings, self._reconfigure]
+            self._deck += [self._split, self._merge, self._kill_child, self._reconfigure]
+            if self._ensemble is not None:
+                self._deck += [self._kill_leader, self._kill_leader]
+            if self._database is not None:
+                self._deck += self._database.faults(self.random)
+            self.random.shuffle(self._deck)
+        return [self._deck.pop()]
 
     def _kill_receiver(self) -> None:
         self.random.choice(self._receivers).kill()
@@ -238,24 +241,17 @@ class CiFleet(RequestFleet):
             time.time() - time.monotonic(),
         )
 
+    def check_owners(self) -> list[str]:
+        """Return violations of the rule of one owner, at every zxid."""
+        servers = self._ensemble.servers if self._ensemble is not None else []
+        logs = [[*read_log(each.folder / "data")] for each in servers]
+        return check_owners(max(logs, key=len), self.name) if logs else []
+
     def left_behind(self) -> Iterator[str]:
         for each in self._receivers:
             each.send(signal.SIGTERM)
         self.own.close()
         yield from super().left_behind()
-
-    def owners(self) -> Iterator[str]:
-        """Return violations of the rule of one owner, from the most complete log of a server."""
-        if self._ensemble is not None:
-            logs = [[*read_log(each.folder / "data")] for each in self._ensemble.servers]
-            log = max(logs, key=len)
-            zxids = [each.zxid for each in log]
-            if any(b - a > 1 and a >> 32 == b >> 32 for a, b in itertools.pairwise(zxids)):
-                yield "owner: no server has a complete log"
-            oracle = Oracle(Layout.of(self.name))
-            oracle.replay(log)
-            self.counts["claims"] = oracle.claims
-            yield from (f"owner: {each}" for each in oracle.violations)
 
     def close(self) -> None:
         for thread in self._threads:
@@ -289,16 +285,14 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
         time.sleep(0.5)
     found = [] if calm else ["left: not all is over"]
     facts = fleet.ci_facts()
-    found += [*check_ci(facts), *fleet.left_behind(), *growth.violations(), *fleet.owners()]
+    found += [*check_ci(facts), *fleet.left_behind(), *growth.violations()]
+    found += fleet.check_owners()
     for _, output in fleet.outputs():
         found += check_log(output)
-    failed = sum(each.wait() != 0 for each in fleet.commands)
-    _report(
-        fleet,
-        facts,
-        found,
-        [growth.summary(), f"{failed} of {len(fleet.commands)} changes of settings refused"],
-    )
+    refused = sum(each.wait() != 0 for each in fleet.commands)
+    fleet.counts.update(settings=len(fleet.commands), refused=refused)
+    print(told(facts), dict(fleet.counts), f"{len(fleet.faults)} faults", Counter(fleet.faults))
+    print(f"{growth.summary()}: {len(found)} violations", *found[:20], sep="\n  ", flush=True)
     return found
 
 
@@ -307,22 +301,6 @@ def _look(fleet: CiFleet, growth: Growth) -> None:
     if growth.due():
         growth.sample(fleet.pids(), None)
     time.sleep(0.05)
-
-
-def _report(fleet: CiFleet, facts: CiFacts, found: list[str], memory: str) -> None:
-    starts = Counter((each.queue, each.number) for each in facts.journal if each.kind == "S")
-    builds = {each.id: each.take for each in facts.steps}
-    print(
-        f"{len(facts.stored['github'])} webhooks, {dict(fleet.counts)}, {len(builds)} builds in"
-        f" {sum(builds.values())} takes, {len(facts.stored['reports'])} reports, "
-        f"{len(starts)} runs and {sum(starts.values()) - len(starts)} repetitions, "
-        f"{sum(each.kind == 'R' for each in facts.journal)} sections, "
-        f"{len(facts.stored['tick'])} ticks, {len(fleet.faults)} faults "
-        f"{dict(Counter(fleet.faults))}, {memory}: {len(found)} violations",
-        flush=True,
-    )
-    for each in found[:20]:
-        print(f"  {each[:1000]}", flush=True)
 
 
 def main() -> int:

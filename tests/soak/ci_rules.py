@@ -9,6 +9,7 @@ order      per project, builds are asked for and reported in the order of the we
 limit      no more builds at once than the limit allows, beside those of frozen processes
 timer      each occurrence of a timer is stored once
 section    no decision runs while the pipelines are changed
+owner      one owner at every zxid (ZooKeeper)
 =========  ====================================================================================
 
 and those of `request_rules` for the builds, and of `checks` for the runs of each project.
@@ -23,11 +24,14 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from qdo.coordination.znodes.layout import Layout
 from qdo.message import Message
 from tests.acceptance.ci_app import TICK_SECONDS
 from tests.soak.checks import Entry, Judged, excused, fences, limits, overlaps
 from tests.soak.request_rules import RequestFacts, check_requests
 from tests.soak.request_steps import RequestStep
+from tests.support.ownership_oracle import Oracle
+from tests.support.zookeeper_txn_log import Txn
 
 MOST_BUILDS = 8
 """The limit that the example declares."""
@@ -158,3 +162,24 @@ def _sections(
                 for begin, end in held:
                     if start.at < end and each.at > begin and not excused(start, end, judged):
                         yield f"section: {start} to {each.at} within {begin} to {end}"
+
+
+def check_owners(log: Sequence[Txn], app: str) -> list[str]:
+    """Return the violations of the rule of one owner in a server's log of all transactions."""
+    oracle = Oracle(Layout.of(app))
+    oracle.replay(log)
+    pairs = pairwise(each.zxid for each in log)
+    missing = sum(b - a > 1 and a >> 32 == b >> 32 for a, b in pairs)
+    found = [f"owner: {missing} gaps in the log"] if missing or not oracle.claims else []
+    return found + [f"owner: {each}" for each in oracle.violations]
+
+
+def told(facts: CiFacts) -> str:
+    """Return what happened, in numbers."""
+    runs = Counter((each.queue, each.number) for each in facts.journal if each.kind == "S")
+    again = sum(runs.values()) - len(runs)
+    takes = {each.id: each.take for each in facts.steps}
+    sections = sum(each.kind == "R" for each in facts.journal)
+    stored = ", ".join(f"{len(each)} {name}" for name, each in facts.stored.items())
+    builds = f"{len(takes)} builds in {sum(takes.values())} takes"
+    return f"{stored}, {builds}, {len(runs)} runs and {again} repetitions, {sections} sections"
