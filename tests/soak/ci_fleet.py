@@ -24,18 +24,23 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine
-
 import qdo
-from qdo.brokers.streams import merge, split
+from qdo.brokers.streams import StreamShard, merge, split
 from qdo.errors import QdoError
-from qdo.message import Message
 from qdo.ops.streams import reshard
-from qdo.state import KeyedState
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
 from tests.soak.checks import Judged, check_log
-from tests.soak.ci_rules import CiFacts, check_ci, check_owners, told
+from tests.soak.ci_rules import (
+    CiFacts,
+    check_ci,
+    check_owners,
+    read_codes,
+    read_messages,
+    read_states,
+    read_stored,
+    told,
+)
 from tests.soak.growth import Growth
 from tests.soak.request_fleet import HEAL_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
@@ -47,6 +52,7 @@ from tests.support.zookeeper import free_ports
 from tests.support.zookeeper_txn_log import read_log
 
 PROJECTS, SENDERS, RECEIVERS, PARENTS, PROCESSES = 300, 4, 2, 2, 4
+PROJECT = "acme/p{}"
 FAULT_SECONDS = 3.0
 LAYOUTS = {"gate": ["push"]}, {"gate": ["push"], "docs": ["push"]}
 COMMAND = """
@@ -77,7 +83,7 @@ class CiFleet(RequestFleet):
             sql = broker.replace("postgresql:", "postgresql+psycopg:", 1)
         checkouts = folder / "checkouts"
         for number in range(PROJECTS):
-            (checkouts / self._project(number)).mkdir(parents=True)
+            (checkouts / PROJECT.format(number)).mkdir(parents=True)
         ci = {"CI_DATABASE": sql, "CI_CHECKOUTS": str(checkouts), "CI_COMMAND": COMMAND}
         self.environment |= {**ci, "CI_SECRET": SECRET, "SOAK_BUILDS": str(self.builds)}
         times = {"SESSION_TIMEOUT": str(TIMEOUT_SECONDS), "CHECKPOINT": "0.1", "BACKOFF": "0.1"}
@@ -91,10 +97,6 @@ class CiFleet(RequestFleet):
         self.commands: list[Proc] = []
         self._deck: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
-
-    @staticmethod
-    def _project(number: int) -> str:
-        return f"acme/p{number}"
 
     def start_parent(self) -> None:
         argv = ("-m", "qdo.cli.worker", self.app, "--processes", str(PROCESSES))
@@ -117,8 +119,7 @@ class CiFleet(RequestFleet):
         """Start to deliver so many webhooks within so many seconds."""
         share = webhooks // SENDERS
         for sender in range(SENDERS):
-            given = (sender, share, seconds / share)
-            self._start(self._deliver, *given)
+            self._start(self._deliver, sender, share, seconds / share)
 
     def _start(self, call: Callable[..., None], *given: Any) -> None:
         thread = threading.Thread(target=call, args=given)
@@ -130,19 +131,20 @@ class CiFleet(RequestFleet):
         dice, began = random.Random(f"{sender} {self.random.random()}"), time.monotonic()
         for number in range(count):
             time.sleep(max(0.0, began + number * pause_seconds - time.monotonic()))
-            project = self._project(dice.randrange(sender, PROJECTS, SENDERS))
+            project = PROJECT.format(dice.randrange(sender, PROJECTS, SENDERS))
             commit = f"{sender}-{number}"
             body = json.dumps({"repository": {"full_name": project}, "after": commit}).encode()
             for again in range(1 + (dice.random() < 1 / 6)):
                 self.counts["repeated"] += again
                 headers = {**signed("github", body, commit), "x-github-event": "push"}
-                while (status := self._post(dice, body, headers)) != 202:
+                to = "/github", body, headers
+                while (status := post(dice.choice(self._proxies).port, *to)) != 202:
                     self.counts[f"answered {status}"] += 1
                     time.sleep(REPEAT_SECONDS)
             self.accepted[project].append(commit)
 
-    def _post(self, dice: random.Random, body: bytes, headers: dict[str, str]) -> int:
-        return post(dice.choice(self._proxies).port, "/github", body, headers)
+    def pids(self) -> list[int]:
+        return [*super().pids(), *(each.pid for each in self._receivers)]
 
     def delivering(self) -> bool:
         return any(each.is_alive() for each in self._threads)
@@ -171,19 +173,18 @@ class CiFleet(RequestFleet):
         proxy.cut_after("answer", self.random.randrange(100))
 
     def _split(self) -> None:
-        with suppress(QdoError):  # the database is away
-            shards = self.broker.streams.shards("project")
-            shard = self.random.choice([each for each in shards if each.end is None])
-            reshard(self.broker, split(shards, shard.queue))
-            self.counts["splits"] += 1
+        self._reshard(lambda known, names: split(known, self.random.choice(names)))
 
     def _merge(self) -> None:
-        with suppress(QdoError):
-            shards = self.broker.streams.shards("project")
-            found = sorted((each.low, each.queue) for each in shards if each.end is None)
-            pairs = [*itertools.pairwise(name for _, name in found)]
-            reshard(self.broker, merge(shards, *self.random.choice(pairs)))
-            self.counts["merges"] += 1
+        pair = self.random.choice
+        self._reshard(lambda known, names: merge(known, *pair([*itertools.pairwise(names)])))
+
+    def _reshard(self, plan: Callable[[list[StreamShard], list[str]], list[StreamShard]]) -> None:
+        with suppress(QdoError, IndexError):  # the database is away; there is only one shard
+            known = self.broker.streams.shards("project")
+            names = sorted((each.low, each.queue) for each in known if each.end is None)
+            reshard(self.broker, plan(known, [name for _, name in names]))
+            self.counts["reshards"] += 1
 
     def _change_settings(self) -> None:
         change = ("fetch", str(self.random.randint(10, 2000)), "--reason", "soak")
@@ -197,45 +198,26 @@ class CiFleet(RequestFleet):
 
     # --- the end ----------------------------------------------------------------------
 
-    def stored(self, queue: str) -> list[Message]:
-        """Return the messages of a queue."""
-        reader, found = self.broker.reader(queue, 0), list[Message]()
-        while rows := reader.fetch(1000):
-            for position, body, key, _ in rows:
-                found.append(Message(queue, position, json.loads(body), key))
-        return found
-
-    def wishes(self) -> list[Message]:
-        """Return the messages of all shards, in the order in which they were stored."""
-        shards = [each.queue for each in self.broker.streams.shards("project")]
-        return sorted(itertools.chain(*map(self.stored, shards)), key=lambda each: each.position)
-
     def is_over(self) -> bool:
         with suppress(QdoError):
             idle = not self.broker.requests.counts()
             if idle and not any(each.hidden for each in self.broker.streams.shards()):
                 names = {*self.broker.catalog.names()} - {"tick"}
                 done = {each.number for each in self.entries() if each.kind == "E"}
-                stored = itertools.chain(*map(self.stored, names))
-                return all(each.position in done for each in stored)
+                stored = (read_messages(self.broker, each) for each in names)
+                return all(each.position in done for each in itertools.chain(*stored))
         return False
 
     def ci_facts(self) -> CiFacts:
         """Return the facts, once all is over."""
-        stored = {name: self.stored(name) for name in ("github", "reports", "tick")}
-        wishes, states = self.wishes(), {}
-        engine = create_engine(self.environment["CI_DATABASE"])
-        with engine.connect() as connection:
-            for name in {each.key or "" for each in wishes}:
-                states[name] = KeyedState().read(connection, "project", name)
-        engine.dispose()
-        codes = [each.split() for each in self.builds.read_text().splitlines()]
+        stored = read_stored(self.broker)
+        sql, broker = self.environment["CI_DATABASE"], self.environment["QDO_BROKER"]
         return CiFacts(
             self.accepted,
-            {**stored, "project": wishes},
-            states,
-            read_steps(self.environment["QDO_BROKER"]),
-            {(id, int(take)): int(code) for id, take, code in codes},
+            stored,
+            read_states(sql, {each.key or "" for each in stored["project"]}),
+            read_steps(broker),
+            read_codes(self.builds),
             self.entries(),
             Judged({}, stopped=self.stopped, unkept=self.unkept, outages=self.outages),
             time.time() - time.monotonic(),
@@ -266,23 +248,23 @@ class CiFleet(RequestFleet):
 
 def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     """Play one round; return the violations."""
-    growth = Growth()
+    growth, calm, done, limit = Growth(), 0, 0, float("inf")
     for _ in range(PARENTS):
         fleet.start_parent()
     fleet.begin(webhooks, seconds)
     fault_at = time.monotonic() + 3 * FAULT_SECONDS
-    while fleet.delivering():
-        if time.monotonic() >= fault_at:
+    while calm < 2 and time.monotonic() < limit:
+        fleet.restart_ended()
+        if growth.due():
+            growth.sample(fleet.pids(), None)
+        if not fleet.delivering():
+            calm = calm + 1 if fleet.is_over() else 0
+            if done != (count := sum(each.queue != "tick" for each in fleet.entries())):
+                done, limit = count, time.monotonic() + HEAL_SECONDS
+        elif time.monotonic() >= fault_at:
             fleet.befall()
             fault_at = time.monotonic() + FAULT_SECONDS
-        _look(fleet, growth)
-    lines, limit, calm = 0, time.monotonic() + HEAL_SECONDS, 0
-    while calm < 2 and time.monotonic() < limit:
-        _look(fleet, growth)
-        calm = calm + 1 if fleet.is_over() else 0
-        if lines != len(fleet.entries()):
-            lines, limit = len(fleet.entries()), time.monotonic() + HEAL_SECONDS
-        time.sleep(0.5)
+        time.sleep(0.2)
     found = [] if calm else ["left: not all is over"]
     facts = fleet.ci_facts()
     found += [*check_ci(facts), *fleet.left_behind(), *growth.violations()]
@@ -294,13 +276,6 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     print(told(facts), dict(fleet.counts), f"{len(fleet.faults)} faults", Counter(fleet.faults))
     print(f"{growth.summary()}: {len(found)} violations", *found[:20], sep="\n  ", flush=True)
     return found
-
-
-def _look(fleet: CiFleet, growth: Growth) -> None:
-    fleet.restart_ended()
-    if growth.due():
-        growth.sample(fleet.pids(), None)
-    time.sleep(0.05)
 
 
 def main() -> int:
@@ -316,8 +291,9 @@ def main() -> int:
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        is_file = arguments.kind == "embedded"
-        database = None if is_file else stack.enter_context(closing(BrokerServer()))
+        database = None
+        if arguments.kind == "postgresql":
+            database = stack.enter_context(closing(BrokerServer()))
         fleet = stack.enter_context(closing(CiFleet(folder.absolute(), arguments.seed, database)))
         found = play(fleet, arguments.webhooks, arguments.seconds)
         for pid, text in fleet.outputs():

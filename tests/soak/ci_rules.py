@@ -17,15 +17,21 @@ and those of `request_rules` for the builds, and of `checks` for the runs of eac
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine
+
+from qdo.brokers.base import Broker
 from qdo.coordination.znodes.layout import Layout
 from qdo.message import Message
+from qdo.state import KeyedState
 from tests.acceptance.ci_app import TICK_SECONDS
 from tests.soak.checks import Entry, Judged, excused, fences, limits, overlaps
 from tests.soak.request_rules import RequestFacts, check_requests
@@ -58,6 +64,37 @@ class CiFacts:
     journal: Sequence[Entry]
     judged: Judged
     offset: float
+
+
+def read_messages(broker: Broker, queue: str) -> list[Message]:
+    """Return the messages of a queue."""
+    reader, found = broker.reader(queue, 0), list[Message]()
+    while rows := reader.fetch(1000):
+        found += [Message(queue, place, json.loads(body), key) for place, body, key, _ in rows]
+    return found
+
+
+def read_stored(broker: Broker) -> dict[str, list[Message]]:
+    """Return the messages that the rules are about."""
+    shards = [each.queue for each in broker.streams.shards("project")]
+    found = [each for shard in shards for each in read_messages(broker, shard)]
+    stored = {name: read_messages(broker, name) for name in ("github", "reports", "tick")}
+    return {**stored, "project": sorted(found, key=lambda each: each.position)}
+
+
+def read_states(url: str, projects: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the states of projects from the app's database."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = {each: KeyedState().read(connection, "project", each) for each in projects}
+    engine.dispose()
+    return found
+
+
+def read_codes(path: Path) -> dict[tuple[str, int], int]:
+    """Return what the commands of builds have written."""
+    lines = (each.split() for each in path.read_text().splitlines())
+    return {(id, int(take)): int(code) for id, take, code in lines}
 
 
 def check_ci(facts: CiFacts) -> list[str]:
