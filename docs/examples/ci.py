@@ -11,12 +11,13 @@ from qdo.state import KeyedState
 
 DATABASE = os.environ.get("CI_DATABASE", "sqlite:///ci.db?timeout=60")
 CHECKOUTS = os.environ.get("CI_CHECKOUTS", "checkouts")  # a folder for each project
-COMMAND = os.environ.get("CI_COMMAND", "git checkout -q $CI_COMMIT && make test")
+COMMAND = os.environ.get("CI_COMMAND", "make test")  # finds CI_COMMIT, CI_PIPELINE, CI_NUMBER
 app = qdo.App("ci")
 projects = app.stream("project", shards=4)  # queues project.-40 to project.c0-
 tenants = app.documents("tenants")  # which events start which pipelines; changed while it runs
 states = KeyedState()
-strict = qdo.Policy(attempts=1000, then="block")  # what is passed over would be missing forever
+strict = qdo.Policy(attempts=1000, then="block")  # a skipped one would be missing forever
+few = qdo.Policy(attempts=3)  # of a build whose workers die; a command that fails is a result
 app.limit("nodes", max=8)
 app.webhook("/github", queue="github", verify="github", secret="env:CI_SECRET")
 app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="nightly")
@@ -46,7 +47,7 @@ def dispatch(message, engine):
 
 @app.job("nightly")
 def nightly(message, engine):
-    wishes = [(project, wish("nightly", "HEAD")) for project in tenants["nightly"]]
+    wishes = [(project, wish("nightly", "HEAD")) for project in tenants.get("nightly", [])]
     projects.send_many(wishes, once=message)
 
 
@@ -74,13 +75,13 @@ def decide(message, engine):
                 app.send("reports", builds.pop(0), key=message.key, once=message)
 
 
-@app.job("build", pool=True, executor="process", timeout_seconds=900, limits=["nodes"])
+@app.job("build", pool=True, executor="process", timeout_seconds=900, limits=["nodes"], policy=few)
 def build(request, engine):
     """Run the command in the checkout of the project, on any worker."""
     request.progress("running")
     names = {f"CI_{name.upper()}": str(value) for name, value in request.body.items()}
     folder = os.path.join(CHECKOUTS, request.body["project"])
-    environment = {**os.environ, **names}
+    environment = {"PATH": os.environ["PATH"], **names}  # without secrets of the CI
     done = subprocess.run(["sh", "-c", COMMAND], cwd=folder, env=environment, check=False)
     return {"exit": done.returncode}
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import qdo
@@ -42,7 +43,8 @@ def noted(call_next: Callable[..., None], message: qdo.Message, context: Any) ->
     """Note start and end of a run with the process that keeps its session."""
     if message.queue == "build":
         take = message.headers["qdo-take"].partition(" ")[0]
-        os.environ.update(CI_ID=message.id, CI_TAKE=take)  # for the command; one runs at a time
+        told = Path(f"{os.environ['SOAK_BUILDS']}.{os.getpid()}")  # the command's parent
+        told.write_text(f"{message.id} {take}")
         run: tuple[object, ...] = (message.id, 0, take, message.attempt, os.getppid())
     else:
         stream = stream_of(message.queue)

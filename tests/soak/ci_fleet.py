@@ -57,7 +57,7 @@ FAULT_SECONDS = 3.0
 LAYOUTS = {"gate": ["push"]}, {"gate": ["push"], "docs": ["push"]}
 COMMAND = """
 n=$(od -An -N2 -tu2 /dev/urandom); sleep $((n % 2)).$((n / 2 % 10)); code=$((n % 7 == 0))
-echo "$CI_ID $CI_TAKE $code" >> "$SOAK_BUILDS"; exit $code
+echo "$(cat {0}.$PPID) $code" >> {0}; exit $code
 """
 """A build of 0 to 2 seconds, some of which fail; it writes to a ledger of its own."""
 
@@ -84,11 +84,11 @@ class CiFleet(RequestFleet):
         checkouts = folder / "checkouts"
         for number in range(PROJECTS):
             (checkouts / PROJECT.format(number)).mkdir(parents=True)
-        ci = {"CI_DATABASE": sql, "CI_CHECKOUTS": str(checkouts), "CI_COMMAND": COMMAND}
-        self.environment |= {**ci, "CI_SECRET": SECRET, "SOAK_BUILDS": str(self.builds)}
-        times = {"SESSION_TIMEOUT": str(TIMEOUT_SECONDS), "CHECKPOINT": "0.1", "BACKOFF": "0.1"}
-        times |= {"BACKOFF_MAX": "1", "CONNECT": "5"}
-        self.environment |= {f"QDO_{name}_SECONDS": each for name, each in times.items()}
+        values = {"CI_DATABASE": sql, "CI_CHECKOUTS": checkouts, "CI_SECRET": SECRET}
+        values |= {"CI_COMMAND": COMMAND.format(self.builds), "SOAK_BUILDS": self.builds}
+        values |= {"QDO_SESSION_TIMEOUT_SECONDS": TIMEOUT_SECONDS, "QDO_CHECKPOINT_SECONDS": 0.1}
+        values |= {"QDO_BACKOFF_SECONDS": 0.1, "QDO_BACKOFF_MAX_SECONDS": 1}
+        self.environment |= {name: str(each) for name, each in values.items()}
         self.own = qdo.App("ci", broker=broker, coordinator=self._url)
         self.own.documents("tenants").put("pipelines", LAYOUTS[0])
         self._ports = free_ports(RECEIVERS)
