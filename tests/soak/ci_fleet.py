@@ -28,19 +28,10 @@ import qdo
 from qdo.brokers.streams import StreamShard, merge, split
 from qdo.errors import QdoError
 from qdo.ops.streams import reshard
+from tests.soak import ci_rules
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
 from tests.soak.checks import Judged, check_log
-from tests.soak.ci_rules import (
-    CiFacts,
-    check_ci,
-    check_owners,
-    read_codes,
-    read_messages,
-    read_states,
-    read_stored,
-    told,
-)
 from tests.soak.growth import Growth
 from tests.soak.request_fleet import HEAL_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
@@ -204,20 +195,20 @@ class CiFleet(RequestFleet):
             if idle and not any(each.hidden for each in self.broker.streams.shards()):
                 names = {*self.broker.catalog.names()} - {"tick"}
                 done = {each.number for each in self.entries() if each.kind == "E"}
-                stored = (read_messages(self.broker, each) for each in names)
+                stored = (ci_rules.read_messages(self.broker, each) for each in names)
                 return all(each.position in done for each in itertools.chain(*stored))
         return False
 
-    def ci_facts(self) -> CiFacts:
+    def ci_facts(self) -> ci_rules.CiFacts:
         """Return the facts, once all is over."""
-        stored = read_stored(self.broker)
+        stored = ci_rules.read_stored(self.broker)
         sql, broker = self.environment["CI_DATABASE"], self.environment["QDO_BROKER"]
-        return CiFacts(
+        return ci_rules.CiFacts(
             self.accepted,
             stored,
-            read_states(sql, {each.key or "" for each in stored["project"]}),
+            ci_rules.read_states(sql, {each.key or "" for each in stored["project"]}),
             read_steps(broker),
-            read_codes(self.builds),
+            ci_rules.read_codes(self.builds),
             self.entries(),
             Judged({}, stopped=self.stopped, unkept=self.unkept, outages=self.outages),
             time.time() - time.monotonic(),
@@ -227,12 +218,11 @@ class CiFleet(RequestFleet):
         """Return violations of the rule of one owner, at every zxid."""
         servers = self._ensemble.servers if self._ensemble is not None else []
         logs = [[*read_log(each.folder / "data")] for each in servers]
-        return check_owners(max(logs, key=len), self.name) if logs else []
+        return ci_rules.check_owners(max(logs, key=len), self.name) if logs else []
 
     def left_behind(self) -> Iterator[str]:
         for each in self._receivers:
             each.send(signal.SIGTERM)
-        self.own.close()
         yield from super().left_behind()
 
     def close(self) -> None:
@@ -267,13 +257,13 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
         time.sleep(0.2)
     found = [] if calm else ["left: not all is over"]
     facts = fleet.ci_facts()
-    found += [*check_ci(facts), *fleet.left_behind(), *growth.violations()]
+    found += [*ci_rules.check_ci(facts), *fleet.left_behind(), *growth.violations()]
     found += fleet.check_owners()
     for _, output in fleet.outputs():
         found += check_log(output)
     refused = sum(each.wait() != 0 for each in fleet.commands)
     fleet.counts.update(settings=len(fleet.commands), refused=refused)
-    print(told(facts), dict(fleet.counts), f"{len(fleet.faults)} faults", Counter(fleet.faults))
+    print(ci_rules.told(facts), dict(fleet.counts), len(fleet.faults), Counter(fleet.faults))
     print(f"{growth.summary()}: {len(found)} violations", *found[:20], sep="\n  ", flush=True)
     return found
 
