@@ -33,11 +33,11 @@ from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
 from tests.soak.checks import Judged, check_log
 from tests.soak.growth import Growth
-from tests.soak.request_fleet import HEAL_SECONDS, RequestFleet
+from tests.soak.request_fleet import END_SECONDS, HEAL_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
 from tests.support.cli import QDO
 from tests.support.postgresql.proxy import CuttingProxy
-from tests.support.processes import Proc
+from tests.support.processes import Proc, alive
 from tests.support.webhook_sender import SECRET, post, signed
 from tests.support.zookeeper import free_ports
 from tests.support.zookeeper_txn_log import read_log
@@ -221,9 +221,14 @@ class CiFleet(RequestFleet):
         return ci_rules.check_owners(max(logs, key=len), self.name) if logs else []
 
     def left_behind(self) -> Iterator[str]:
+        pids = [*self.pids(), *(pid for pid, _, _ in self.unkept)]  # a fork has no environment
         for each in self._receivers:
             each.send(signal.SIGTERM)
         yield from super().left_behind()
+        limit = time.monotonic() + END_SECONDS
+        while any(map(alive, pids)) and time.monotonic() < limit:
+            time.sleep(0.1)
+        yield from (f"left: process {each}" for each in pids if alive(each))
 
     def close(self) -> None:
         for thread in self._threads:
