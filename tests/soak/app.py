@@ -14,6 +14,12 @@ from typing import Any
 
 import qdo
 
+SERIAL = (*(f"ops-{number}" for number in range(5)), "opsblock-0", "opsblock-1", "opsbatch-0")
+KEYED = ("opskey-0", "opskey-1")
+KEPT = (*SERIAL, *KEYED)
+DELETED = ("gone-0", "gone-1")
+CREW_QUEUES = (*KEPT, *DELETED)
+"""The queues that operators change."""
 TIMEOUT_SECONDS = 2.0
 """Session timeout: messages of kind "block" block for up to 1.5 of it."""
 BLOCK_ATTEMPTS = 4

@@ -25,8 +25,8 @@ from qdo.fleet.holds import read_holds, resume_hold
 from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.peek import read_queue_node, waiting_rows
+from tests.soak.app import CREW_QUEUES, KEPT
 from tests.soak.broker_server import send_surely
-from tests.soak.crew_queues import CREW_QUEUES, KEPT
 from tests.soak.ledger import OperatorRequest, RequestLedger, read_ledger
 from tests.soak.operator_rules import CrewFacts, StoredMessage
 from tests.support.paths import ROOT

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from tests.soak.app import CREW_QUEUES, KEPT, KEYED
 from tests.soak.checks import Entry, Judged, excused
-from tests.soak.crew_queues import CREW_QUEUES, KEPT, KEYED
 from tests.soak.ledger import TIMELESS, OperatorRequest
 
 CHECKPOINT_SECONDS = 5.0

@@ -33,7 +33,7 @@ from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.peek import id_of_row, read_queue_node, waiting_rows
 from qdo.ops.placement import execute_move, plan_move
 from qdo.ops.seek import EARLIEST, execute, plan_purge, plan_seek, purge
-from tests.soak.crew_queues import DELETED, KEPT
+from tests.soak.app import DELETED, KEPT
 from tests.soak.ledger import RequestLedger
 
 OBEY_SECONDS = 10.0
