@@ -16,12 +16,13 @@ from tests.soak.stream_app import SIZE
 from tests.soak.stream_fleet import StreamFleet, play
 from tests.support.postgresql.commands import require
 
-SECONDS, LEAST, RESHARDS = 25.0, 1000, 5
+SECONDS, LEAST, RESHARDS = 25.0, 1000, 3
 STALLS = ("repeated", "heirs", "fence")
 """Rules that a machine violates if it stalls for longer than the session timeout."""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.long("a soak of streams")
 @pytest.mark.parametrize("kind", ["embedded", "postgresql"])
 def test_messages_of_a_key_keep_their_order(kind: str, tmp_path: Path) -> None:
