@@ -27,10 +27,11 @@ from __future__ import annotations
 import abc
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdo.errors import NotFoundError, ShardStateError, UsageError
 from qdo.queues import check_queue_name, stream_of
@@ -75,6 +76,22 @@ class StreamShard:
         """Raise ShardStateError for a sealed shard."""
         if self.end is not None:
             raise sealed_error(self.queue)
+
+
+class ShardMap(NamedTuple):
+    """The open and hidden shards of a stream, in the order of their ranges."""
+
+    lows: list[str]
+    queues: list[str]
+
+    @classmethod
+    def of(cls, shards: Iterable[tuple[str, str]]) -> ShardMap:
+        """Return the map of shards, each with the beginning of its range and its queue."""
+        known = sorted(shards)
+        return cls([low for low, _ in known], [queue for _, queue in known])
+
+    def queue_of(self, key: str) -> str:
+        return self.queues[bisect_right(self.lows, key_hash(key)) - 1]
 
 
 def sealed_error(queue: str) -> ShardStateError:
@@ -201,8 +218,9 @@ def check_deletable(queue: str, shards: Iterable[StreamShard]) -> None:
 
 def checked_bound(text: Any) -> str:
     """Return a bound in its shortest form; raise UsageError if it is none."""
+    text = text.lower() if isinstance(text, str) else text
     if not isinstance(text, str) or not _BOUND.fullmatch(text):
-        rule = f"1 to {DIGITS} hexadecimal digits in lower case"
+        rule = f"1 to {DIGITS} hexadecimal digits"
         raise UsageError(reason=f"a bound must be {rule}, got {text!r:.60}")
     return _shortened(text)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
+from qdo.brokers.streams import check_deletable
 from qdo.coordination import queue_admin
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
@@ -17,6 +18,7 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.peek import read_queue_node
 from qdo.ops.snapshot import backlog_of
+from qdo.queues import stream_of
 from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
@@ -78,12 +80,15 @@ def plan_deletion(
     :param with_messages: the messages that the queue has now may be deleted with it.
     :raises QueueNotEmptyError: it has messages that are not done, and `with_messages` is not set.
     :raises NotFoundError: neither broker nor coordinator has the queue.
+    :raises ShardStateError: it is a shard that gets messages, or for whose end others wait.
     :raises CorruptNodeError: its progress cannot be read.
     """
     node = read_queue_node(client, layout, queue)
     stored = queue in broker.catalog.names_to_show()
     if node is None and not stored:
         raise NotFoundError(what="queue", name=queue)
+    if broker.capabilities.streams:
+        check_deletable(queue, broker.streams.shards(stream_of(queue)))
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)

@@ -20,9 +20,10 @@ def shard_items(
 ) -> list[dict[str, Any]]:
     """Return the items of qdo.streams/1.
 
-    The state "done" is that of a sealed shard whose `last` has reached its end.
+    The state "done" is that of a sealed shard whose `last` has reached its end, or that was
+    deleted. Shards are in the order of their ranges.
     """
-    shards = list(shards)
+    shards = sorted(shards, key=lambda each: (each.stream, each.low))
     last, owners = dict.fromkeys((each.queue for each in shards), 0), dict[str, str]()
     paths = [layout.queue(each.queue) for each in shards]
     for read in read_nodes(client, paths) if client is not None else []:
@@ -31,16 +32,17 @@ def shard_items(
     backlogs = broker.catalog.backlogs(last)
     items = []
     for each in shards:
-        is_done = each.end is not None and not each.hidden and last[each.queue] >= each.end
+        backlog, end = backlogs.get(each.queue, NO_BACKLOG), each.end
+        is_over = end is not None and (last[each.queue] >= end or backlog.head < end)
         items.append(
             {
                 "shard": each.queue,
                 "stream": each.stream,
                 "low": each.low,
                 "high": each.high,
-                "state": "done" if is_done else each.state,
+                "state": "done" if is_over and not each.hidden else each.state,
                 "owner": owners.get(each.queue) or None,
-                "backlog": backlogs.get(each.queue, NO_BACKLOG).count,
+                "backlog": backlog.count,
                 "parents": list(each.parents),
             }
         )

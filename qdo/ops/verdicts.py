@@ -318,7 +318,10 @@ def _unowned(case: QueueCase) -> Verdict | None:
         return None
     if status.waits_for:
         names = ", ".join(status.waits_for)
-        return Verdict(QueueHealth.OK, f"It begins once {names} is finished.")
+        late = (case.age or 0.0) >= case.rules.late_seconds
+        remedy = command_text("queues", status.waits_for[0]) if late else ""
+        reason = f"It begins once {names} is finished."
+        return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, remedy)
     # A handover takes less than a second; a new queue is noticed within ten.
     if min(case.age or still, case.still_seconds or still) < still:
         return Verdict(QueueHealth.OK, "It has no owner yet.")

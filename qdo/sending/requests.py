@@ -22,6 +22,7 @@ from qdo.brokers.requests import (
     RequestRecord,
     check_request_text,
 )
+from qdo.brokers.streams import keyless_error
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
     RequestCancelledError,
@@ -32,7 +33,7 @@ from qdo.errors import (
     UsageError,
 )
 from qdo.message import NORMAL
-from qdo.queues import check_queue_name
+from qdo.queues import check_queue_name, stream_of
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
 from qdo.sending.replies import opened, reply_messages
 from qdo.sending.sender import Sender
@@ -329,7 +330,8 @@ def _reply(request: RequestTerms) -> str | None:
         return None
     given = request.then
     then = given._queue_of(request.key or "") if isinstance(given, Stream) else given
-    check_queue_name(then)
+    if stream_of(check_queue_name(then)) != then and request.key is None:
+        raise keyless_error(then)  # the outcome could not be stored
     if request.key is not None:
         check_key(request.key)
         check_request_text("key", request.key)  # which a broker would refuse at the end only

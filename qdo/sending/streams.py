@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker, Outgoing
-from qdo.brokers.streams import check_stream_name, first_shards, key_hash
+from qdo.brokers.streams import ShardMap, check_stream_name, first_shards
 from qdo.encoding import is_utf8
 from qdo.errors import UsageError
 from qdo.message import Message
@@ -30,19 +29,7 @@ def check_stream_key(key: Any) -> None:
         raise UsageError(reason=f"the key of a message for a stream must be {rule}, got {key!r}")
 
 
-class _Map(NamedTuple):
-    """The open shards of a stream, in the order of their ranges."""
-
-    broker: Broker
-    until: float
-    lows: list[str]
-    queues: list[str]
-
-    def queue_of(self, key: str) -> str:
-        return self.queues[bisect_right(self.lows, key_hash(key)) - 1]
-
-
-def _outgoing(message: NewMessage, known: _Map) -> Outgoing:
+def _outgoing(message: NewMessage, known: ShardMap) -> Outgoing:
     """Return a checked message whose queue was the name of its stream.
 
     So the digest of ``once=`` is the same after a split.
@@ -71,7 +58,7 @@ class Stream:
         self._first = first_shards(name, shards)
         self._app = app
         self._owner = owner
-        self._map: _Map | None = None
+        self._map: tuple[Broker, float, ShardMap] | None = None
 
     def send(
         self,
@@ -141,18 +128,17 @@ class Stream:
         """Return which worker owns the queue of a key now, like `App.owner`."""
         return self._owner(self.queue(key))
 
-    def _read(self) -> _Map:
+    def _read(self) -> ShardMap:
         """Return the map; read it again if it is old. The first use creates the stream."""
-        found, broker, now = self._map, self._app.broker, time.monotonic()
-        if found is None or found.until < now or found.broker is not broker:
+        broker, now = self._app.broker, time.monotonic()
+        if self._map is None or self._map[0] is not broker or self._map[1] < now:
             streams = broker.streams
             if not (shards := streams.shards(self.name)):
                 streams.add(self._first)
                 shards = streams.shards(self.name)
-            known = sorted((each.low, each.queue) for each in shards if each.end is None)
-            lows, queues = (list(each) for each in zip(*known, strict=True))
-            self._map = found = _Map(broker, now + MAP_SECONDS, lows, queues)
-        return found
+            found = ShardMap.of((each.low, each.queue) for each in shards if each.end is None)
+            self._map = broker, now + MAP_SECONDS, found
+        return self._map[2]
 
     def _many(
         self, messages: Iterable[Mapping[str, Any] | tuple[Any, ...]], once: Message | None
@@ -171,8 +157,8 @@ class Stream:
 
     def _message(self, given: Mapping[str, Any]) -> NewMessage:
         if "queue" in given or not {"key", "body"} <= given.keys():
-            names = ", ".join(each for each in NewMessage.__slots__ if each != "queue")
-            raise UsageError(reason=f"a message for a stream must have the keys {names}")
+            rule = "a message for a stream must have a key and a body, and no queue"
+            raise UsageError(reason=f"{rule}, got {', '.join(map(str, given))}")
         try:
             return NewMessage(self.name, **given)
         except TypeError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.streams import (
+    ShardMap,
     StreamShard,
     StreamStore,
     key_hash,
@@ -18,6 +19,7 @@ from qdo.brokers.streams import (
     split,
     taken_error,
 )
+from qdo.queues import stream_of
 
 
 class MemoryStreams(StreamStore):
@@ -73,17 +75,17 @@ class MemoryStreams(StreamStore):
 
 
 def routed(known: Mapping[str, StreamShard], message: Outgoing) -> Outgoing:
-    """Return a message for the open shard of its key, if its queue is a sealed one."""
-    shard = known.get(message.queue)
-    if shard is None:
+    """Return a message for the open shard of its key, if its queue is named like a shard."""
+    stream = stream_of(message.queue)
+    if stream == message.queue:
+        return message
+    opened = [each for each in known.values() if each.stream == stream and each.end is None]
+    if not opened:
         return message
     if message.key is None:
         raise keyless_error(message.queue)
-    if shard.end is None:
-        return message
-    heirs = (each for each in known.values() if each.stream == shard.stream and each.end is None)
-    hashed = key_hash(message.key)
-    return replace(message, queue=next(each.queue for each in heirs if each.has(hashed)))
+    found = ShardMap.of((each.low, each.queue) for each in opened)
+    return replace(message, queue=found.queue_of(message.key))
 
 
 def dedup_place(known: Mapping[str, StreamShard], message: Outgoing) -> tuple[str, str]:

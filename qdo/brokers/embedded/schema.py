@@ -119,7 +119,6 @@ time at which it is due, so one index answers both questions: of which priority 
 when the next one is due. `due` stays as it was given."""
 STREAMS = """
     ALTER TABLE queues ADD COLUMN root INTEGER;
-    ALTER TABLE queues ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
     CREATE TABLE streams (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL,

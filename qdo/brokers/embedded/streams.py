@@ -69,7 +69,7 @@ def _add(transaction: Transaction, shards: Sequence[StreamShard]) -> None:
         return
     root = None
     for parent in parents:
-        tail = transaction.seal(parent)
+        tail = transaction.tail(parent)
         root = tail.root
         if root is None or not execute(_END, (tail.head, app, parent)).rowcount:
             raise sealed_error(parent)

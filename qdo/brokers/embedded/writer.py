@@ -19,9 +19,10 @@ from typing import Any, TypeAlias, TypeVar
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
-from qdo.brokers.streams import key_hash, keyless_error
+from qdo.brokers.streams import ShardMap, keyless_error
 from qdo.errors import DatabaseBusyError, QueueLimitError
 from qdo.positions import position_now
+from qdo.queues import stream_of
 from qdo.system import wakeup_pipes
 from qdo.system.files import Rights, make_folder, open_file, opened_folder
 from qdo.system.fork_guard import ForkGuard, unforked
@@ -106,20 +107,18 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
 
 
 _FIND_QUEUE = Query(
-    "SELECT id, head, sent, largest, root, sealed FROM queues WHERE app = ? AND name = ?", "iiiiIi"
+    "SELECT id, head, sent, largest, root FROM queues WHERE app = ? AND name = ?", "iiiiI"
 )
 _ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
 _NEWEST = Query("SELECT max(head) FROM queues", "I")
 _LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
 _COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
-_OPEN_SHARD = Query(
+_OPEN_SHARDS = Query(
     """
-SELECT next.queue FROM streams AS old JOIN streams AS next USING (app, stream)
-WHERE old.app = :app AND old.queue = :queue AND next.end_position IS NULL
-  AND next.low <= :hash AND (next.high = '' OR next.high > :hash)
+SELECT low, queue FROM streams WHERE app = ? AND stream = ? AND end_position IS NULL ORDER BY low
 """,
-    "t",
+    "tt",
 )
 _ADD_MESSAGE = (
     "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
@@ -135,7 +134,6 @@ class Tail:
     sent: int
     largest: int
     root: int | None
-    sealed: int
 
 
 class Transaction:
@@ -162,6 +160,7 @@ class Transaction:
         self._newest: int | None = None
         self._tails: dict[str, Tail] = {}
         self._shards: dict[str, Tail] = {}  # apart: each of their messages is looked at
+        self._maps: dict[str, ShardMap] = {}  # of streams, until one is divided
         self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
 
     def append(self, messages: Sequence[Outgoing]) -> range:
@@ -181,19 +180,25 @@ class Transaction:
         return range(first, first + len(messages))
 
     def tail_for(self, message: Outgoing) -> Tail:
-        """Return the end of the queue that gets a message: not of a sealed shard, but of another.
+        """Return the end of the queue that gets a message; for a shard, that of the open one.
+
+        A name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
 
         :raises UsageError: the queue is a shard, and the message has no key.
         """
         name = message.queue
         tail = self._find(name)
-        if tail is None or tail.sealed:  # a sealed shard may have been deleted
-            wanted = {"app": self._app, "queue": name, "hash": key_hash(message.key or "")}
-            heir = _OPEN_SHARD.first(self.connection, wanted)
-            tail = self.tail(name if heir is None else heir[0])
-        if tail.root is not None and message.key is None:
+        if tail is not None and tail.root is None:
+            return tail
+        stream = stream_of(name)
+        if (known := self._maps.get(stream)) is None:
+            rows = _OPEN_SHARDS.all(self.connection, (self._app, stream)) if stream != name else []
+            known = self._maps[stream] = ShardMap.of(rows)
+        if not known.queues:
+            return self.tail(name)
+        if message.key is None:
             raise keyless_error(name)
-        return tail
+        return self.tail(known.queue_of(message.key))
 
     def now(self) -> int:
         """Return the time at which the transaction began, as a position.
@@ -251,18 +256,12 @@ class Transaction:
 
     def make_shard(self, name: str, root: int | None) -> int:
         """Create a shard's queue in a stream, None for a new one; return the stream's root."""
+        self._maps.clear()
         tail = self._shards[name] = self.tail(name)
         del self._tails[name]
         tail.root = tail.id if root is None else root
         self.connection.execute("UPDATE queues SET root = ? WHERE id = ?", (tail.root, tail.id))
         return tail.root
-
-    def seal(self, name: str) -> Tail:
-        """Let a shard get no more messages; return its end."""
-        tail = self.tail(name)
-        tail.sealed = 1
-        self.connection.execute("UPDATE queues SET sealed = 1 WHERE id = ?", (tail.id,))
-        return tail
 
     def _check_room(self, queue: str) -> None:
         """Raise QueueLimitError if another queue would be one too many."""

@@ -906,7 +906,7 @@ UPDATE {schema}.about SET format = 2;
 
 -- Format 3: streams, see `qdo.brokers.streams`. In the table `queues`, `root` is the id of the first
 -- queue of a shard's stream, NULL for other queues.
-ALTER TABLE {schema}.queues ADD root bigint, ADD sealed boolean NOT NULL DEFAULT false;
+ALTER TABLE {schema}.queues ADD root bigint;
 CREATE TABLE {schema}.streams (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
@@ -920,15 +920,16 @@ CREATE TABLE {schema}.streams (
     UNIQUE (app, queue)
 );
 CREATE INDEX streams_by_name ON {schema}.streams (app, stream);
+CREATE INDEX streams_open ON {schema}.streams (app, stream, low, queue) WHERE end_position IS NULL;
 CREATE INDEX streams_hidden ON {schema}.streams (app) WHERE hidden;
 
 -- Lock queues in the order of their ids; create those that do not exist, before any is locked.
 -- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
 -- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
--- the lock timeout of the caller applies. Return 2 if one of them is a sealed shard, which may have
--- been deleted, 1 if one is a shard, else 0.
+-- the lock timeout of the caller applies. Return whether one of them is a shard, or has the name of
+-- one that does not exist; then none may be locked.
 DROP FUNCTION IF EXISTS {schema}.lock_queues(text, text[], integer);
-CREATE FUNCTION {schema}.lock_queues(of_app text, names text[], lock_ms integer) RETURNS integer
+CREATE FUNCTION {schema}.lock_queues(of_app text, names text[], lock_ms integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wanted integer := CASE cardinality(names) WHEN 1 THEN 1
@@ -936,7 +937,7 @@ DECLARE
     found integer := 1;
     most integer;
     missing text;
-    kind integer;
+    has_shards boolean;
 BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
@@ -947,17 +948,17 @@ BEGIN
                 WHERE app = of_app AND name = ANY (names);
         END IF;
         IF found >= wanted THEN
-            SELECT count(*), max(CASE WHEN sealed THEN 2 WHEN root IS NULL THEN 0 ELSE 1 END)
-                INTO found, kind FROM (
-                    SELECT root, sealed FROM {schema}.queues
-                    WHERE app = of_app AND name = ANY (names) ORDER BY id FOR NO KEY UPDATE
-                ) AS locked;
+            SELECT count(*), bool_or(root IS NOT NULL) INTO found, has_shards FROM (
+                SELECT root FROM {schema}.queues
+                WHERE app = of_app AND name = ANY (names) ORDER BY id FOR NO KEY UPDATE
+            ) AS locked;
             EXIT WHEN found >= wanted;
         END IF;
-        IF EXISTS (SELECT FROM {schema}.streams WHERE app = of_app AND queue = ANY (names)
-                AND queue NOT IN (SELECT name FROM {schema}.queues WHERE app = of_app
-                    AND name = ANY (names))) THEN
-            RETURN 2;  -- it was deleted, once it was over
+        IF EXISTS (SELECT FROM unnest(names) AS given(name)
+                JOIN {schema}.streams ON app = of_app AND stream = {schema}.stream_of(given.name)
+                LEFT JOIN {schema}.queues AS known ON known.app = of_app
+                    AND known.name = given.name WHERE known.name IS NULL) THEN
+            RETURN true;
         END IF;
         SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
         IF most IS NULL THEN
@@ -976,7 +977,7 @@ BEGIN
             ON CONFLICT DO NOTHING;
         found := wanted;
     END LOOP;
-    RETURN kind;
+    RETURN has_shards;
 END
 $$;
 
@@ -988,7 +989,17 @@ BEGIN
 END
 $$;
 
--- Return the queues of messages, with the open shard of its key instead of each sealed one.
+-- Return the stream of a queue that is named like a shard, see `qdo.queues.stream_of`, else NULL.
+CREATE FUNCTION {schema}.stream_of(name text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN substring(name FROM
+        '^([^.]+)\.(?:[0-9a-f]{2}){0,8}-(?:[0-9a-f]{2}){0,8}(?:\.[0-9]+)?$');
+END
+$$;
+
+-- Return the queues of messages, with the open shard of its key for each that names a shard; NULL
+-- if they are the same.
 CREATE FUNCTION {schema}.route(of_app text, names text[], keys text[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -996,38 +1007,41 @@ DECLARE
     keyless text;
 BEGIN
     SELECT array_agg(coalesce(heir.queue, given.name) ORDER BY place),
-        min(given.name) FILTER (WHERE given.key IS NULL AND old.queue IS NOT NULL)
+        min(given.name) FILTER (WHERE given.key IS NULL AND EXISTS (
+            SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream))
         INTO routed, keyless
         FROM unnest(names, keys) WITH ORDINALITY AS given(name, key, place)
-        CROSS JOIN LATERAL (SELECT {schema}.key_hash(given.key) AS hash OFFSET 0) AS hashed
-        LEFT JOIN {schema}.streams AS old ON old.app = of_app AND old.queue = given.name
-        LEFT JOIN {schema}.streams AS heir ON heir.app = of_app AND heir.stream = old.stream
-            AND old.end_position IS NOT NULL AND heir.end_position IS NULL
-            AND heir.low <= hash AND (heir.high = '' OR heir.high > hash);
+        CROSS JOIN LATERAL (SELECT {schema}.key_hash(given.key) AS hash,
+            {schema}.stream_of(given.name) AS of_stream OFFSET 0) AS about
+        LEFT JOIN LATERAL (
+            SELECT queue FROM {schema}.streams WHERE app = of_app AND stream = of_stream
+                AND end_position IS NULL AND low <= hash ORDER BY low DESC LIMIT 1
+        ) AS heir ON true;
     IF keyless IS NOT NULL THEN
         RAISE EXCEPTION 'no key' USING ERRCODE = 'QD006', DETAIL = keyless;
     END IF;
-    RETURN routed;
+    RETURN nullif(routed, names);
 END
 $$;
 
--- Lock the queues of messages, of which some are shards. Return NULL, or the queues that get them
--- instead, because shards are sealed. They are notified of, because the sender does not know them.
+-- Let messages of which some name shards go to the open shards of their keys: lock those, and
+-- return the queues; NULL if they are the same. Listeners are notified, because the sender names
+-- other queues.
 CREATE FUNCTION {schema}.lock_open(of_app text, names text[], keys text[]) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    kind integer;
-    routed text[];
+    next text[];
+    found text[];
 BEGIN
     LOOP
-        kind := {schema}.lock_queues(of_app, names, NULL);
-        EXIT WHEN kind = 0 OR kind = 1 AND array_position(keys, NULL) IS NULL AND keys IS NOT NULL;
-        names := {schema}.route(of_app, names, keys);
-        EXIT WHEN kind = 1;
-        routed := names;
+        next := {schema}.route(of_app, names, keys);
+        EXIT WHEN next IS NULL;  -- none of the locked ones is sealed
+        names := next;
+        found := next;
+        PERFORM {schema}.lock_queues(of_app, names, NULL);
         PERFORM pg_notify({schema}.channel(of_app), '');
     END LOOP;
-    RETURN routed;
+    RETURN found;
 END
 $$;
 
@@ -1053,7 +1067,7 @@ BEGIN
     IF longest_body > 67108864 OR longest_head > 131072 OR longest_key > 1000 THEN
         RAISE EXCEPTION 'a message is too large' USING ERRCODE = 'check_violation';
     END IF;
-    IF {schema}.lock_queues(of_app, names, lock_ms) > 0 THEN
+    IF {schema}.lock_queues(of_app, names, lock_ms) THEN
         names := coalesce({schema}.lock_open(of_app, names, keys), names);
     END IF;
     LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
@@ -1097,7 +1111,7 @@ DECLARE
     id text;
     digest bytea;
 BEGIN
-    IF {schema}.lock_queues(of_app, names, lock_ms) > 0 THEN
+    IF {schema}.lock_queues(of_app, names, lock_ms) THEN
         names := coalesce({schema}.lock_open(of_app, names, keys), names);
     END IF;
     now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
@@ -1175,12 +1189,13 @@ CREATE FUNCTION {schema}.add_shards(
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    most integer;
     taken text;
     parent record;
     of_root bigint;
 BEGIN
     INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
-    PERFORM FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
+    SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
     IF of_parents = '{}' AND EXISTS (
         SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream
     ) THEN
@@ -1191,25 +1206,31 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION 'the queue exists' USING ERRCODE = 'QD007', DETAIL = taken;
     END IF;
-    -- Create the children before any queue is locked that others wait for.
-    PERFORM {schema}.lock_queues(of_app, names, NULL);
+    IF most < cardinality(names) + (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
+        RAISE EXCEPTION 'too many queues'
+            USING ERRCODE = 'QD001', DETAIL = names[1], HINT = most;
+    END IF;
     PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (of_parents)
         ORDER BY id FOR NO KEY UPDATE;
     FOR parent IN
-        SELECT given.name, id, trimmed, root, sealed FROM unnest(of_parents) AS given(name)
+        SELECT given.name, id, trimmed, root FROM unnest(of_parents) AS given(name)
         LEFT JOIN {schema}.queues ON app = of_app AND queues.name = given.name
     LOOP
-        IF parent.root IS NULL OR parent.sealed THEN
+        UPDATE {schema}.streams SET end_position = {schema}.newest(parent.id, parent.trimmed)
+            WHERE app = of_app AND queue = parent.name AND end_position IS NULL;
+        IF NOT FOUND OR parent.id IS NULL THEN
             RAISE EXCEPTION 'sealed' USING ERRCODE = 'QD005', DETAIL = parent.name;
         END IF;
         of_root := parent.root;
-        UPDATE {schema}.queues SET sealed = true WHERE id = parent.id;
-        UPDATE {schema}.streams SET end_position = {schema}.newest(parent.id, parent.trimmed)
-            WHERE app = of_app AND queue = parent.name;
+        -- A transaction at REPEATABLE READ whose snapshot has no seal fails at this row's lock.
+        UPDATE {schema}.queues SET root = root WHERE id = parent.id;
     END LOOP;
-    UPDATE {schema}.queues SET root = coalesce(of_root, (
-            SELECT min(id) FROM {schema}.queues WHERE app = of_app AND name = ANY (names)))
-        WHERE app = of_app AND name = ANY (names);
+    INSERT INTO {schema}.queues (app, name, root)
+        SELECT of_app, name, of_root FROM unnest(names) WITH ORDINALITY AS given(name, place)
+        ORDER BY place;
+    UPDATE {schema}.queues SET root = (
+            SELECT min(id) FROM {schema}.queues WHERE app = of_app AND name = ANY (names))
+        WHERE app = of_app AND name = ANY (names) AND root IS NULL;
     INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden)
         SELECT of_app, of_stream, given.name, given.low, given.high, of_parents, of_parents <> '{}'
         FROM unnest(names, lows, highs) WITH ORDINALITY AS given(name, low, high, place)

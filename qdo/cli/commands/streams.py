@@ -46,10 +46,11 @@ def streams() -> None:
 
 @contextmanager
 def _opened(
-    settings: Settings, stream: str
+    settings: Settings, stream: str, shard: str | None = None
 ) -> Iterator[tuple[Connections, Broker, list[StreamShard]]]:
     """Yield the connections, and every shard of a stream.
 
+    :param shard: what is looked for, if it is not the stream.
     :raises NotFoundError: the stream does not exist.
     """
     require_app(settings)
@@ -57,7 +58,8 @@ def _opened(
         broker = connections.known_broker()
         shards = [] if broker is None else broker.streams.shards(stream)
         if broker is None or not shards:
-            raise NotFoundError(what="stream", name=stream)
+            what, name = ("stream", stream) if shard is None else ("shard", shard)
+            raise NotFoundError(what=what, name=name)
         yield connections, broker, shards
 
 
@@ -146,7 +148,7 @@ def _change(
     settings: Settings,
 ) -> None:
     """Replace shards by others, and then write an entry of the action log."""
-    with _opened(settings, stream_of(parents[0])) as (_, broker, shards):
+    with _opened(settings, stream_of(parents[0]), parents[0]) as (_, broker, shards):
         children = plan(shards)
         show = partial(_show, verb, parents, children, False)
         if not consent.given(f"{verb} {' '.join(parents)}", show, form, asks=False):

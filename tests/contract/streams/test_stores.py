@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.errors import SerializationFailure
 
 from qdo import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
@@ -176,14 +177,27 @@ def test_what_cannot_be_divided_stays_as_it_is(app: App, stream: Stream) -> None
         with pytest.raises(ShardStateError) as raised:
             broker.streams.add(children)
         assert raised.value.details["queue"] == "user.-80"
-    app.send("user.80-c0", 1)
-    with pytest.raises(ShardStateError) as raised:
-        divide(broker, "user.80-")
-    assert raised.value.details["queue"] == "user.80-c0"
     assert {each.queue for each in broker.streams.shards()} == {
         *("user.-80", "user.80-", "user.-40", "user.40-80")
     }
-    assert find_shard(broker.streams.shards(), "user.80-").state == "open"
+    app.send("older.80-c0", 1)
+    app.stream("older", shards=2).queue(LOW)
+    with pytest.raises(ShardStateError) as raised:
+        broker.streams.add(split(broker.streams.shards("older"), "older.80-"))
+    assert raised.value.details["queue"] == "older.80-c0"
+    assert find_shard(broker.streams.shards(), "older.80-").state == "open"
+
+
+def test_each_name_of_a_shard_leads_to_that_of_the_key(app: App, stream: Stream) -> None:
+    """Of another shard, of one that does not exist, and of a deleted one; at once or delayed."""
+    stop = app.broker.listen(lambda names: None)
+    for queue in ("user.80-", "user.-80", "user.20-40", "user.-", "user.80-.2"):
+        app.send(queue, 1, LOW)
+        app.send(queue, 1, LOW, dedup_key=queue)
+        app.send(queue, 1, LOW, delay_seconds=0.01)
+    wait_until(lambda: len(rows(app.broker, "user.-80")) == 15, "they are where their key is")
+    assert {*app.broker.catalog.names()} == {"user.-80", "user.80-"}
+    stop()
 
 
 def test_a_message_without_a_key_is_refused(app: App, stream: Stream) -> None:
@@ -237,8 +251,9 @@ def test_an_outcome_goes_to_the_shard_of_its_key(app: App, stream: Stream) -> No
     assert app.broker.requests.end(taken.take, "done", (b"2", None), messages=told)
     (row,) = rows(app.broker, heir(app.broker, children))
     assert (row.key, json.loads(row.body)["result"]) == (LOW, 2)
-    with pytest.raises(UsageError):
-        app.request("p", 1, then=stream)
+    for then in (stream, "user.c0-"):
+        with pytest.raises(UsageError):
+            app.request("p", 1, then=then)
 
 
 def test_each_shard_opens_the_bodies_of_its_stream(
@@ -298,6 +313,30 @@ def test_a_transaction_sends_to_the_shard_of_its_commit(
     bodies = [row.body for queue in children for row in rows(app.broker, queue)]
     assert bodies == [b'"staged"'] * 2
     assert rows(app.broker, "user.-80") == []
+
+
+@pytest.mark.parametrize("connect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_from_before_a_split_sends_nothing(
+    app: App, stream: Stream, postgresql: PostgresqlDatabase, level: str
+) -> None:
+    """The transaction fails at its commit, and its next attempt sends to the child."""
+    with postgresql.connect() as connection:
+        connection.autocommit = False
+        for _ in range(2):
+            connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+            connection.execute("SELECT FROM qdo.about")
+            stream.send(LOW, "staged", connection=connection)
+            if app.broker.streams.resharded():
+                connection.commit()
+                break
+            children = divide(app.broker, "user.-80")
+            with pytest.raises(SerializationFailure):
+                connection.commit()
+            connection.rollback()
+    assert [len(rows(app.broker, each)) for each in ("user.-80", heir(app.broker, children))] == [
+        *(0, 1)
+    ]
 
 
 @pytest.mark.parametrize("connect", ["postgresql"], indirect=True)

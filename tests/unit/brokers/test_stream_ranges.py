@@ -77,7 +77,7 @@ def test_splits_and_merges_cover_what_was_there() -> None:
         ("80", "80"),
         ("8000", "80"),
         ("08", "08"),
-        ("abc", "abc0"),
+        ("aBc", "abc0"),
         ("f" * 16, "f" * 16),
     ],
 )
@@ -85,7 +85,7 @@ def test_bounds_have_one_form(bound: str, short: str) -> None:
     assert checked_bound(bound) == short
 
 
-@pytest.mark.parametrize("bound", ["", "g", "8G", "AB", "1" * 17, "-", "0x8", None, 80, "8\n"])
+@pytest.mark.parametrize("bound", ["", "g", "8G", "1" * 17, "-", "0x8", None, 80, "8\n"])
 def test_other_bounds_are_refused(bound: Any) -> None:
     with pytest.raises(UsageError):
         checked_bound(bound)

@@ -129,7 +129,8 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
             QueueHealth.NO_WORKER,
             "leave it out",
         ),
-        (replace(FREE, waits_for=("shard-1",)), QueueHealth.OK, "shard-1"),
+        (replace(FREE, waits_for=("shard-1",), behind_seconds=9.0), QueueHealth.OK, "shard-1"),
+        (replace(FREE, waits_for=("shard-1",)), QueueHealth.LAGGING, "shard-1"),
         (replace(OWNED, owner_gone=True, written=NOW - 90), QueueHealth.OK, "no owner yet"),
         (
             replace(OWNED, reported=NOW - 40, behind_seconds=40.0),
