@@ -26,8 +26,6 @@ app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="nightly")
 @app.context
 def database():
     engine = create_engine(DATABASE, pool_pre_ping=True)
-    with engine.begin() as connection:
-        states.create(connection)
     yield engine
     engine.dispose()
 
@@ -97,3 +95,8 @@ def reconfigure(message, engine):
     with app.exclusive("github", "project.*", reason="new pipelines") as section:
         section.check()
         tenants.put("pipelines", message.body)
+
+
+if __name__ == "__main__":  # once, before the first worker starts
+    with create_engine(DATABASE).begin() as connection:
+        states.create(connection)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from tests.soak.checks import Judged, check_log
 from tests.soak.growth import Growth
 from tests.soak.request_fleet import END_SECONDS, HEAL_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
-from tests.support.cli import QDO
+from tests.support.cli import QDO, WORKER
+from tests.support.paths import ROOT
 from tests.support.postgresql.proxy import CuttingProxy
 from tests.support.processes import Proc, alive
 from tests.support.webhook_sender import SECRET, post, signed
@@ -80,18 +81,20 @@ class CiFleet(RequestFleet):
         values |= {"QDO_SESSION_TIMEOUT_SECONDS": TIMEOUT_SECONDS, "QDO_CHECKPOINT_SECONDS": 0.1}
         values |= {"QDO_BACKOFF_SECONDS": 0.1, "QDO_BACKOFF_MAX_SECONDS": 1}
         self.environment |= {name: str(each) for name, each in values.items()}
+        with Proc.python(str(ROOT / "docs/examples/ci.py"), env=self.environment) as example:
+            example.wait()  # it makes its table
         self.own = qdo.App("ci", broker=broker, coordinator=self._url)
         self.own.documents("tenants").put("pipelines", LAYOUTS[0])
         self._ports = free_ports(RECEIVERS)
         self._proxies = [CuttingProxy(port) for port in self._ports]
         self._receivers = [self._receiver(port) for port in self._ports]
-        self.commands: list[Proc] = []
         self._deck: list[Callable[[], None]] = []
+        self.commands: list[Proc] = []
         self._threads: list[threading.Thread] = []
 
     def start_parent(self) -> None:
-        argv = ("-m", "qdo.cli.worker", self.app, "--processes", str(PROCESSES))
-        self._parents.append(Proc.python(*argv, env=self.environment))
+        options = (self.app, "--processes", str(PROCESSES))
+        self._parents.append(Proc.python(*WORKER, *options, env=self.environment))
 
     def _receiver(self, port: int) -> Proc:
         argv = (*QDO, "ingest", "--app", self.app, "--listen", f"127.0.0.1:{port}")
@@ -218,7 +221,7 @@ class CiFleet(RequestFleet):
         """Return violations of the rule of one owner, at every zxid."""
         servers = self._ensemble.servers if self._ensemble is not None else []
         logs = [[*read_log(each.folder / "data")] for each in servers]
-        return ci_rules.check_owners(max(logs, key=len), self.name) if logs else []
+        return ci_rules.check_owners(logs, self.name) if logs else []
 
     def left_behind(self) -> Iterator[str]:
         pids = [*self.pids(), *(pid for pid, _, _ in self.unkept)]  # a fork has no environment
@@ -264,8 +267,7 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     facts = fleet.ci_facts()
     found += [*ci_rules.check_ci(facts), *fleet.left_behind(), *growth.violations()]
     found += fleet.check_owners()
-    for _, output in fleet.outputs():
-        found += check_log(output)
+    found += itertools.chain(*(check_log(output) for _, output in fleet.outputs()))
     refused = sum(each.wait() != 0 for each in fleet.commands)
     fleet.counts.update(settings=len(fleet.commands), refused=refused)
     print(ci_rules.told(facts), dict(fleet.counts), len(fleet.faults), Counter(fleet.faults))
@@ -286,9 +288,8 @@ def main() -> int:
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        database = None
-        if arguments.kind == "postgresql":
-            database = stack.enter_context(closing(BrokerServer()))
+        server = closing(BrokerServer()) if arguments.kind == "postgresql" else nullcontext()
+        database = stack.enter_context(server)
         fleet = stack.enter_context(closing(CiFleet(folder.absolute(), arguments.seed, database)))
         found = play(fleet, arguments.webhooks, arguments.seconds)
         for pid, text in fleet.outputs():

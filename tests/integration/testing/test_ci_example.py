@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from qdo.loading import load_app
 from qdo.testing import TestKit
@@ -29,6 +30,13 @@ def ci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield sys.modules["ci"]
 
 
+def _use_database(ci: Any, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Use a new one: the first message of each kit would be a repetition in an old one."""
+    monkeypatch.setattr(ci, "DATABASE", f"sqlite:///{path}")
+    with create_engine(ci.DATABASE).begin() as connection:
+        ci.states.create(connection)
+
+
 def _push(kit: TestKit, commit: str) -> None:
     body = {"repository": {"full_name": "acme/shop"}, "after": commit}
     assert kit.deliver("/github", body, PUSH) == 202
@@ -47,7 +55,7 @@ def test_a_crash_at_any_step_changes_no_report(
 ) -> None:
     """The shard of the project is divided between two of its webhooks."""
     for step in itertools.count(1, 3):
-        monkeypatch.setattr(ci, "DATABASE", f"sqlite:///{tmp_path}/{step}.db")
+        _use_database(ci, monkeypatch, tmp_path / f"{step}.db")
         with TestKit(ci.app) as kit:
             ci.tenants.put("pipelines", {"gate": ["push"]})
             _push(kit, "good")
@@ -64,8 +72,10 @@ def test_a_crash_at_any_step_changes_no_report(
     assert step > 20
 
 
-def test_pipelines_are_changed_by_a_message(ci: Any, tmp_path: Path) -> None:
-    ci.DATABASE = f"sqlite:///{tmp_path}/ci.db"
+def test_pipelines_are_changed_by_a_message(
+    ci: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_database(ci, monkeypatch, tmp_path / "ci.db")
     with TestKit(ci.app) as kit:
         kit.send("manage", {"gate": ["push"], "docs": ["push"], "other": ["issues"]})
         kit.run_until_settled()
