@@ -170,8 +170,8 @@ class CiFleet(RequestFleet):
         self._reshard(lambda known, names: split(known, self.random.choice(names)))
 
     def _merge(self) -> None:
-        pair = self.random.choice
-        self._reshard(lambda known, names: merge(known, *pair([*itertools.pairwise(names)])))
+        pair, pairs = self.random.choice, itertools.pairwise
+        self._reshard(lambda known, names: merge(known, *pair([*pairs(names)])))
 
     def _reshard(self, plan: Callable[[list[StreamShard], list[str]], list[StreamShard]]) -> None:
         with suppress(QdoError, IndexError):  # the database is away; there is only one shard
@@ -181,7 +181,7 @@ class CiFleet(RequestFleet):
             self.counts["reshards"] += 1
 
     def _change_settings(self) -> None:
-        change = ("fetch", str(self.random.randint(10, 2000)), "--reason", "soak")
+        change = "fetch", str(self.random.randint(10, 2000)), "--reason", "soak"
         argv = (*QDO, "settings", "set", "--app", "ci", *change)
         self.commands.append(Proc.python(*argv, env=self.environment))
 
@@ -205,12 +205,11 @@ class CiFleet(RequestFleet):
     def ci_facts(self) -> ci_rules.CiFacts:
         """Return the facts, once all is over."""
         stored = ci_rules.read_stored(self.broker)
-        sql, broker = self.environment["CI_DATABASE"], self.environment["QDO_BROKER"]
         return ci_rules.CiFacts(
             self.accepted,
             stored,
-            ci_rules.read_states(sql, {each.key or "" for each in stored["project"]}),
-            read_steps(broker),
+            ci_rules.read_states(self.environment["CI_DATABASE"], stored["project"]),
+            read_steps(self.environment["QDO_BROKER"]),
             ci_rules.read_codes(self.builds),
             self.entries(),
             Judged({}, stopped=self.stopped, unkept=self.unkept, outages=self.outages),

@@ -82,8 +82,9 @@ def read_stored(broker: Broker) -> dict[str, list[Message]]:
     return {**stored, "project": sorted(found, key=lambda each: each.position)}
 
 
-def read_states(url: str, projects: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the states of projects from the app's database."""
+def read_states(url: str, messages: Iterable[Message]) -> dict[str, dict[str, Any]]:
+    """Return the states of the projects that got messages, from the app's database."""
+    projects = {each.key or "" for each in messages}
     engine = create_engine(url)
     with engine.connect() as connection:
         found = {each: KeyedState().read(connection, "project", each) for each in projects}
