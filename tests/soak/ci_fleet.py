@@ -267,10 +267,10 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     found += [*ci_rules.check_ci(facts), *fleet.left_behind(), *growth.violations()]
     found += fleet.check_owners()
     found += itertools.chain(*(check_log(output) for _, output in fleet.outputs()))
-    refused = sum(each.wait() != 0 for each in fleet.commands)
-    fleet.counts.update(settings=len(fleet.commands), refused=refused)
+    fleet.counts["refused settings"] = sum(each.wait() != 0 for each in fleet.commands)
     print(ci_rules.told(facts), dict(fleet.counts), len(fleet.faults), Counter(fleet.faults))
-    print(f"{growth.summary()}: {len(found)} violations", *found[:20], sep="\n  ", flush=True)
+    rules = Counter(each.partition(":")[0] for each in found)
+    print(f"{growth.summary()}, violations: {rules}", *found[:20], sep="\n  ", flush=True)
     return found
 
 
