@@ -33,7 +33,7 @@ from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
 from tests.soak.checks import Judged, check_log
 from tests.soak.growth import Growth
-from tests.soak.request_fleet import END_SECONDS, HEAL_SECONDS, RequestFleet
+from tests.soak.request_fleet import END_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
 from tests.support.cli import QDO, WORKER
 from tests.support.paths import ROOT
@@ -257,7 +257,7 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
         if not fleet.delivering():
             calm = calm + 1 if fleet.is_over() else 0
             if done != (count := sum(each.queue != "tick" for each in fleet.entries())):
-                done, limit = count, time.monotonic() + HEAL_SECONDS
+                done, limit = count, time.monotonic() + 4 * END_SECONDS
         elif time.monotonic() >= fault_at:
             fleet.befall()
             fault_at = time.monotonic() + FAULT_SECONDS
