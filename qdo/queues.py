@@ -168,6 +168,7 @@ def check_queue_name(name: str) -> str:
 _SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
 
 
+@functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers ask for each message
 def stream_of(queue: str) -> str:
     """Return the stream of a queue that is named like a shard, and other names as they are."""
     found = _SHARD_NAME.fullmatch(queue)
