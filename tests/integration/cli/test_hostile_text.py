@@ -133,6 +133,14 @@ CALLS = {
         ("history", "actions", "--history", "sqlite:history.db", HOSTILE),
         ("queues", "--history", f"sqlite:{HOSTILE_NAME}"),
     ],
+    "streams": [
+        ("streams", "list"),
+        ("streams", "list", HOSTILE, "--all"),
+        ("streams", "locate", "s", HOSTILE[:100]),
+        ("streams", "locate", HOSTILE_NAME, HOSTILE),
+        ("streams", "split", HOSTILE_NAME, "--at", HOSTILE),
+        ("streams", "merge", HOSTILE_NAME, HOSTILE),
+    ],
     "requests": [
         ("requests", "list"),
         ("requests", "list", HOSTILE_NAME),

@@ -38,7 +38,7 @@ READ_ONLY = frozenset(
         *("locks", "audit", "config", "doctor", "dashboard", "demo"),
         *("dead-letters list", "dead-letters show", "dead-letters export"),
         *("documents list", "documents get", "limits list", "timers list"),
-        *("requests list", "requests show"),
+        *("requests list", "requests show", "streams list", "streams locate"),
         *("settings show", "settings get", "settings history", "settings diff"),
         *("history queues", "history failures", "history durations", "history actions"),
         "history owners",
@@ -240,6 +240,17 @@ def asked(id: str, state: int = WAITING) -> Callable[[LiveDesk], None]:
     return prepare
 
 
+def divisible(name: str) -> Callable[[LiveDesk], None]:
+    """Make a stream of two shards that have nodes."""
+
+    def prepare(desk: LiveDesk) -> None:
+        desk.app.stream(name, shards=2).send_many([("a", 1), ("b", 1)])
+        paths = [desk.layout.queue(f"{name}.{part}") for part in ("-80", "80-")]
+        wait_until(lambda: all(map(desk.client.exists, paths)), "the shards have nodes")
+
+    return prepare
+
+
 CASES = {
     "seek": ChangeCase(given("seeks", "earliest"), asks=True),
     "delete": ChangeCase(given("drops"), asks=True),
@@ -286,6 +297,8 @@ CASES = {
     "requests cancel": ChangeCase(given("twice"), asked("twice"), asks=True),
     "requests resume": ChangeCase(given("rests", "1"), asked("rests", PAUSED)),
     "requests retry": ChangeCase(given("fails"), asked("fails", OVER)),
+    "streams split": ChangeCase(given("hot.-80"), divisible("hot")),
+    "streams merge": ChangeCase(given("cold.-80", "cold.80-"), divisible("cold")),
     "timers run": ChangeCase(given("nightly", "--app", "timed:app"), declare_timer),
     "settings set": ChangeCase(given("attempts", "7")),
     "settings unset": ChangeCase(
