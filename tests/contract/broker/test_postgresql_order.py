@@ -107,7 +107,7 @@ def test_any_schedule(stage: Interleaver, steps: list[Step]) -> None:
 
 
 def without_lock(text: str) -> str:
-    return changed(text, "ORDER BY id FOR NO KEY UPDATE", "ORDER BY id")
+    return changed(text, "ORDER BY id FOR NO KEY UPDATE\n            ) AS", "ORDER BY id\n) AS")
 
 
 def positions_looked_at(text: str) -> str:
@@ -125,9 +125,9 @@ def positions_looked_at(text: str) -> str:
 
 def position_before_lock(text: str) -> str:
     """A sender that takes its position first."""
-    lock = "    PERFORM {schema}.lock_queues(of_app, names, lock_ms);\n"
+    lock = "    IF {schema}.lock_queues(of_app, names, lock_ms) THEN\n"
     take = "    first := {schema}.reserve(count);\n"
-    start = text.index("CREATE FUNCTION {schema}.append")
+    start = text.index("CREATE OR REPLACE FUNCTION {schema}.append")
     append = changed(changed(text[start:], take, ""), lock, take + lock)
     return text[:start] + append
 
