@@ -1006,16 +1006,24 @@ DECLARE
     routed text[];
     keyless text;
 BEGIN
+    -- Without functions of its own for each message, which take 8 us each.
+    WITH named AS MATERIALIZED (
+        SELECT name, stream FROM (
+            SELECT name, {schema}.stream_of(name) AS stream
+            FROM (SELECT DISTINCT name FROM unnest(names) AS name) AS given
+        ) AS found WHERE EXISTS (SELECT FROM {schema}.streams
+            WHERE app = of_app AND streams.stream = found.stream)
+    )
     SELECT array_agg(coalesce(heir.queue, given.name) ORDER BY place),
-        min(given.name) FILTER (WHERE given.key IS NULL AND EXISTS (
-            SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream))
+        min(given.name) FILTER (WHERE given.key IS NULL AND named.name IS NOT NULL)
         INTO routed, keyless
         FROM unnest(names, keys) WITH ORDINALITY AS given(name, key, place)
-        CROSS JOIN LATERAL (SELECT {schema}.key_hash(given.key) AS hash,
-            {schema}.stream_of(given.name) AS of_stream OFFSET 0) AS about
+        LEFT JOIN named ON named.name = given.name
         LEFT JOIN LATERAL (
-            SELECT queue FROM {schema}.streams WHERE app = of_app AND stream = of_stream
-                AND end_position IS NULL AND low <= hash ORDER BY low DESC LIMIT 1
+            SELECT queue FROM {schema}.streams
+            WHERE app = of_app AND stream = named.stream AND end_position IS NULL
+                AND low <= left(encode(sha256(convert_to(given.key, 'UTF8')), 'hex'), 16)
+            ORDER BY low DESC LIMIT 1
         ) AS heir ON true;
     IF keyless IS NOT NULL THEN
         RAISE EXCEPTION 'no key' USING ERRCODE = 'QD006', DETAIL = keyless;
