@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,16 +129,13 @@ def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: s
     held.app.send(queue, 3.0, headers={"how": how})
     with held.start("--session-timeout-seconds", "1") as worker:
         wait_until(lambda: len(held.said("begin")) == 1, "the long job began")
-        late: list[float] = []
+        done = 0
         while not held.said("end"):
-            number = len(late)
-            sent = time.time()
-            held.app.send("quick", number)
-            wait_until(lambda number=number: len(held.said("quick")) > number, "a quick job")  # type: ignore[misc]
-            late.append(float(held.said("quick")[-1][1]) - sent)
-        assert len(late) >= 5
-        # The first one is found and claimed again; those after it only wait for the wake-up.
-        assert max(late[1:]) < 1.0
+            held.app.send("quick", done)
+            done += 1
+            wait_until(lambda number=done: len(held.said("quick")) >= number, "a quick job")  # type: ignore[misc]
+        # A machine may stall for a second, but 3 s have no room for five that wait for a look.
+        assert done >= 5
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
         assert "session is over" not in worker.output
