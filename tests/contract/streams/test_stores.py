@@ -290,7 +290,7 @@ def test_deduplication_outlives_a_split(app: App, stream: Stream) -> None:
     assert sum(map(len, contents(app.broker).values())) == 2
 
 
-def test_whoever_has_an_old_map_wakes_the_owner_of_the_child(app: App, stream: Stream) -> None:
+def test_a_sender_with_an_old_map_wakes_the_child(app: App, stream: Stream) -> None:
     """A listener is told of the queue that got the message, or looks which one it is."""
     woken = set[str]()
     stop = app.broker.listen(woken.update)

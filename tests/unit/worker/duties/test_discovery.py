@@ -287,7 +287,7 @@ def test_dead_letters_are_kept_by_default(
 def test_hidden_shards_get_nodes_once_their_parents_are_done(
     member: FakeMember, clock: DiscoveryClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever names one before, and however often; then at once, without a list."""
+    """Not before, however often a listener names them; then at once, without a list."""
     broker = MemoryBroker(MemoryStore(), "app")
     broker.streams.add(first_shards("s", 1))
     broker.send(Outgoing("s.-", b"1", "key"))
