@@ -18,10 +18,14 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
 import qdo
 from qdo.brokers.registry import open_broker
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.znodes.worker_node import parse_leader
+from qdo.errors import QdoError
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer, send_surely
 from tests.soak.checks import Entry, Judged, read_journal
@@ -58,6 +62,8 @@ HEAL_SECONDS = 120.0
 """Once the faults are over, no such time may pass without a run before all is over. Processes that
 died several times in a row are restarted after a pause of up to 30 s."""
 Fleet = TypeVar("Fleet", bound="SoakFleet")
+
+AWAY = (KazooException, KazooTimeoutError, QdoError, OSError)
 
 
 class SoakFleet:
@@ -211,7 +217,7 @@ class SoakFleet:
     def _kill_leading_worker(self) -> None:
         """Kill the worker that leads the others."""
         client, folder = self.shared.client, f"{LAYOUT.components}/worker"
-        with contextlib.suppress(Exception):  # the coordinator is away, or nobody leads yet
+        with contextlib.suppress(*AWAY):  # the coordinator, or no worker leads yet
             name, _ = parse_leader(client.get(LAYOUT.rebalancer)[0])
             for node in read_nodes(client, [f"{folder}/{x}" for x in client.get_children(folder)]):
                 value = json.loads(node.data or b"{}")
