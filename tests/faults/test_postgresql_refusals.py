@@ -216,14 +216,8 @@ def test_long_deduplication_keys_are_stored(postgresql: PostgresqlDatabase) -> N
 @pytest.fixture(params=["plain", 'O\'Neil "x"'])
 def role(request: pytest.FixtureRequest, postgresql: PostgresqlDatabase) -> Iterator[str]:
     """The name of a role without rights."""
-    name = f"{request.param}_{uuid.uuid4().hex[:8]}"
-    quoted = '"' + name.replace('"', '""') + '"'
-    with postgresql.connect() as connection:
-        connection.execute(f"CREATE ROLE {quoted} LOGIN")
-    yield name
-    with postgresql.connect() as connection:
-        connection.execute(f"DROP OWNED BY {quoted}")
-        connection.execute(f"DROP ROLE {quoted}")
+    with postgresql.role(request.param) as name:
+        yield name
 
 
 def test_errors_name_the_grants_until_all_works(postgresql: PostgresqlDatabase, role: str) -> None:

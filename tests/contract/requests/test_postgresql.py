@@ -301,12 +301,8 @@ def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int)
         with pytest.raises(UsageError) as error:
             open_broker(postgresql.url(), "app")
         assert error.value.details["found"] == older
-        connection.execute("CREATE ROLE other_owner SUPERUSER LOGIN")
-        try:
-            with pytest.raises(UsageError):
-                prepared(postgresql.url("other_owner"))
-        finally:
-            connection.execute("DROP ROLE other_owner")
+        with postgresql.role(options="SUPERUSER LOGIN") as other, pytest.raises(UsageError):
+            prepared(postgresql.url(other))
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(prepared, [postgresql.url()] * 4))
         upgraded = connection.execute(_PARTS).fetchall()

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -102,6 +102,18 @@ class PostgresqlDatabase:
     def connect(self) -> psycopg.Connection[Any]:
         """Connect as superuser, with autocommit, through the Unix socket."""
         return self.server.connect(self.name)
+
+    @contextlib.contextmanager
+    def role(self, prefix: str = "role", options: str = "LOGIN") -> Iterator[str]:
+        """Create a role with a name of its own: all databases of a server share the roles."""
+        name = f"{prefix}_{uuid.uuid4().hex[:8]}"
+        quoted = '"' + name.replace('"', '""') + '"'
+        with self.connect() as connection:
+            connection.execute(f"CREATE ROLE {quoted} {options}".encode())
+        yield name
+        with self.connect() as connection:
+            connection.execute(f"DROP OWNED BY {quoted}".encode())
+            connection.execute(f"DROP ROLE {quoted}".encode())
 
 
 class PostgresqlServer:
