@@ -3,6 +3,10 @@
 It first reads which workers own requests, and only then, after a `sync`, which workers exist: a
 worker is registered before it takes a request, so one that is not listed then is gone, and its name
 is never used again. Without the `sync`, a server that lags might not know a new worker yet.
+
+It looks whenever workers have come or gone since its last look. The names that the leader knows
+tell that at once, except for a worker that came and went between two reads of them. The folder of
+the workers counts all that come and go, and is asked every second.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from qdo.worker.duties.leading import LOOK_SECONDS, LeaderDuty
 _log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 30.0
-"""How often the leader looks for owners when no worker has left."""
+"""How often the leader looks for owners when no worker has come or gone."""
+COUNT_SECONDS = 1.0
+"""How often the leader asks how many workers have come and gone."""
 
 
 class Returner(LeaderDuty):
@@ -38,25 +44,35 @@ class Returner(LeaderDuty):
     def __init__(self, store: RequestStore, current: CurrentMember | None = None) -> None:
         super().__init__(current)
         self._store = store
-        self._known: frozenset[str] = frozenset()
-        self._next_at = 0.0
+        self._names: frozenset[str] = frozenset()
+        self._changes = -1
+        self._ask_at = self._look_at = 0.0
 
     def lead(self, member: Member) -> float:
         """Look for workers that are gone; return the seconds until the next look."""
-        workers, now = member.leader.worker_names(), clock()
-        if not self._known - workers and now < self._next_at:
-            self._known = workers
+        names, now = member.leader.worker_names(), clock()
+        if names == self._names and now < self._ask_at:
             return LOOK_SECONDS
         try:
-            member.leader.do_chore(self._give_back)
-            while self._store.expire():
-                pass
+            member.leader.do_chore(self._look)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             text = "cannot look for requests of workers that are gone, retrying in 1 s: %s"
             _log.warning(text, describe(error), exc_info=not isinstance(error, QdoError))
             return 1.0
-        self._known, self._next_at = workers, now + EVERY_SECONDS
+        self._names, self._ask_at = names, now + COUNT_SECONDS
         return LOOK_SECONDS
+
+    def _look(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        now = clock()
+        folder = client.exists(layout.workers)
+        changes = -1 if folder is None else folder.cversion
+        if changes == self._changes and now < self._look_at:
+            return 0
+        count = self._give_back(client, layout, fence)
+        while self._store.expire():
+            pass
+        self._changes, self._look_at = changes, now + EVERY_SECONDS
+        return count
 
     def _give_back(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         owners = self._store.owners()

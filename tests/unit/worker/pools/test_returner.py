@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from qdo.brokers.requests import WAITING, NewRequest
 from qdo.coordination import leader_queues
 from qdo.coordination.znodes.layout import Layout
 from qdo.worker.pools import returner
-from qdo.worker.pools.returner import EVERY_SECONDS, LOOK_SECONDS, Returner
+from qdo.worker.pools.returner import COUNT_SECONDS, EVERY_SECONDS, LOOK_SECONDS, Returner
 from tests.support.fakes.pools import UnsureRequests
 
 
@@ -27,6 +28,7 @@ class LaggingLeader:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.workers = {"a", "b"}
+        self.changes = 2
         self.listed = self.known = frozenset(self.workers)
         self.then: Callable[[], object] = lambda: None
         self.failures: list[Exception] = []
@@ -46,6 +48,9 @@ class LaggingLeader:
 
     def do_chore(self, chore: Any) -> Any:
         return chore(self, Layout("/qdo/test"), None)
+
+    def exists(self, path: str) -> Any:
+        return SimpleNamespace(cversion=self.changes)
 
     def sync(self, path: str) -> None:
         if self.failures:
@@ -80,8 +85,18 @@ def test_only_requests_of_workers_that_are_gone_wait_again(leader: LaggingLeader
     looks = leader.store.calls["owners"]
     assert leader.look() == (LOOK_SECONDS, {})
     assert leader.store.calls["owners"] == looks  # nothing is asked while nothing has changed
-    leader.listed = frozenset("a")
+    leader.listed, leader.changes = frozenset("a"), 3
     assert leader.look() == (LOOK_SECONDS, {"of-b": 1})
+
+
+def test_a_worker_that_the_leader_never_listed_is_found(leader: LaggingLeader) -> None:
+    """It came, took a request and was killed between two reads of the names."""
+    leader.look()
+    leader.take("late")
+    leader.changes += 2
+    assert leader.look() == (LOOK_SECONDS, {})
+    leader.now += COUNT_SECONDS
+    assert leader.look() == (LOOK_SECONDS, {"of-late": 1})
 
 
 def test_a_worker_unknown_to_a_server_that_lags_is_not_gone(leader: LaggingLeader) -> None:
