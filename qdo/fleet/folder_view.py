@@ -3,7 +3,8 @@
 It watches first and then reads, so it misses no change in between. After every reconnection it does
 both again: servers do not restore such watches, and the events meanwhile are lost. It applies a
 node only if its mzxid is larger than that of the copy. Its version would not do: the versions of a
-node that is created again begin at 0.
+node that is created again begin at 0. An older node is applied if it was read after a `Sync` whose
+place is not before that of the copy: then the coordinator has lost the change, as a standby may.
 
 The time of the copy is a place in the coordinator's total order: every change up to `ltime` is in
 it. The answer to a `Sync` is such a place Z, after all events of changes up to Z. These events
@@ -84,6 +85,8 @@ class FolderView(Machine):
         self._on_change = on_change
         self._bytes = 0
         self._dirty: set[str] = set()
+        self._unread: set[str] = set()
+        self._place = 0
         self._reads_sent = 0
         self._reads_answered = 0
         self._listed = False
@@ -111,6 +114,8 @@ class FolderView(Machine):
     def suspended(self) -> None:
         self._listed = False
         self._dirty.clear()
+        self._unread.clear()
+        self._place = 0
         self._synced_at.clear()
         self._places.clear()
         self._unasked = list(self._waiting)
@@ -134,7 +139,7 @@ class FolderView(Machine):
             return
         names = answer.names if isinstance(answer, ChildrenRead) else ()
         # Deleted nodes are read as well, and are found missing.
-        self._dirty.update(names, self.entries)
+        self._unread = {*names, *self.entries}
         self.fault = None
         self._listed = True
         self._sync()
@@ -145,6 +150,9 @@ class FolderView(Machine):
 
     def _synced(self, answer: Response, waiters: list[_Waiter]) -> None:
         if isinstance(answer, Synced):
+            self._place = answer.zxid
+            self._dirty |= self._unread
+            self._unread = set()
             self._synced_at.append((answer.zxid, waiters))
 
     # --- reading ------------------------------------------------------------------------
@@ -154,7 +162,7 @@ class FolderView(Machine):
         dirty, self._dirty = self._dirty, set()
         for name in dirty:
             self._reads_sent += 1
-            self.ask(Get(f"{self._folder}/{name}"), partial(self._got, name))
+            self.ask(Get(f"{self._folder}/{name}"), partial(self._got, name, self._place))
         for zxid, waiters in self._synced_at:
             self._places.append((self._reads_sent, zxid, waiters))
         self._synced_at.clear()
@@ -162,16 +170,16 @@ class FolderView(Machine):
             self._sync()
         self._advance()
 
-    def _got(self, name: str, answer: Response) -> None:
+    def _got(self, name: str, place: int, answer: Response) -> None:
         self._reads_answered += 1
         if not isinstance(answer, NoResponse):
-            self.take(name, answer)
+            self.take(name, answer, place)
             self._advance()
 
-    def take(self, name: str, answer: Response) -> None:
-        """Update the copy of a node from the answer to a read."""
+    def take(self, name: str, answer: Response, place: int = 0) -> None:
+        """Update the copy of a node from the answer to a read, which was sent at a place."""
         if isinstance(answer, NodeRead):
-            self._apply(name, answer)
+            self._apply(name, answer, place)
         elif isinstance(answer, NodeMissing):
             self._drop(name)
         elif isinstance(answer, Refused):
@@ -186,9 +194,9 @@ class FolderView(Machine):
                 self._waiting.remove(then)
                 then()
 
-    def _apply(self, name: str, node: NodeRead) -> None:
+    def _apply(self, name: str, node: NodeRead, place: int) -> None:
         held = self.entries.get(name)
-        if held is not None and held.mzxid >= node.mzxid:
+        if held is not None and (held.mzxid == node.mzxid or held.mzxid > max(node.mzxid, place)):
             return
         size = len(node.data)
         if held is None and not self.has_room(size):

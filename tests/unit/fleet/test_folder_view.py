@@ -51,8 +51,19 @@ class ViewWorld:
         self.received: deque[Callable[[], object]] = deque()
         self.watching = False
         self.newest: dict[str, int] = {}
+        self.losses = 0
 
     # --- the coordinator ---
+
+    def lose(self) -> None:
+        """Let a standby take over that lacks the last changes; later numbers are larger."""
+        self.nodes = {
+            name: node if self.random.random() < 0.5 else NodeRead(b"lost", 0, node.mzxid - 90)
+            for name, node in self.nodes.items()
+        }
+        self.zxid += 1000
+        self.losses += 1
+        self.cut()
 
     def change(self) -> None:
         """Write, create or delete a node; its event is under way at once."""
@@ -118,15 +129,18 @@ class ViewWorld:
 
     def check_never_back(self) -> None:
         for name, entry in self.view.entries.items():
-            assert entry.mzxid >= self.newest.get(name, 0), f"{name} went back"
+            is_back = entry.mzxid < self.newest.get(name, 0)
+            assert not is_back or entry.value == "lost", f"{name} went back"
             self.newest[name] = entry.mzxid
 
     def wait_fresh(self) -> None:
         """Ask for a copy as new as now; when it is reported, the copy must be that new."""
-        before, now = dict(self.nodes), self.zxid
+        before, now, losses = dict(self.nodes), self.zxid, self.losses
 
         def fresh() -> None:
             assert self.view.ltime >= now
+            if losses != self.losses:
+                return
             for name, node in before.items():
                 gone = self.nodes.get(name) is None or self.nodes[name].mzxid > node.mzxid
                 held = self.view.entries.get(name)
@@ -157,6 +171,7 @@ def play(seed: int, kind: type[FolderView] = FolderView) -> None:
         steps += [world.answer] * 4 if world.asked else []
         steps += [world.receive] * 4 if world.received else []
         steps += [world.cut] if world.random.random() < 0.1 else []
+        steps += [world.lose] if world.random.random() < 0.02 else []
         world.random.choice(steps)()
     world.settle()
     done: list[int] = []
@@ -191,11 +206,18 @@ class ReadsBeforeItWatches(FolderView):
 class ComparesVersions(FolderView):
     """A mutant: a node that was created again seems older than its predecessor."""
 
-    def _apply(self, name: str, node: NodeRead) -> None:
+    def _apply(self, name: str, node: NodeRead, place: int) -> None:
         held = self.entries.get(name)
         if held is None or held.version < node.version:
             self.entries.pop(name, None)
-            super()._apply(name, node)
+            super()._apply(name, node, place)
+
+
+class NeverGoesBack(FolderView):
+    """A mutant: it keeps what the coordinator has lost."""
+
+    def _apply(self, name: str, node: NodeRead, place: int) -> None:
+        super()._apply(name, node, 0)
 
 
 class TrustsTheSyncAlone(FolderView):
@@ -209,7 +231,9 @@ class TrustsTheSyncAlone(FolderView):
         self._advance()
 
 
-@pytest.mark.parametrize("mutant", [ReadsBeforeItWatches, ComparesVersions, TrustsTheSyncAlone])
+@pytest.mark.parametrize(
+    "mutant", [ReadsBeforeItWatches, ComparesVersions, NeverGoesBack, TrustsTheSyncAlone]
+)
 def test_a_copy_without_one_of_its_rules_is_found(mutant: type[FolderView]) -> None:
     with pytest.raises((AssertionError, ValueError)):
         play_many(mutant)
