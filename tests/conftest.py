@@ -454,7 +454,15 @@ def aws_bucket() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(params=["embedded", "zookeeper"])
+@pytest.fixture
+def database_url(postgresql: PostgresqlDatabase) -> str:
+    """The address of a coordinator in PostgreSQL, in a database of the test's own."""
+    from tests.support.postgresql.schema import prepared
+
+    return prepared(postgresql.url())
+
+
+@pytest.fixture(params=["embedded", "zookeeper", "database"])
 def coordinator_url(request: pytest.FixtureRequest) -> str:
     """The address of a coordinator of the test's own: the test runs once on each kind."""
     return str(request.getfixturevalue(f"{request.param}_url"))

@@ -1,14 +1,15 @@
-"""A client of the coordinator, over the network or in a file on this machine.
+"""A client of the coordinator: ZooKeeper, a PostgreSQL database, or a file on this machine.
 
 ==========================================  ==================================================
 address                                     far side
 ==========================================  ==================================================
 ``zookeeper://h1:2181,h2:2181/a/b``         ZooKeeper servers; ``/a/b`` is prefixed to all paths
+``postgresql://USER@HOST/DB?chroot=/a``     a schema of PostgreSQL; other options as of a broker
 ``sqlite:PATH``, ``sqlite:PATH?chroot=/a``  a SQLite file shared by processes on this machine
 ==========================================  ==================================================
 
-Both give the same class: kazoo's client with a few additions. All code built on it, including
-kazoo's recipes, works with either.
+All give the same class: kazoo's client with a few additions. All code built on it, including
+kazoo's recipes, works with each.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from qdo.errors import (
     QdoError,
     SettingsError,
 )
+from qdo.postgresql.url import SchemaAddress, coordinator_address
 from qdo.system.clock import clock
 from qdo.text import describe, hide_credentials
 
@@ -251,6 +253,7 @@ def _tls_reason(error: ssl.SSLError) -> str:
 
 _NETWORK = "zookeeper://"
 _FILE = "sqlite:"
+DATABASE = "postgresql://"
 _HANDLERS = {
     "threading": ("kazoo.handlers.threading", "SequentialThreadingHandler"),
     "gevent": ("kazoo.handlers.gevent", "SequentialGeventHandler"),
@@ -261,34 +264,49 @@ _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a coordinator: `hosts` of ZooKeeper servers, or the `path` of a file."""
+    """The address of a coordinator.
+
+    :ivar hosts: of ZooKeeper servers, "localhost:0" for a database.
+    :ivar path: of a SQLite file, else None.
+    :ivar database: a PostgreSQL schema, else None.
+    """
 
     url: str
     hosts: str
     path: str | None
+    database: SchemaAddress | None
     chroot: str
 
     @classmethod
     def parse(cls, url: str) -> Address:
         """Parse an address; raise SettingsError if it is not valid."""
+        path: str | None = None
+        database: SchemaAddress | None = None
         if url.startswith(_NETWORK):
             hosts, slash, chroot = url.removeprefix(_NETWORK).partition("/")
-            path = None
         elif url.startswith(_FILE):
             path, _, option = url.removeprefix(_FILE).partition("?chroot=")
             slash, chroot, hosts = "/", option.strip("/"), "localhost:0"
+        elif url.startswith(DATABASE):
+            database, chroot = coordinator_address(url)
+            slash, hosts = "/", "localhost:0"
         else:
             raise _bad_address(url)
         if not hosts or path == "":
             raise _bad_address(url)
-        return cls(url, hosts, path, f"{slash}{chroot}".rstrip("/"))
+        return cls(url, hosts, path, database, f"{slash}{chroot}".rstrip("/"))
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether it names ZooKeeper servers."""
+        return self.path is None and self.database is None
 
 
 def _bad_address(url: str) -> SettingsError:
     return SettingsError(
         name="coordinator",
-        reason="must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got "
-        f"{hide_credentials(url)!r}",
+        reason="must be zookeeper://HOST:PORT,HOST:PORT, postgresql://USER@HOST/DATABASE or"
+        f" sqlite:PATH, got {hide_credentials(url)!r}",
     )
 
 
@@ -296,7 +314,7 @@ class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
     :ivar access: how it connects, and the rights on the nodes that it creates.
-    :ivar may_look_on: a user who may only read the file of the coordinator can read its nodes.
+    :ivar may_look_on: it shows nodes to people; a user who may only read a database can use it.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
         may differ from the requested one; None before the first connection.
     :ivar heard_at: a time since which the leader of the servers has heard of the session: the
@@ -339,14 +357,16 @@ class Client(KazooClient):
         self.logger.addFilter(hide_digests)  # once: it is the logger of all clients
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
-        if address.path is None:
+        if address.has_servers:
             sasl = options.get("sasl_options")
             self._connection = NetworkConnection(self, retry, self.logger, sasl)
         else:
-            # Clients of ZooKeeper servers do not need SQLite.
-            from qdo.coordination.embedded.connection import EmbeddedConnection
+            # Clients of ZooKeeper servers need no library of a database.
+            from qdo.coordination.sql.connection import StoreConnection, opener
 
-            self._connection = EmbeddedConnection(self, retry, address.path, logger=self.logger)
+            timeout = float(cast(Any, self)._session_timeout) / 1000
+            server, opened = opener(address.path, address.database, timeout, for_people=may_look_on)
+            self._connection = StoreConnection(self, retry, server, opened, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:
         """Queue a request; one caller at a time.
@@ -406,6 +426,7 @@ class Client(KazooClient):
         :raises CoordinatorAccountError: the coordinator rejects the account.
         :raises NodeRefusedError: the chroot is missing, and this account may not create it.
         :raises DatabaseError: the file of an embedded coordinator cannot be used.
+        :raises UsageError: the database cannot be used: its schema or a right is missing.
         """
         deadline = time.monotonic() + timeout_seconds
         self._connection.prepare()
@@ -481,7 +502,7 @@ class Client(KazooClient):
         if tls_fault := self._connection.tls_fault:
             return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
         fault = self._connection.last_fault
-        if fault is not None:  # the error of a file has its own remedy
+        if fault is not None:  # the error of a database has its own remedy
             return CoordinatorFileError(url=self.address.url, reason=fault)
         reason = f"no server answered within {timeout_seconds:g} s"
         return CoordinatorUnreachableError(url=self.address.url, reason=reason)

@@ -53,7 +53,7 @@ class MachineLoop:
         self._unanswered: dict[int, Callback] = {}
         self._client = client
         self._silence = SilenceDetector(float("inf"))
-        self._may_fall_silent = client.address.path is None
+        self._may_fall_silent = client.address.has_servers
         self._refusals = 0
         self._drop_at = float("inf")
         self._drop_reason = ""

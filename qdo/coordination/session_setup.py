@@ -186,7 +186,7 @@ def warn_of_server(client: Client) -> None:
 
     Says nothing if the server does not allow the command `srvr`.
     """
-    if client.address.path is not None:
+    if not client.address.has_servers:
         return
     try:
         answer = client.command(b"srvr")

@@ -64,8 +64,8 @@ def latency(case: Case) -> Diagnosis:
 def servers(case: Case) -> Diagnosis:
     """Ask each server of the address for its version and mode."""
     client = case.connected()
-    if client.address.path is not None:
-        return ok(f"the coordinator is the file {client.address.path} on this machine")
+    if not client.address.has_servers:
+        return ok(f"the coordinator is the database {client.server}")
     if client.access.tls is not None:
         return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
     return judge_servers(_reports(case))
@@ -74,8 +74,8 @@ def servers(case: Case) -> Diagnosis:
 def server_versions(case: Case) -> Diagnosis:
     """Look for versions that are too old or may lose transactions."""
     client = case.connected()
-    if client.address.path is not None:
-        return ok("the coordinator is a file: no server has a version")
+    if not client.address.has_servers:
+        return ok("the coordinator is a database: no ZooKeeper server has a version")
     if client.access.tls is not None:
         return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
     return judge_versions(_reports(case))

@@ -67,8 +67,8 @@ def _fault(settings: Settings, name: str, reason: str) -> SettingsError:
     return SettingsError(name=name, reason=f"{reason}{from_origin(settings.origin(name))}")
 
 
-def _is_file(settings: Settings) -> bool:
-    return settings.coordinator.startswith("sqlite:")
+def _has_servers(settings: Settings) -> bool:
+    return settings.coordinator.startswith("zookeeper://")
 
 
 def _tls(settings: Settings) -> Tls | None:
@@ -85,11 +85,12 @@ def _tls(settings: Settings) -> Tls | None:
             if unused[name]:
                 raise _fault(settings, name, "it needs coordinator_ca, which turns TLS on")
         return None
-    if _is_file(settings):
+    if not _has_servers(settings):
         raise _fault(
             settings,
             "coordinator_ca",
-            "a coordinator in a file has no TLS; remove the setting, or use zookeeper://",
+            "only ZooKeeper has this setting; remove it: the address of a PostgreSQL database takes"
+            " sslmode and sslrootcert, and a file needs no TLS",
         )
     for name in ("coordinator_ca", "coordinator_cert", "coordinator_key"):
         if path := getattr(settings, name):
@@ -107,10 +108,8 @@ def _account(settings: Settings) -> Account | None:
             )
         return None
     scheme, _, name = settings.coordinator_auth.partition(":")
-    if scheme == SASL and _is_file(settings):
-        raise _fault(
-            settings, "coordinator_auth", "a coordinator in a file has no SASL; use digest:NAME"
-        )
+    if scheme == SASL and not _has_servers(settings):
+        raise _fault(settings, "coordinator_auth", "only ZooKeeper has SASL; use digest:NAME")
     if scheme == SASL and not has_sasl():
         raise _fault(
             settings, "coordinator_auth", f"SASL needs a library; {how_to_install('sasl')}"
@@ -180,6 +179,6 @@ def _rights(settings: Settings, layout: Layout, account: Account | None) -> Node
 
 def _accounts(settings: Settings, name: str) -> tuple[Any, ...]:
     found = tuple(map(identity_of, getattr(settings, name)))
-    if _is_file(settings) and any(each.scheme != DIGEST for each in found):
-        raise _fault(settings, name, "a coordinator in a file has digest accounts only")
+    if not _has_servers(settings) and any(each.scheme != DIGEST for each in found):
+        raise _fault(settings, name, "only ZooKeeper has other accounts than digest")
     return found

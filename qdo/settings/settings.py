@@ -46,6 +46,14 @@ def setting(
     return field(default=default, metadata=about)
 
 
+_FILE_COORDINATOR = "sqlite:qdo-data/coordination.db"
+
+
+def default_coordinator(broker: str) -> str:
+    """Return the coordinator for a broker: a broker in PostgreSQL itself, else a file."""
+    return broker if broker.startswith("postgresql://") else _FILE_COORDINATOR
+
+
 @dataclass(frozen=True, kw_only=True)
 class AppSettings:
     """The first part of `Settings`: what commands and senders need, too."""
@@ -88,9 +96,10 @@ class AppSettings:
         checks.broker_url,
     )
     coordinator: str = setting(
-        "sqlite:qdo-data/coordination.db",
-        "where shared state is stored: sqlite:PATH for one machine, or "
-        "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
+        _FILE_COORDINATOR,
+        "where shared state is stored: sqlite:PATH for one machine, "
+        "postgresql://USER@HOST/DATABASE, or zookeeper://HOST:PORT,HOST:PORT/CHROOT; without, the "
+        "broker's database if it is PostgreSQL",
         checks.coordinator_url,
     )
     coordinator_ca: str = setting(
@@ -380,6 +389,8 @@ class Settings(AppSettings):
         for each in declarations():
             value = convert(each, getattr(self, each.name), self.origin(each.name))
             object.__setattr__(self, each.name, value)
+        if "coordinator" not in self.origins and self.coordinator == _FILE_COORDINATOR:
+            object.__setattr__(self, "coordinator", default_coordinator(self.broker))
         if self.backoff_max_seconds < self.backoff_seconds:
             raise SettingsError(
                 name="backoff_max_seconds",
@@ -447,7 +458,10 @@ class Settings(AppSettings):
         """Return a copy in which `values`, set at `origin`, override the present values."""
         check_names(values, origin)
         origins = {**self.origins, **dict.fromkeys(values, origin)}
-        return Settings(**{**self.values(), **values}, origins=origins)
+        merged = {**self.values(), **values}
+        if "coordinator" not in origins and self.coordinator == default_coordinator(self.broker):
+            merged["coordinator"] = _FILE_COORDINATOR  # the broker may have changed
+        return Settings(**merged, origins=origins)
 
     def anchored(self) -> Settings:
         """Return a copy whose paths are absolute: a job may change the folder of its process."""

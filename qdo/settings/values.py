@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.brokers.registry import kind_of
+from qdo.brokers.registry import kind_of, parse_error
 from qdo.errors import SettingsError
 from qdo.jobs.retry import LiveRuleTable, QueuePolicy, RuleTable, read_tables
+from qdo.postgresql.url import coordinator_address
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
 from qdo.text import wrong_form
 
@@ -92,7 +93,10 @@ def coordinator_url(value: str) -> str | None:
         from qdo.system.sqlite import sqlite_address_error
 
         return sqlite_address_error(value)
-    return wrong_form(value, "sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
+    if value.startswith("postgresql://"):
+        return parse_error(coordinator_address, value)
+    forms = "sqlite:PATH", "postgresql://USER@HOST/DATABASE", "zookeeper://HOST:PORT,.../CHROOT"
+    return wrong_form(value, *forms)
 
 
 def _hosts_fault(hosts: str) -> str | None:

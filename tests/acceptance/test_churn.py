@@ -141,7 +141,7 @@ class ChurnFleet:
         assert [each for each in items if each["owner"] and not each["owner_gone"]] == []
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+@pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> ChurnFleet:
     """A fleet on either coordinator, with the stream sent."""
     fleet = ChurnFleet(tmp_path, request.getfixturevalue(request.param))

@@ -302,7 +302,7 @@ def test_the_readme_example_happens_as_shown(shell: Shell, postgresql_url: str) 
     install, database, _, create, send = steps(postgresql)
     assert install[0].startswith("pip install -e")
     assert database[0].startswith("createdb ")
-    setting = f"export QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:postgresql/c.db"
+    setting = f"export QDO_BROKER={postgresql_url}"
     for command, shown in (create, send):
         assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
@@ -312,7 +312,7 @@ def test_the_start_with_postgresql_happens_as_shown(shell: Shell, postgresql_url
     (app, *_) = [each for each in blocks(read("quickstart")) if "caption" in each.options]
     shell.write("welcome.py", app.text)
     _, start, *_ = [each for each in blocks(read("postgresql")) if each.language == "console"]
-    setting = f"export QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:postgresql/c.db"
+    setting = f"export QDO_BROKER={postgresql_url}"
     commands = steps(start)[3:]
     assert len(commands) == 3
     for command, shown in commands:

@@ -89,7 +89,7 @@ def job(message, context):
 """
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+@pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
     desk = OperatorDesk("desk", tmp_path, request.getfixturevalue(request.param))
     desk.known()

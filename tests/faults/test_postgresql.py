@@ -15,9 +15,9 @@ import qdo
 from qdo.broker_errors import PostgresqlUnansweredError, PostgresqlUnreachableError
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.postgresql import listener as listener_module
-from qdo.brokers.postgresql import session
 from qdo.brokers.registry import open_broker
 from qdo.errors import UnreachableError
+from qdo.postgresql import session
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.schema import prepared
@@ -384,7 +384,7 @@ monkey.patch_all()
 import sys, time, gevent
 from qdo.brokers.base import Outgoing
 from qdo.brokers.postgresql import listener as listener_module
-from qdo.brokers.postgresql import session
+from qdo.postgresql import session
 from qdo.brokers.registry import open_broker
 from qdo.errors import UnreachableError
 

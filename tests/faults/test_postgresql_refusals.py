@@ -20,10 +20,10 @@ from qdo.broker_errors import (
     SchemaMissingError,
 )
 from qdo.brokers.base import Outgoing, SendOptions
-from qdo.brokers.postgresql.schema import PARTITION_SECONDS
 from qdo.brokers.registry import open_broker, schema_of
 from qdo.errors import QdoError, UsageError
 from qdo.positions import position_now
+from qdo.postgresql.schema import PARTITION_SECONDS
 from tests.support.brokers import rows
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer

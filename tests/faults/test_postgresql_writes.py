@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.brokers import rows
 from tests.support.postgresql import commands
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication
 from tests.support.processes import wait_until
 
 LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError, PostgresqlReadOnlyError)
@@ -121,19 +121,8 @@ def _read_only(operator: psycopg.Connection[Any]) -> str:
 @pytest.fixture
 def standby(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
     """A hot standby of the server."""
-    server = PostgresqlServer()
-    try:
-        shutil.rmtree(server.data)
-        program = commands.postgresql_program("pg_basebackup")
-        source = f"host={postgresql_server.folder} port={postgresql_server.port} user=postgres"
-        commands.run(
-            (program, "-d", source, "-D", str(server.data), "-R", "--checkpoint=fast"),
-            server.folder,
-        )
-        server.start()
+    with standby_of(postgresql_server) as server:
         yield server
-    finally:
-        server.close()
 
 
 def test_a_standby_takes_over(
@@ -151,15 +140,14 @@ def test_a_standby_takes_over(
         reader = broker.reader("q", 0)
         broker.send(Outgoing("q", b"1"))
         assert [body for _, body, *_ in reader.fetch(10)] == [b"1"]
-        _catch_up(postgresql_server, standby)
+        catch_up(postgresql_server, standby)
         postgresql_server.stop("immediate")
         try:
             with pytest.raises(LOST):
                 broker.send(Outgoing("q", b"2"))
             with pytest.raises(LOST):
                 broker.send(Outgoing("q", b"3"))
-            with standby.address.connect() as operator:
-                operator.execute("SELECT pg_promote()")
+            promote(standby)
             woken.clear()
             broker.send(Outgoing("q", b"4"))
             wait_until(lambda: "q" in woken, "the listener continues")
@@ -184,8 +172,8 @@ def test_a_standby_that_lacks_the_last_commits(
     with contextlib.closing(open_broker(url, "app")) as broker:
         broker.listen(woken.update)
         broker.send(Outgoing("kept", b"1"))
-        _catch_up(postgresql_server, standby)
-        _stop_replication(postgresql_server, standby)
+        catch_up(postgresql_server, standby)
+        stop_replication(postgresql_server, standby)
         with address.connect(name) as fast:  # the clock of the primary is an hour ahead
             fast.execute("SELECT qdo.reserve(%s)", (HOUR_TICKS,))
         broker.send(Outgoing("lost", b"2"))
@@ -193,8 +181,7 @@ def test_a_standby_that_lacks_the_last_commits(
         wait_until(lambda: "lost" in woken, "the listener has seen its position")
         postgresql_server.stop("immediate")
         try:
-            with standby.address.connect() as operator:
-                operator.execute("SELECT pg_promote()")
+            promote(standby)
             wait_until(lambda: format_position(lost) in caplog.text, "the loss is reported")
             with contextlib.closing(open_broker(standby.address.url(name), "app")) as other:
                 other.send(Outgoing("lost", b"3"))
@@ -205,23 +192,8 @@ def test_a_standby_that_lacks_the_last_commits(
     address.drop_database(name)
 
 
-def _stop_replication(server: PostgresqlServer, standby: PostgresqlServer) -> None:
-    with server.address.connect() as primary, standby.address.connect() as other:
-        other.execute("ALTER SYSTEM SET primary_conninfo = ''")
-        other.execute("SELECT pg_reload_conf()")
-        query = "SELECT FROM pg_stat_replication"
-        wait_until(lambda: primary.execute(query).fetchone() is None, "the standby has left")
-
-
 def _read(reader: Reader) -> Sequence[tuple[Any, ...]]:
     """Fetch, once more after the error of a lost connection."""
     with contextlib.suppress(PostgresqlUnreachableError):
         return reader.fetch(10)
     return reader.fetch(10)
-
-
-def _catch_up(server: PostgresqlServer, standby: PostgresqlServer) -> None:
-    with server.address.connect() as primary, standby.address.connect() as other:
-        written = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-        query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        wait_until(lambda: other.execute(query, written).fetchone() == (True,), "it has caught up")

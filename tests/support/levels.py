@@ -1,9 +1,8 @@
 """What `make check`, `make test` and `make test-rest` run.
 
 Each item has one level. `make test` includes those of `make check`; the two others together are
-all items. Items that run once on each coordinator are divided: `make test` plays one of the
-two, chosen by the name, and `make test-rest` the other. So are the many combinations of a few
-files.
+all items. Items that run once on each coordinator are divided: `make test` plays one of them,
+chosen by the name, and `make test-rest` the others. So are the many combinations of a few files.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ SHARES = {
     "tests/integration/cli/messages/test_decisions.py": 3,
 }
 """Files of which `make test` plays every n-th combination of parameters."""
-TWINS = {
-    "embedded": "zookeeper",
-    "embedded_url": "zookeeper_url",
-    "files": "servers",
-}
-"""Parameters with which a test runs on the embedded coordinator, and on ZooKeeper."""
+TWINS = (
+    ("embedded", "zookeeper", "database"),
+    ("embedded_url", "zookeeper_url", "database_url"),
+    ("files", "servers"),
+)
+"""Parameters with which a test runs on each coordinator."""
 CONTRACTS = "tests/contract/"
 """Tests that compare coordinators: `make test` plays both."""
 _PARTS = re.compile(r"[\[\]-]")
@@ -59,9 +58,9 @@ def twin(nodeid: str) -> tuple[str, str] | None:
     """Return an item's name without its coordinator, and the coordinator; None if it has none."""
     name, bracket, parameters = nodeid.partition("[")
     for each in _PARTS.split(parameters) if bracket else ():
-        for kind in TWINS.items():
-            if each in kind:
-                return f"{name}[{parameters.replace(each, '*', 1)}", kind[1]
+        for kinds in TWINS:
+            if each in kinds:
+                return f"{name}[{parameters.replace(each, '*', 1)}", kinds[1]
     return None
 
 
@@ -87,16 +86,17 @@ def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
 
 
 def other_coordinators(nodeids: Iterable[str]) -> set[str]:
-    """Return the items whose twin on the other coordinator `make test` plays instead."""
+    """Return the items whose twin on another coordinator `make test` plays instead."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for nodeid in nodeids:
         found = None if nodeid.startswith(CONTRACTS) else twin(nodeid)
         if found is not None:
             pairs.setdefault(found, []).append(nodeid)
     return {
-        sorted(both)[zlib.crc32(name.encode()) % 2]
-        for (name, _), both in pairs.items()
-        if len(both) == 2
+        each
+        for (name, _), twins in pairs.items()
+        for each in twins
+        if each != sorted(twins)[zlib.crc32(name.encode()) % len(twins)]
     }
 
 

@@ -17,9 +17,7 @@ from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDela
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
 from qdo.brokers.postgresql.requests import PostgresqlRequests
-from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.streams import PostgresqlStreams
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import (
     UNKNOWN,
     Change,
@@ -34,6 +32,8 @@ from qdo.encryption.marks import IdMarks
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position, message_id
+from qdo.postgresql.session import PostgresqlConnection
+from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name, stream_of
 
 COUNTED = 1_000_000

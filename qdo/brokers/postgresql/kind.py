@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from qdo.brokers.base import Broker
-from qdo.brokers.postgresql.url import SchemaAddress, postgresql_address
 from qdo.brokers.registry import BrokerKind, BrokerSchema, missing_library, parse_error
+from qdo.postgresql.url import SchemaAddress, postgresql_address
 
 
 def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
     """Return an address, and the modules with sessions and with the schema."""
     address = postgresql_address(url)  # an invalid one is reported without psycopg, too
     try:
-        from qdo.brokers.postgresql import schema, session
+        from qdo.postgresql import schema, session
     except ImportError as error:
         raise missing_library(error, "postgresql") from error
     return address, session, schema

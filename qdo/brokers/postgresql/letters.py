@@ -10,11 +10,11 @@ from typing import Any
 from qdo.brokers.base import DelayedMessage, DelayedMessages
 from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
 from qdo.brokers.postgresql.reader import Fetches
-from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.writer import PostgresqlWriter
 from qdo.brokers.requests import storable_text
 from qdo.encoding import ID, LEFT_ON_SERVER, parsed
 from qdo.positions import message_id
+from qdo.postgresql.session import PostgresqlConnection
 from qdo.queues import check_queue_name
 
 _BURY = """

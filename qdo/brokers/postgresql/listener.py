@@ -32,11 +32,11 @@ from functools import partial
 import psycopg
 
 from qdo.broker_errors import PostgresqlBusyError
-from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import REQUESTS
 from qdo.errors import QdoError
 from qdo.positions import format_position
+from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
+from qdo.postgresql.url import SchemaAddress
 from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
 

@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
-from qdo.brokers.postgresql.schema import check_format, check_server
-from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES, unreadable
+from qdo.postgresql.schema import check_format, check_server
+from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession
+from qdo.postgresql.url import SchemaAddress
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]

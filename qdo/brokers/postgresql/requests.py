@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from qdo.broker_errors import PostgresqlError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.postgresql.reader import Fetches
-from qdo.brokers.postgresql.session import PostgresqlConnection
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import (
     ARRAYS,
     REQUESTS,
@@ -47,6 +45,8 @@ from qdo.brokers.requests import (
 )
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
 from qdo.encryption.marks import IdMarks
+from qdo.postgresql.session import PostgresqlConnection
+from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 
 _ASK = """

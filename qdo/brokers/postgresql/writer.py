@@ -33,19 +33,19 @@ from qdo.broker_errors import PostgresqlBusyError, PostgresqlError
 from qdo.brokers.app_transactions import executor_of
 from qdo.brokers.base import Outgoing
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
-from qdo.brokers.postgresql.schema import check_format, check_server
-from qdo.brokers.postgresql.session import (
-    PostgresqlConnection,
-    PostgresqlSession,
-    translated,
-    with_lock_timeout,
-)
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.streams import keyless_error, sealed_error, taken_error
 from qdo.encoding import is_utf8, with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import QdoError, QueueLimitError, RequestExistsError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
+from qdo.postgresql.schema import check_format, check_server
+from qdo.postgresql.session import (
+    PostgresqlConnection,
+    PostgresqlSession,
+    translated,
+    with_lock_timeout,
+)
+from qdo.postgresql.url import SchemaAddress
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

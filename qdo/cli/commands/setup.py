@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO, cast
 
 import click
 
-from qdo.brokers.registry import schema_of
+from qdo.brokers.registry import BrokerSchema, schema_of
 from qdo.cli.changing import Consent, changing, changing_unlogged
 from qdo.cli.connections import from_coordinator, open_coordinator
 from qdo.cli.options import COORDINATOR, import_app, output_option, report_overridden, with_settings
@@ -31,6 +31,7 @@ from qdo.fleet.live_settings import read_settings
 from qdo.fleet.settings_machine import SettingsNode
 from qdo.ops.acl import AclDifference, acl_differences, apply_acls
 from qdo.ops.broker import broker_node, check_reset, reset_broker
+from qdo.postgresql.url import split_chroot
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.listing import config_items
 from qdo.settings.live import overlaid, pinned, read_live
@@ -197,37 +198,60 @@ def _show_broker_node(
     help="Length of a partition, 3600 by default. Only for a new schema.",
 )
 @changing_unlogged
-@with_settings("broker")
+@with_settings("broker", "coordinator")
 @output_option
 def init(
     printing: bool, partition_seconds: int, consent: Consent, form: str, settings: Settings
 ) -> None:
-    """Create or upgrade the schema of a PostgreSQL broker; a schema that is current stays."""
-    schema = schema_of(settings.broker)
+    """Create or upgrade qdo's schema in PostgreSQL; a schema that is current stays.
+
+    That is the schema of broker and coordinator. If they have two databases, both get it.
+    """
+    databases = _databases(settings)
     if printing:
-        click.echo(schema.script(settings.broker, partition_seconds), nl=False)
+        click.echo(databases[0][1].script(databases[0][0], partition_seconds), nl=False)
         return
-    address = hide_credentials(settings.broker)
-    change = schema.change(settings.broker)
-    show = partial(_show_schema, address, change, False)
-    if consent.dry_run and not change:
+    changes = {url: schema.change(url) for url, schema in databases}
+    show = partial(_show_schemas, changes, False)
+    if consent.dry_run and not any(changes.values()):
         show(form)
         print_message(CURRENT)
-    elif consent.given(f"{change} the schema", show, form, asks=False):
-        done = schema.create(settings.broker, partition_seconds)
+    elif consent.given(f"{' and '.join(changes.values())} the schema", show, form, asks=False):
+        for url, schema in databases:
+            if not schema.create(url, partition_seconds):
+                changes[url] = ""
+        done = [change for change in changes.values() if change]
         if form != "table":
-            _show_schema(address, change if done else "", done, form)
-        print_message(f"{change}d the schema" if done else CURRENT)
+            _show_schemas(changes, True, form)
+        for change in done or [""]:
+            print_message(f"{change}d the schema" if change else CURRENT)
 
 
 CURRENT = "the schema is current; nothing to do"
 
 
-def _show_schema(
-    address: str, change: str, executed: bool, form: str, out: TextIO | None = None
+def _databases(settings: Settings) -> list[tuple[str, BrokerSchema]]:
+    """Return the PostgreSQL databases of broker and coordinator, with their functions.
+
+    :raises UnsupportedError: neither of them is one.
+    """
+    addresses = settings.broker, split_chroot(settings.coordinator)[0]
+    found = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
+    return [(url, schema_of(url)) for url in found or [settings.broker]]
+
+
+def _show_schemas(
+    changes: Mapping[str, str], executed: bool, form: str, out: TextIO | None = None
 ) -> None:
-    item = {"broker": address, "schema": change or "current", "executed": executed}
-    emit("qdo.broker-init/1", [item], form, ("broker", "schema"), out)
+    items = [
+        {
+            "database": hide_credentials(url),
+            "schema": change or "current",
+            "executed": executed and bool(change),
+        }
+        for url, change in changes.items()
+    ]
+    emit("qdo.broker-init/1", items, form, ("database", "schema"), out)
 
 
 @broker.command()
@@ -235,14 +259,18 @@ def _show_schema(
 @click.option(
     "--for", "kind", type=click.Choice(KINDS), required=True, help="What the role is to do."
 )
-@with_settings("broker")
+@with_settings("broker", "coordinator")
 def grants(role: str, kind: str, settings: Settings) -> None:
     """Print the SQL statements that give a role of PostgreSQL the rights that it needs.
 
     Run them as the owner of the schema, for instance with psql.
     """
-    for statement in schema_of(settings.broker).grants(settings.broker, role, kind):
-        click.echo(f"{statement};")
+    databases = _databases(settings)
+    for url, schema in databases:
+        if len(databases) > 1:
+            click.echo(f"-- in {hide_credentials(url)}")
+        for statement in schema.grants(url, role, kind):
+            click.echo(f"{statement};")
 
 
 @click.group()

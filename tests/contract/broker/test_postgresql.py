@@ -25,11 +25,11 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.broker import PostgresqlBroker
 from qdo.brokers.postgresql.reader import END, Fetch
-from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed, unreadable_reason, with_header
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
 from qdo.positions import LATEST_SECONDS, message_id
+from qdo.postgresql.schema import grants
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import marks_of
 from tests.support.fakes.key_files import key, write_keys

@@ -1,4 +1,4 @@
-"""The order of a queue is the order of its commits: `qdo.brokers.postgresql.schema`.
+"""The order of a queue is the order of its commits: `qdo.postgresql.schema`.
 
 Transactions of several sessions are interleaved in every way. After each step a reader reads on,
 and a listener looks which queues have changed.
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qdo.brokers.postgresql import schema
+from qdo.postgresql import schema
 from tests.support.postgresql.schedules import Interleaver, OrderError, Step, interleaved
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase

@@ -13,11 +13,12 @@ from psycopg import errors, sql
 from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import RUNNING, NewRequest
 from qdo.brokers.streams import first_shards, split
+from qdo.coordination.client import connect
+from qdo.postgresql.schema import grants
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
@@ -147,6 +148,10 @@ def work_all(roles: Roles, name: str) -> None:
     for letter in broker.dead_letters.find("a"):
         broker.dead_letters.discard([("a", letter.position)])
     broker.delete_queue("a", broker.catalog.head("a"))
+    client = connect(roles.database.url(name))  # of the coordinator
+    client.open()
+    client.stop()
+    client.close()
     with roles.connect(name) as connection:
         connection.execute("SELECT qdo.drop_partitions()")
         connection.execute("SELECT qdo.move_due('app', 1, 1)")

@@ -1,11 +1,10 @@
-"""The embedded coordinator answers as ZooKeeper does: the same random requests put to both."""
+"""Coordinators in databases answer as ZooKeeper does: the same random requests put to both."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,12 +196,15 @@ def check_zxids(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> No
     assert [theirs for _, theirs in ordered] == sorted({theirs for _, theirs in pairs})
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_same_answers(seed: int, zookeeper_server: Ensemble, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["embedded_url", "database_url"])
+def test_same_answers(
+    kind: str, seed: int, zookeeper_server: Ensemble, request: pytest.FixtureRequest
+) -> None:
     """Data, versions, children, errors, stats and watch events agree, step by step."""
     rng = random.Random(seed)
     chroot = f"/differential-{seed}-{rng.getrandbits(40):x}"
-    ours = CoordinatorPair(f"sqlite:{tmp_path / 'c.db'}?chroot={chroot}")
+    ours = CoordinatorPair(f"{request.getfixturevalue(kind)}?chroot={chroot}")
     theirs = CoordinatorPair(zookeeper_server.url(chroot))
     history: list[str] = []
     try:

@@ -17,7 +17,7 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 from kazoo.protocol.states import KazooState, WatchedEvent
 
 from qdo.coordination.client import Client, connect
-from qdo.coordination.embedded import store as embedded_store
+from qdo.coordination.sql import sqlite_store as embedded_store
 from qdo.errors import DatabaseFullError
 from tests.support.cli import command
 from tests.support.coordinator_process import Remote
@@ -268,10 +268,10 @@ def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
 
 FORK = """
 import os, sys, threading
-from qdo.coordination.embedded.store import Store
+from qdo.coordination.sql.sqlite_store import SqliteStore
 
-store = Store(sys.argv[1])
-store.begin(0, write=True)
+store = SqliteStore(sys.argv[1])
+store.begin(None, write=True, since=0)
 children = []
 
 def fork():
@@ -280,7 +280,7 @@ def fork():
         children.append(pid)
         return
     try:
-        Store(sys.argv[1]).begin(0, write=True)
+        SqliteStore(sys.argv[1]).begin(None, write=True, since=0)
         os._exit(0)
     finally:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""kazoo's own tests of its recipes and its client pass on the embedded coordinator."""
+"""kazoo's own tests of its recipes and its client pass on the coordinators in databases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.paths import ROOT
 HANDLERS = ("threading", "gevent")
 
 
-def start(handler: str, module: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def start(handler: str, module: str, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of kazoo's test modules in a process of its own."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")
     }
     runner = "tests.contract.coordinator.kazoo_recipes.runner"
     return subprocess.run(
-        [sys.executable, "-m", runner, handler, str(folder / "report.json"), str(folder), module],
+        [sys.executable, "-m", runner, handler, str(folder / "report.json"), url, module],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -36,9 +36,12 @@ def start(handler: str, module: str, folder: Path) -> subprocess.CompletedProces
 @pytest.mark.slow
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("module", MODULES)
-def test_recipes(handler: str, module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["embedded_url", "database_url"])
+def test_recipes(
+    kind: str, handler: str, module: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Each test of the module passes, and every exclusion names a test that exists."""
-    done = start(handler, module, tmp_path)
+    done = start(handler, module, request.getfixturevalue(kind), tmp_path)
     if done.returncode:
         pytest.fail(f"{done.stdout}\n{done.stderr[-4000:]}")
     report = json.loads((tmp_path / "report.json").read_text())

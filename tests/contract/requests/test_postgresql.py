@@ -16,11 +16,11 @@ from psycopg.rows import dict_row
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import requests as requests_module
-from qdo.brokers.postgresql.schema import FORMAT, script
 from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import RUNNING, NewRequest, RequestStore, Take
 from qdo.encoding import LEFT_ON_SERVER
 from qdo.errors import RequestExistsError, UsageError
+from qdo.postgresql.schema import FORMAT, script
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase

@@ -275,7 +275,7 @@ def test_nothing_there_yet(cli: Run) -> None:
     assert list(Path().iterdir()) == []
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+@pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
 def coordinator(request: pytest.FixtureRequest) -> str:
     """Both far sides."""
     return str(request.getfixturevalue(request.param))

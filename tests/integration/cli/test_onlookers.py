@@ -34,7 +34,7 @@ import qdo.cli.commands.fleet
 import qdo.cli.commands.workers
 import qdo.cli.commands.holds
 import qdo.cli.commands.seek, qdo.cli.changing, qdo.brokers.registry
-import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
+import qdo.brokers.embedded.broker, qdo.coordination.sql.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
 from qdo.cli.main import main
 os.setgroups([])

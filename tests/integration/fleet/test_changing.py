@@ -22,6 +22,7 @@ from kazoo.security import ACL, Id, Permissions
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.requests import OVER, PAUSED, WAITING
+from qdo.coordination.client import connect
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
@@ -29,6 +30,7 @@ from tests.support.app_runs import OperatorDesk
 from tests.support.cli import QDO, Ended, clean_environment, command
 from tests.support.commands import every_command
 from tests.support.forks.processes import Popen
+from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 from tests.support.shared_servers import SharedZooKeeper
 
@@ -359,6 +361,31 @@ def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> Non
     assert (item["schema"], item["executed"]) == ("create", True)
     (item,) = json.loads(command(*QDO, *argv, "--dry-run", cwd=tmp_path).out)["items"]
     assert (item["schema"], item["executed"]) == ("current", False)
+
+
+def test_broker_and_coordinator_may_have_two_databases(
+    postgresql: PostgresqlDatabase, tmp_path: Path
+) -> None:
+    """Both get the schema, and a role its rights in both."""
+    other = PostgresqlDatabase(postgresql.server, postgresql.server.create_database())
+    broker, coordinator = postgresql.url(), other.url()
+    places = ("--broker", broker, "--coordinator", f"{coordinator}?chroot=/a")
+    try:
+        done = command(*QDO, "admin", "broker", "init", *places, "-o", "json", cwd=tmp_path)
+        found = [each["database"].rpartition("/")[2] for each in json.loads(done.out)["items"]]
+        assert found == [postgresql.name, other.name]
+        for url in (broker, coordinator):
+            client = connect(url)
+            client.open()
+            client.stop()
+            client.close()
+        argv = "admin", "broker", "grants", "guest", "--for", "worker"
+        one = command(*QDO, *argv, "--broker", broker, cwd=tmp_path)
+        both = command(*QDO, *argv, *places, cwd=tmp_path)
+        assert (one.code, both.code) == (0, 0)
+        assert len(both.out.splitlines()) == 2 * len(one.out.splitlines()) + 2
+    finally:
+        postgresql.server.drop_database(other.name)
 
 
 def test_a_dry_run_keeps_the_key_file(tmp_path: Path) -> None:

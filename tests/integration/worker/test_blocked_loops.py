@@ -55,7 +55,7 @@ def job(message, context):
 """
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+@pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AppRuns]:
     setup = AppRuns("blocked", tmp_path, request.getfixturevalue(request.param))
     yield setup

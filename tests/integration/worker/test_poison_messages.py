@@ -61,11 +61,13 @@ def send(stage: PoisonSetup, queue: str, *bodies: Any) -> None:
     stage.app.send_many([(queue, body) for body in bodies])
 
 
-BOTH = pytest.mark.parametrize("stage", ["embedded_url", "zookeeper_url"], indirect=True)
+EACH = pytest.mark.parametrize(
+    "stage", ["embedded_url", "zookeeper_url", "database_url"], indirect=True
+)
 RUNS = [("one", 1), ("poison", 1), ("poison", 2), ("poison", 3)]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("then", ["dead-letter", "skip"])
 def test_a_poison_message_is_ended_by_its_policy(stage: PoisonSetup, then: str) -> None:
     """It kills its process three times; then the queue continues without it, in order."""
@@ -106,7 +108,7 @@ def test_a_poison_message_blocks_until_an_operator_decides(
     assert letters == ([3] if verdict == "dead-letter" else [])
 
 
-@BOTH
+@EACH
 def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     """The key of that message continues, the others wait until all are decided on at once."""
     for key in ("a", "b", "c"):
@@ -171,7 +173,7 @@ def test_an_operators_kill_counts_no_attempt(stage: PoisonSetup) -> None:
     assert stage.node("q").failure is None
 
 
-@BOTH
+@EACH
 def test_kill_9_counts_an_attempt_of_the_message_in_flight(stage: PoisonSetup) -> None:
     """Only of the one in flight: messages done before it in the same process are untouched."""
     send(stage, "done", "one", "two")

@@ -19,6 +19,7 @@ class CuttingProxy:
     """Forwards TCP connections to a port of 127.0.0.1.
 
     :ivar port: where it listens.
+    :ivar upstream: that port; another server may take over.
     :ivar refusing: whether it closes new connections at once.
     :ivar late_seconds: how much later each answer arrives.
     :ivar cut_ports: local ports of the connections to the server that it has cut.
@@ -28,7 +29,7 @@ class CuttingProxy:
         self.refusing = False
         self.late_seconds = 0.0
         self.cut_ports: list[int] = []
-        self._upstream = upstream
+        self.upstream = upstream
         self._direction: Direction = "request"
         self._left: int | None = None
         self._forwarded = {"request": 0, "answer": 0}
@@ -45,7 +46,7 @@ class CuttingProxy:
 
     def connect(self) -> socket.socket:
         """Return a connection to the server."""
-        return socket.create_connection(("127.0.0.1", self._upstream))
+        return socket.create_connection(("127.0.0.1", self.upstream))
 
     def cut_after(self, direction: Direction, count: int) -> None:
         """Cut one connection once `count` more bytes of a direction have been forwarded."""
@@ -80,9 +81,11 @@ class CuttingProxy:
     def close(self) -> None:
         """Close everything."""
         self._over.set()
-        self.cut_all()
-        for thread in self._threads:
-            thread.join()
+        self._threads[0].join()
+        for thread in self._threads[1:]:
+            while thread.is_alive():  # it may not have connected yet
+                self.cut_all()
+                thread.join(_POLL_SECONDS)
         self._listener.close()
 
     def _accept(self) -> None:

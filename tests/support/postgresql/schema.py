@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qdo.brokers.postgresql.schema import PARTITION_SECONDS, create
-from qdo.brokers.postgresql.session import connect
-from qdo.brokers.postgresql.url import postgresql_address
+from qdo.postgresql.schema import PARTITION_SECONDS, create
+from qdo.postgresql.session import connect
+from qdo.postgresql.url import postgresql_address
 
 
 def prepared(url: str, partition_seconds: int = PARTITION_SECONDS) -> str:

@@ -202,6 +202,8 @@ def test_missing_file() -> None:
         ("coordinator", "zookeeper://a,b:99999"),
         ("coordinator", "zookeeper://a//b"),
         ("coordinator", "etcd://a"),
+        ("coordinator", "postgresql://user:secret@host/db"),
+        ("coordinator", "postgresql://host/db?chrot=/a"),
         ("coordinator", "zookeeper://a/x?tls=1"),
     ],
 )
@@ -270,11 +272,29 @@ def test_a_wrong_value_names_its_origin() -> None:
         "zookeeper://[::1]:2181",
         "sqlite:coordination.db",
         "sqlite:/var/lib/qdo/coordination.db",
+        "postgresql://user@one,two/db?schema=own&chroot=/a/b&sslmode=verify-full",
     ],
 )
 def test_coordinator_addresses(url: str) -> None:
     """Every documented form of an address is taken."""
     assert Settings(coordinator=url).coordinator == url
+
+
+def test_the_coordinator_is_in_the_database_of_the_broker() -> None:
+    """Unless it is set, whatever it is set to, and whatever overrides the broker."""
+    one, two = "postgresql://one/db", "postgresql://two/db"
+    settings = load(environ={"QDO_BROKER": one})
+    assert settings.coordinator == one
+    assert settings.origin("coordinator") == "default"
+    assert settings.merged({"attempts": 2}, "test").coordinator == one
+    assert settings.merged({"broker": two}, "test").coordinator == two
+    assert settings.merged({"broker": "sqlite:m.db"}, "test").coordinator == Settings().coordinator
+    assert settings.merged({"coordinator": two}, "test").coordinator == two
+    file = "sqlite:qdo-data/coordination.db"
+    for given in (file, two):
+        settings = load(environ={"QDO_BROKER": one, "QDO_COORDINATOR": given})
+        assert settings.coordinator == given
+        assert settings.merged({"broker": two}, "test").coordinator == given
 
 
 def test_back_off_limits_must_fit() -> None:

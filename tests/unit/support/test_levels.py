@@ -58,13 +58,14 @@ def test_a_twin_is_known_by_its_parameter(nodeid: str, expected: tuple[str, str]
     assert twin(nodeid) == expected
 
 
-def test_one_of_two_twins_is_left_out() -> None:
-    """Each coordinator gets about half of the items."""
-    kinds = ("embedded", "zookeeper")
-    items = [f"a.py::test_{number}[{kind}]" for number in range(200) for kind in kinds]
-    found = other_coordinators(items)
-    counts = Counter(each.partition("[")[2] for each in found)
-    assert len({each.partition("[")[0] for each in found}) == len(found) == 200
+@pytest.mark.parametrize("kinds", [("files", "servers"), ("embedded", "zookeeper", "database")])
+def test_one_of_the_twins_is_kept(kinds: tuple[str, ...]) -> None:
+    """Each coordinator gets about the same share of the items."""
+    items = {f"a.py::test_{number}[{kind}]" for number in range(300) for kind in kinds}
+    kept = items - other_coordinators(sorted(items))
+    counts = Counter(each.partition("[")[2] for each in kept)
+    assert len({each.partition("[")[0] for each in kept}) == len(kept) == 300
+    assert len(counts) == len(kinds)
     assert min(counts.values()) > 70
 
 

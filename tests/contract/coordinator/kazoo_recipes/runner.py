@@ -1,6 +1,6 @@
-"""Runs modules of kazoo's own tests against the embedded coordinator, in a process of its own.
+"""Runs modules of kazoo's own tests against a coordinator, in a process of its own.
 
-    python -m tests.contract.coordinator.kazoo_recipes.runner HANDLER REPORT FOLDER MODULE...
+    python -m tests.contract.coordinator.kazoo_recipes.runner HANDLER REPORT URL MODULE...
 
 Under the gevent handler the process is monkey-patched first, as kazoo's tests use threads. What
 became of each test is written to REPORT as JSON.
@@ -18,7 +18,6 @@ if sys.argv[1] == "gevent":
 import importlib
 import json
 import types
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +54,9 @@ class _Cluster(list[_Server]):
         return []
 
 
-def use_embedded(handler: str, folder: Path) -> None:
-    """Have kazoo's harness, and tests that make their own client, use the embedded coordinator."""
+def use_coordinator(handler: str, url: str) -> None:
+    """Have kazoo's harness, and tests that make their own client, use the coordinator."""
     network_client = kazoo.client.KazooClient
-    database = folder / f"{uuid.uuid4().hex}.db"
 
     def client(hosts: str = "127.0.0.1:2181", timeout: float = 10.0, **options: Any) -> Any:
         if not hosts.startswith(_HOST):
@@ -67,9 +65,7 @@ def use_embedded(handler: str, folder: Path) -> None:
         if "max_retries" in options:  # the older spelling of the retry options
             options["command_retry"] = options["connection_retry"] = None
         chroot = hosts.removeprefix(_HOST)
-        return connect(
-            f"sqlite:{database}?chroot={chroot}", session_timeout_seconds=timeout, **options
-        )
+        return connect(f"{url}?chroot={chroot}", session_timeout_seconds=timeout, **options)
 
     cluster = _Cluster([_Server()])
     harness: Any = kazoo.testing.harness
@@ -118,8 +114,8 @@ def _short(nodeid: str) -> str:
 
 def main() -> int:
     """Run the tests named on the command line; return pytest's exit code."""
-    handler, report, folder, *modules = sys.argv[1:]
-    use_embedded(handler, Path(folder))
+    handler, report, url, *modules = sys.argv[1:]
+    use_coordinator(handler, url)
     reporter = _Reporter(handler)
     code = pytest.main(
         [

@@ -1,8 +1,8 @@
 """The SQLite file behind an embedded coordinator: znodes, sessions, and recent changes.
 
 Transactions are kept short, because only one process can write at a time. A commit appends to the
-write-ahead log without waiting for the disk. `Store.sync` then makes all commits so far durable,
-while other processes already continue. A process that waits for its own `sync` before answering
+write-ahead log without waiting for the disk. `announce` then makes all commits so far durable,
+while other processes already continue. A process that waits for its own `announce` before answering
 loses nothing by that: earlier changes precede its own in the log, and become durable with it.
 """
 
@@ -12,13 +12,28 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from qdo.coordination.embedded.tree import ROOT, Event, TreeNode
+from qdo.coordination.sql.store import (
+    BusyError,
+    Requests,
+    SessionRow,
+    StoredState,
+    folder_of,
+    key_of,
+)
+from qdo.coordination.sql.tree import Event, TreeNode
+from qdo.errors import DatabaseError
+from qdo.system.clock import clock
 from qdo.system.files import Rights, open_file
 from qdo.system.fork_guard import ForkGuard, unforked
 from qdo.system.sqlite import Format, ReplacedFileCheck, open_database, translated
+from qdo.system.wakeup_pipes import WakeupPipe, notify_all
 
 _FORMAT = Format(
     name="coordination",
@@ -69,55 +84,95 @@ _LOAD = """
 _SESSIONS = "SELECT id, password, timeout, generation, slot, boot FROM session"
 
 
-class BusyError(Exception):
-    """Another process is writing; try again in a moment."""
+_SLOT = struct.Struct("<q")
+_BLOCK = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """The state at the start of a transaction.
+@cache
+def boot() -> str:
+    """Return the id of this boot of the machine: `clock` starts again with each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    :ivar zxid: zxid of the newest change.
-    :ivar trimmed: changes up to this zxid are no longer stored.
-    :ivar sessions: grows whenever a session begins or ends.
-    :ivar unmerged: approximate number of log pages that are not merged into the database.
-    :ivar generation: generation of the own session's connection, None if the session has ended.
+
+class Heartbeats:
+    """The file of slots.
+
+    A heartbeat is the time in a slot: one small write to memory that needs no lock and no disk, so
+    even a process that waits for the database keeps its session.
     """
 
-    zxid: int
-    trimmed: int
-    sessions: int
-    unmerged: int
-    generation: int | None
+    def __init__(self, path: str, rights: Rights) -> None:
+        self._fd = open_file(path, os.O_RDWR, rights)
+
+    def reserve(self, slot: int) -> None:
+        """Allocate a slot, or raise OSError: later heartbeats need no disk space."""
+        end = (slot * _SLOT.size // _BLOCK + 1) * _BLOCK
+        os.posix_fallocate(self._fd, 0, end)
+
+    def beat(self, slot: int) -> None:
+        os.pwrite(self._fd, _SLOT.pack(int(clock() * 1e9)), slot * _SLOT.size)
+
+    def read(self) -> list[float]:
+        """Return the time of the last heartbeat of every slot."""
+        size = os.fstat(self._fd).st_size
+        return [beat / 1e9 for (beat,) in _SLOT.iter_unpack(os.pread(self._fd, size, 0))]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A session that has not ended; `slot` is the place of its heartbeats."""
+class _SilentPipe:
+    """Replaces the wakeup pipe of a user who may only read; no other process knows it."""
 
-    id: int
-    password: bytes
-    timeout_milliseconds: int
-    generation: int
-    slot: int
-    boot: str
+    def __init__(self) -> None:
+        self._ends = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
+
+    def fileno(self) -> int:
+        return self._ends[0]
+
+    def drain(self) -> None:
+        """Do nothing: no process writes to it."""
+
+    def close(self) -> None:
+        while self._ends:
+            os.close(self._ends.pop())
 
 
-class Store:
-    """One connection to the file. Not safe for use by several threads at once."""
+ONLOOKER_SECONDS = 1.0
+"""Time between looks of a user who may only read: no process wakes it."""
 
-    def __init__(self, path: str) -> None:
-        """Open or create the file; raise DatabaseError if it cannot be used."""
-        self.path = path
-        self.wakeups = f"{path}.wakeups"
+
+class SqliteStore:
+    """One connection to the file."""
+
+    waits_for_network = False
+    woken = False
+    rest_seconds = 0.0
+
+    def __init__(
+        self, path: str, offload: Callable[[Callable[[], None]], None] = lambda call: call()
+    ) -> None:
+        """Open or create the file.
+
+        :param offload: runs a call that waits for the disk, perhaps on another thread.
+        :raises DatabaseError: it cannot be used.
+        """
+        self.name = path
+        self.age = boot()
+        self._offload = offload
         self._log_file = -1
+        self.bell: Any = None
+        self._beats: Any = None
         self._in_transaction = False
         with unforked:
-            # `sync` syncs commits instead of SQLite, outside of the write lock.
+            # `_sync` syncs commits instead of SQLite, outside of the write lock.
             self._db = open_database(path, _FORMAT, durable=False)
             self._fork_guard = ForkGuard(path, lambda: None)
             try:
                 self._prepare()
+                self._join()
             except BaseException:
                 self.close()
                 raise
@@ -125,15 +180,31 @@ class Store:
         self._saves = 0
         self._merge = False
 
+    def _join(self) -> None:
+        """Open the files through which processes wake each other and tell that they live."""
+        if self.read_only:
+            self.bell = _SilentPipe()
+            return
+        with translated(self.name):
+            rights = Rights.of(self.name)
+            self.bell = WakeupPipe(self._wakeups, rights)
+            self._beats = Heartbeats(f"{self.name}.beats", rights)
+
+    @property
+    def _wakeups(self) -> str:
+        return f"{self.name}.wakeups"
+
     def _prepare(self) -> None:
-        with translated(self.path):
+        with translated(self.name):
             self._db.execute("PRAGMA busy_timeout = 0")
-            # Merging the log syncs twice: `sync` does it, where waiting does no harm.
+            # Merging the log syncs twice: `_sync` does it, where waiting does no harm.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if os.access(self.path, os.W_OK):  # an onlooker syncs nothing
-                self._log_file = open_file(f"{self.path}-wal", os.O_RDONLY, Rights.of(self.path))
-            self._watch = ReplacedFileCheck(self.path)
+            self.read_only = not os.access(self.name, os.W_OK)
+            self.look_seconds = ONLOOKER_SECONDS if self.read_only else float("inf")
+            if not self.read_only:
+                self._log_file = open_file(f"{self.name}-wal", os.O_RDONLY, Rights.of(self.name))
+            self._watch = ReplacedFileCheck(self.name)
 
     def close(self) -> None:
         with self._fork_guard:
@@ -142,13 +213,21 @@ class Store:
         if self._log_file >= 0:
             os.close(self._log_file)
             self._log_file = -1
+        for each in (self.bell, self._beats):
+            if each is not None:
+                each.close()
+
+    def drain(self) -> bool:
+        self.bell.drain()
+        return True
 
     # --- transactions -----------------------------------------------------------------
 
-    def begin(self, session: int, *, write: bool) -> StoredState:
-        """Begin a transaction, and return the state of the file.
+    def begin(
+        self, session: SessionRow | None, *, write: bool, since: int, requests: Requests = ()
+    ) -> StoredState:
+        """Begin a transaction; see `Store.begin`.
 
-        :raises BusyError: the lock is taken; no transaction began.
         :raises DatabaseError: the file is unusable, or no longer under its name.
         """
         self._fork_guard.__enter__()  # until `commit` or `rollback`
@@ -156,17 +235,25 @@ class Store:
         with self._guarded():
             self._watch.check()
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            found = self._db.execute(
+            zxid, trimmed, sessions, self._unmerged, generation = self._db.execute(
                 "SELECT zxid, trimmed, sessions, unmerged,"
                 " (SELECT generation FROM session WHERE id = ?) FROM state",
-                (session,),
+                (0 if session is None else session.id,),
             ).fetchone()
-            state = StoredState(*found)
-            self._unmerged = state.unmerged
-            return state
+            missed = self._events(since) if -1 < since < zxid else []
+        if write and session is not None:
+            self.beat(session)
+        gone = -1 < since < trimmed
+        return StoredState(zxid, None if gone else missed, sessions, generation)
+
+    def _events(self, since: int) -> list[Event]:
+        rows = self._db.execute(
+            "SELECT events FROM change WHERE zxid > ? ORDER BY zxid", (since,)
+        ).fetchall()
+        return [(kind, path) for (text,) in rows for kind, path in json.loads(text)]
 
     def commit(self) -> None:
-        """Make the transaction visible to all processes; it is not durable yet."""
+        """Make the transaction visible to all processes; `announce` makes it durable."""
         with self._guarded():
             self._db.execute("COMMIT")
         self.rollback()
@@ -184,7 +271,7 @@ class Store:
     def _guarded(self) -> Iterator[None]:
         """Roll back on any error; raise BusyError if the lock is taken."""
         try:
-            with translated(self.path):
+            with translated(self.name):
                 yield
         except BaseException as error:
             self.rollback()
@@ -192,9 +279,14 @@ class Store:
                 raise BusyError from error
             raise
 
-    def sync(self) -> None:
-        """Make all commits so far durable; waits for the disk."""
-        with translated(self.path):
+    def announce(self) -> None:
+        """Wake the other processes, and make all commits so far durable."""
+        with translated(self.name):
+            notify_all(self._wakeups, skip=self.bell)
+        self._offload(self._sync)
+
+    def _sync(self) -> None:
+        with translated(self.name):
             os.fdatasync(self._log_file)
             # Only now it is certain that the commits are in the files that other processes open.
             self._watch.check()
@@ -205,7 +297,7 @@ class Store:
     def _merged(self) -> bool:
         """Merge the log; return whether the next commit can start it from the beginning.
 
-        If other processes read old pages or write meanwhile, the next `sync` must try again:
+        If other processes read old pages or write meanwhile, the next `announce` must try again:
         otherwise the log grew to 66 MiB in half a minute.
         """
         for mode in ("PASSIVE", "RESTART"):  # the first waits for the disk without the write lock
@@ -218,13 +310,13 @@ class Store:
 
     def node(self, path: str) -> TreeNode | None:
         with self._guarded():
-            row = self._db.execute(_LOAD, _key(path)).fetchone()
+            row = self._db.execute(_LOAD, key_of(path)).fetchone()
         return None if row is None else TreeNode(*row)
 
     def names(self, path: str) -> Iterable[str]:
         with self._guarded():
             rows = self._db.execute(
-                "SELECT name FROM node WHERE parent = ?", ("" if path == ROOT else path,)
+                "SELECT name FROM node WHERE parent = ?", (folder_of(path),)
             ).fetchall()
         return [name for (name,) in rows]
 
@@ -235,10 +327,12 @@ class Store:
             ).fetchall()
         return [f"{parent}/{name}" for parent, name in rows]
 
-    def save(self, changes: dict[str, TreeNode | None], zxid: int, events: Iterable[Event]) -> None:
-        """Write changed nodes, the new zxid, and the events for other processes' watches."""
-        deleted = [_key(path) for path, node in changes.items() if node is None]
-        written = [(*_key(path), *node.row()) for path, node in changes.items() if node is not None]
+    def save(
+        self, changes: Mapping[str, TreeNode | None], zxid: int, events: Iterable[Event]
+    ) -> None:
+        items = [(key_of(path), node) for path, node in changes.items()]
+        deleted = [key for key, node in items if node is None]
+        written = [(*key, *node.row()) for key, node in items if node is not None]
         with self._guarded():
             if deleted:
                 self._db.executemany("DELETE FROM node WHERE parent = ? AND name = ?", deleted)
@@ -263,26 +357,41 @@ class Store:
             self._db.execute("DELETE FROM change WHERE zxid <= ?", row)
             self._db.execute("UPDATE state SET trimmed = ?", row)
 
-    def events(self, since: int) -> list[Event]:
-        with self._guarded():
-            rows = self._db.execute(
-                "SELECT events FROM change WHERE zxid > ? ORDER BY zxid", (since,)
-            ).fetchall()
-        return [(kind, path) for (text,) in rows for kind, path in json.loads(text)]
-
     # --- sessions ---------------------------------------------------------------------
 
-    def sessions(self) -> list[SessionRow]:
+    def sessions(self) -> list[tuple[SessionRow, float]]:
         with self._guarded():
-            rows = self._db.execute(_SESSIONS).fetchall()
-        return [SessionRow(*row) for row in rows]
+            rows = [SessionRow(*row) for row in self._db.execute(_SESSIONS).fetchall()]
+        beats = self._beats.read()
+        return [(row, self._heard(row, beats)) for row in rows]
+
+    def _heard(self, row: SessionRow, beats: list[float]) -> float:
+        if row.age != self.age:
+            return float("-inf")
+        return beats[row.slot] if row.slot < len(beats) else 0.0
 
     def session(self, session: int) -> SessionRow | None:
         with self._guarded():
             row = self._db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
         return None if row is None else SessionRow(*row)
 
-    def free_slot(self) -> int:
+    def put_session(self, row: SessionRow) -> SessionRow:
+        if row.slot < 0:
+            row = replace(row, slot=self._free_slot())
+        with self._guarded():
+            self._db.execute(
+                "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?)",
+                astuple(row),
+            )
+            self._db.execute("UPDATE state SET sessions = sessions + 1")
+        try:
+            self._beats.reserve(row.slot)
+            self._beats.beat(row.slot)
+        except OSError as error:
+            raise DatabaseError(path=self.name, reason=str(error)) from error
+        return row
+
+    def _free_slot(self) -> int:
         with self._guarded():
             (slot,) = self._db.execute(
                 "SELECT min(free) FROM (SELECT 0 AS free UNION ALL SELECT slot + 1 FROM session)"
@@ -290,25 +399,13 @@ class Store:
             ).fetchone()
         return int(slot)
 
-    def put_session(self, row: SessionRow) -> None:
-        """Add a session, or replace it by its next generation."""
-        with self._guarded():
-            self._db.execute(
-                "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?)",
-                astuple(row),
-            )
-            self._db.execute("UPDATE state SET sessions = sessions + 1")
+    def beat(self, row: SessionRow) -> None:
+        self._beats.beat(row.slot)
 
     def delete_session(self, session: int) -> None:
-        """End a session; the caller deletes its nodes."""
         with self._guarded():
             self._db.execute("DELETE FROM session WHERE id = ?", (session,))
             self._db.execute("UPDATE state SET sessions = sessions + 1")
-
-
-def _key(path: str) -> tuple[str, str]:
-    parent, _, name = path.rpartition("/")
-    return (parent, name) if name or parent else (ROOT, "")
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:

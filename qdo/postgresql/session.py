@@ -32,8 +32,8 @@ from qdo.broker_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
 )
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
+from qdo.postgresql.url import SchemaAddress
 from qdo.system.home_loop import check_descriptors
 from qdo.system.native import original
 from qdo.text import printable
@@ -79,19 +79,23 @@ class PostgresqlConnection(psycopg.Connection[Any]):
     """A connection whose waiting has an end.
 
     :ivar make_poll: `native_poll` or `loop_poll`.
+    :ivar answer_seconds: how long a statement may take.
     """
 
     make_poll: Callable[[], Any] = staticmethod(native_poll)
+    answer_seconds: float | None = None
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
-        deadline = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
+        if timeout is None:
+            timeout = ANSWER_SECONDS if self.answer_seconds is None else self.answer_seconds
+        deadline = time.monotonic() + timeout
         try:
             wanted: Any = next(gen)
             while True:
                 ready = wait_for(self.make_poll(), self.pgconn.socket, wanted, deadline)
                 if not ready:
                     self.pgconn.finish()
-                    raise psycopg.OperationalError(f"no answer for {ANSWER_SECONDS:g} s")
+                    raise psycopg.OperationalError(f"no answer for {timeout:g} s")
                 wanted = gen.send(ready)
         except StopIteration as end:
             result: RV = end.value
@@ -104,21 +108,27 @@ class PostgresqlConnection(psycopg.Connection[Any]):
 
 
 def connect(
-    address: SchemaAddress, make_poll: Callable[[], Any] = native_poll
+    address: SchemaAddress,
+    make_poll: Callable[[], Any] = native_poll,
+    seconds: float | None = None,
 ) -> PostgresqlConnection:
-    """Return a connection to the first server that accepts it; else raise the last error."""
+    """Return a connection to the first server that accepts it; else raise the last error.
+
+    :param seconds: how long connecting, and later each statement, may take; None: the defaults.
+    """
     for conninfo in address.conninfos[:-1]:
         try:
-            return _connect(conninfo, address, make_poll)
+            return _connect(conninfo, address, make_poll, seconds)
         except psycopg.OperationalError:
             continue
-    return _connect(address.conninfos[-1], address, make_poll)
+    return _connect(address.conninfos[-1], address, make_poll, seconds)
 
 
 def _connect(
-    conninfo: str, address: SchemaAddress, make_poll: Callable[[], Any]
+    conninfo: str, address: SchemaAddress, make_poll: Callable[[], Any], seconds: float | None
 ) -> PostgresqlConnection:
-    deadline = time.monotonic() + CONNECT_SECONDS
+    patience = CONNECT_SECONDS if seconds is None else seconds
+    deadline = time.monotonic() + patience
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     state: int = pq.PollingStatus.WRITING
     while state != pq.PollingStatus.OK:
@@ -133,11 +143,12 @@ def _connect(
         wanted = _READ if state == pq.PollingStatus.READING else _WRITE
         if not wait_for(make_poll(), pgconn.socket, wanted, deadline):
             pgconn.finish()
-            raise psycopg.OperationalError(f"no answer for {CONNECT_SECONDS:g} s")
+            raise psycopg.OperationalError(f"no answer for {patience:g} s")
         state = pgconn.connect_poll()
     pgconn.nonblocking = 1
     connection = PostgresqlConnection(pgconn)
     connection.make_poll = make_poll
+    connection.answer_seconds = seconds
     connection.prepare_threshold = None if address.pooled else 1
     connection.autocommit = True
     connection.execute("SET jit = off")  # compiling a plan takes longer than running it

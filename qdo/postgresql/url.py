@@ -42,8 +42,39 @@ class SchemaAddress:
     server: str
 
 
-def postgresql_address(url: str) -> SchemaAddress:
-    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``."""
+def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
+    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``.
+
+    :raises SettingsError: it is not valid; `setting` is the one to correct.
+    """
+    try:
+        return _parsed(url)
+    except SettingsError as error:
+        raise SettingsError(name=setting, reason=error.details["reason"]) from error
+
+
+def split_chroot(url: str) -> tuple[str, str]:
+    """Return the address of a coordinator without its option `chroot`, and that option.
+
+    It is the path before all nodes; here it has no slash at its ends.
+    """
+    base, _, query = url.partition("?")
+    pairs = query.split("&") if query else []
+    rest = [pair for pair in pairs if not pair.startswith("chroot=")]
+    chroot = "".join(pair.removeprefix("chroot=") for pair in pairs if pair not in rest)
+    return base + "?" * bool(rest) + "&".join(rest), unquote(chroot).strip("/")
+
+
+def coordinator_address(url: str) -> tuple[SchemaAddress, str]:
+    """Return the schema of a coordinator, and its chroot as `split_chroot` does.
+
+    :raises SettingsError: the address is not valid.
+    """
+    address, chroot = split_chroot(url)
+    return postgresql_address(address, "coordinator"), chroot
+
+
+def _parsed(url: str) -> SchemaAddress:
     shown = hide_credentials(url)
     if not url.startswith("postgresql://"):
         raise _fault(f"{shown!r} must have the form {_FORM}")

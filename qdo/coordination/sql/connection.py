@@ -1,13 +1,13 @@
-"""kazoo's connection to a SQLite file instead of a ZooKeeper server.
+"""kazoo's connection to a database instead of a ZooKeeper server.
 
-`EmbeddedConnection` takes requests from the client's queue, passes them to an `EmbeddedSession`,
+`StoreConnection` takes requests from the client's queue, passes them to a `StoreSession`,
 and hands out answers and watch events. kazoo's own connection does the same after reading them from
 its socket. States, and their causes:
 
 ==============  ==============================================================================
 to              cause
 ==============  ==============================================================================
-CONNECTING      the connection begins; the session was ended or moved; the file is unusable
+CONNECTING      the connection begins; the session was ended or moved; the database is unusable
 CONNECTED       the session was begun or resumed
 EXPIRED_SESSION the session to resume is gone
 AUTH_FAILED     a credential of an unknown scheme
@@ -18,9 +18,9 @@ CLOSED          the client was stopped
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
 from kazoo.protocol.connection import (
@@ -36,15 +36,21 @@ from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, Watched
 from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
-from qdo.coordination.embedded import tree
-from qdo.coordination.embedded.session import EmbeddedSession, OnlookerSession
-from qdo.coordination.embedded.store import BusyError, SessionRow, Store
-from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult
+from qdo.broker_errors import PostgresqlError
 from qdo.coordination.extra_requests import AddWatch
-from qdo.errors import DatabaseError, DatabaseFullError, QdoError
+from qdo.coordination.sql import tree
+from qdo.coordination.sql.session import OnlookerSession, StoreSession
+from qdo.coordination.sql.sqlite_store import SqliteStore
+from qdo.coordination.sql.store import FULL, BusyError, SessionRow, Store
+from qdo.coordination.sql.tree import MAX_REQUEST_BYTES, Event, TreeResult
+from qdo.errors import QdoError, SettingsError
+from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
+from qdo.text import how_to_install
 
 _MEANWHILE_SECONDS = 0.05
+_Result = TypeVar("_Result")
+OpenStore = Callable[[Callable[[Callable[[], None]], None]], Store]
 
 
 def _inline(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
@@ -66,12 +72,16 @@ def _in_thread_pool(call: Callable[[], Any], meanwhile: Callable[[], None]) -> A
     return value
 
 
-def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
+def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
     # Return the error as a value: gevent would print its traceback.
     try:
         return call(), None
-    except QdoError as error:
+    except Exception as error:  # noqa: BLE001 - raised again in the other thread
         return None, error
+
+
+def _nothing() -> None:
+    return None
 
 
 _BATCH = 512
@@ -88,10 +98,31 @@ Pair = tuple[Any, Any]
 """A request, and the object that takes the answer (None without a waiting caller)."""
 
 
-class EmbeddedConnection(ConnectionHandler):
-    """A connection to the coordinator in the file `path`.
+def opener(
+    path: str | None, address: SchemaAddress | None, timeout_seconds: float, *, for_people: bool
+) -> tuple[str, OpenStore]:
+    """Return the name of a database in logs, and the way to open it: a file or a schema.
+
+    :raises SettingsError: the library for it is missing.
+    """
+    if address is None:
+        return str(path), partial(SqliteStore, str(path))
+    try:
+        from qdo.coordination.sql.postgresql_store import PostgresqlStore
+    except ImportError as error:
+        reason = f"it needs a library ({error}); {how_to_install('postgresql')}"
+        raise SettingsError(name="coordinator", reason=reason) from error
+    return address.server, lambda offload: PostgresqlStore(
+        address, timeout_seconds, for_people=for_people
+    )
+
+
+class StoreConnection(ConnectionHandler):
+    """A connection to the coordinator in a database.
 
     :ivar last_fault: why the last attempt to connect failed.
+    :param server: names the database in logs.
+    :param open_store: opens the database; its argument is for `SqliteStore`.
     """
 
     tls_fault: str | None = None
@@ -99,19 +130,41 @@ class EmbeddedConnection(ConnectionHandler):
     handler: Any
     _read_sock: Any
 
-    def __init__(self, client: Any, retry: Any, path: str, logger: Any = None) -> None:
+    def __init__(
+        self, client: Any, retry: Any, server: str, open_store: OpenStore, logger: Any = None
+    ) -> None:
         cast(Any, super()).__init__(client, retry, logger=logger)  # kazoo has no types
-        self.path = path
-        self.server = path
+        self.server = server
         self.last_fault: str | None = None
+        self._open_store = open_store
         self._identities: tuple[Id, ...] = ()
         self._row: SessionRow | None = None
+        self._prepared: Store | None = None
+        self._link: StoreSession | None = None
         gevent_like = self.handler.name == "sequential_gevent_handler"
         self._offload = _in_thread_pool if gevent_like else _inline
 
     def prepare(self) -> None:
-        """Create the file if it is missing; raise DatabaseError if it cannot be used."""
-        self._offload(lambda: Store(self.path).close(), lambda: None)
+        """Open the database for the first attempt to connect.
+
+        :raises DatabaseError: the file cannot be used.
+        :raises UsageError: the database cannot be used. An unreachable server raises nothing.
+        """
+        try:
+            self._prepared = self._offload(self._open, _nothing)
+        except PostgresqlError as error:
+            self.last_fault = str(error)
+
+    def _open(self) -> Store:
+        return self._open_store(lambda call: self._offload(call, self._meanwhile))
+
+    def _meanwhile(self) -> None:
+        if self._link is not None:
+            self._link.beat_if_due()
+
+    def _call(self, link: StoreSession, call: Callable[[], _Result]) -> _Result:
+        result: _Result = self._offload(call, _nothing) if link.waits_for_network else call()
+        return result
 
     def command(self, word: bytes) -> str:
         """Answer a four-letter command, with "" for an unsupported one."""
@@ -130,13 +183,13 @@ class EmbeddedConnection(ConnectionHandler):
         if client._state != KeeperState.CONNECTING:
             client._session_callback(KeeperState.CONNECTING)
         try:
-            with self._link() as link:
+            with self._linked() as link:
                 self._enter(link)
                 retry.reset()
                 self._serve(link)
             client._session_callback(KeeperState.CLOSED)
             return STOP_CONNECTING
-        except (ConnectionDropped, BusyError, DatabaseError, OSError) as error:
+        except (ConnectionDropped, BusyError, QdoError, OSError) as error:
             self.last_fault = str(error)
             self.logger.warning("Connection dropped: %s", error)
             if client._state != KeeperState.CONNECTING:
@@ -152,22 +205,28 @@ class EmbeddedConnection(ConnectionHandler):
         return None
 
     @contextlib.contextmanager
-    def _link(self) -> Iterator[EmbeddedSession]:
-        looks_on = self.client.may_look_on and not os.access(self.path, os.W_OK)
-        kind = OnlookerSession if looks_on else EmbeddedSession
-        link = kind(self.path, pause=self.handler.sleep_func, offload=self._offload)
+    def _linked(self) -> Iterator[StoreSession]:
+        store, self._prepared = self._prepared, None
+        if store is None:
+            store = self._offload(self._open, _nothing)
+        looks_on = self.client.may_look_on and store.read_only
+        self._link = (OnlookerSession if looks_on else StoreSession)(store, self.handler.sleep_func)
         try:
-            yield link
+            yield self._link
         finally:
-            link.close()
+            self._offload(self._link.close, self._meanwhile)
+            self._link = None
 
-    def _enter(self, link: EmbeddedSession) -> None:
+    def _enter(self, link: StoreSession) -> None:
         client = self.client
-        row = link.enter(
-            client._session_id or 0,
-            client._session_passwd,
-            client._session_timeout / 1000,
-            self._row,
+        row = self._call(
+            link,
+            lambda: link.enter(
+                client._session_id or 0,
+                client._session_passwd,
+                client._session_timeout / 1000,
+                self._row,
+            ),
         )
         self._row = row
         client._session_id = row.id
@@ -185,11 +244,11 @@ class EmbeddedConnection(ConnectionHandler):
 
     # --- serving ----------------------------------------------------------------------
 
-    def _serve(self, link: EmbeddedSession) -> None:
+    def _serve(self, link: StoreSession) -> None:
         while not self._step(link):
             pass
 
-    def _step(self, link: EmbeddedSession) -> bool:
+    def _step(self, link: StoreSession) -> bool:
         """Serve the next requests or events; return whether the client closed its session.
 
         A separate function, so that no local variable of an idle connection keeps an answered
@@ -201,22 +260,20 @@ class EmbeddedConnection(ConnectionHandler):
             if self._answer(link, batch):
                 return True
         elif woken:
-            self._fire_all(link.look(watching=self._watching()))
+            self._fire_all(self._call(link, partial(link.look, watching=self._watching())))
         if clock() >= link.due:
-            self._fire_all(link.tick(watching=self._watching()))
+            self._fire_all(self._call(link, partial(link.tick, watching=self._watching())))
         self.client.last_zxid = link.seen
         return False
 
-    def _wait(self, link: EmbeddedSession) -> bool:
+    def _wait(self, link: StoreSession) -> bool:
         """Wait for requests, a wakeup, or the session's next tick; return whether woken up."""
-        timeout = 0.0 if self.client._queue else max(0.0, link.due - clock())
+        at_once = self.client._queue or link.rings()
+        timeout = 0.0 if at_once else max(0.0, link.due - clock())
         ready = self.handler.select([link.bell, self._read_sock], [], [], timeout)[0]
         if self._read_sock in ready:
             self._read_sock.recv(65536)
-        if link.bell in ready:
-            link.bell.drain()
-            return True
-        return False
+        return (link.bell in ready or link.rings()) and link.woken()
 
     def _watching(self) -> bool:
         client = self.client
@@ -241,11 +298,11 @@ class EmbeddedConnection(ConnectionHandler):
                 break
         return batch
 
-    def _answer(self, link: EmbeddedSession, batch: list[Pair]) -> bool:
+    def _answer(self, link: StoreSession, batch: list[Pair]) -> bool:
         """Perform requests and hand out their answers; return whether the session was closed."""
         request, answer = batch[0]
         if request.type == Close.type:
-            link.end()
+            self._call(link, link.end)
             self.client.session_over = True
             self.client._pending.clear()
             return True
@@ -258,10 +315,11 @@ class EmbeddedConnection(ConnectionHandler):
             answer.set(True)
             return False
         try:
-            performed = link.perform(
-                [request for request, _ in batch], self._identities, watching=self._watching()
-            )
-        except DatabaseFullError as error:
+            requests = [request for request, _ in batch]
+            watching = self._watching()
+            act = partial(link.perform, requests, self._identities, watching=watching)
+            performed = self._call(link, act)
+        except FULL as error:
             self._refuse(batch, error)
             return False
         self.client.last_zxid = link.seen

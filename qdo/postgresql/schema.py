@@ -38,11 +38,11 @@ from qdo.broker_errors import (
     SchemaMissingError,
     SchemaNewerError,
 )
-from qdo.brokers.postgresql.session import PostgresqlConnection
-from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import UsageError
+from qdo.postgresql.session import PostgresqlConnection
+from qdo.postgresql.url import SchemaAddress
 
-FORMAT = 3
+FORMAT = 4
 OLDEST_SERVER = 15
 PARTITION_SECONDS = 3600
 """Default length of a partition. The space of processed messages is free after the retention time
@@ -56,9 +56,15 @@ _TABLES: dict[str, dict[str, str]] = {
         "delayed": "SELECT, DELETE",
         "dead_letters": "SELECT, UPDATE, DELETE",
         "requests": "SELECT",
+        "tree": "SELECT, UPDATE",
+        **dict.fromkeys(("znodes", "sessions", "changes"), "SELECT, INSERT, UPDATE, DELETE"),
     },
     "onlooker": dict.fromkeys(
-        ("about", "queues", "messages", "delayed", "dead_letters", "requests", "streams"), "SELECT"
+        (
+            *("about", "queues", "messages", "delayed", "dead_letters", "requests", "streams"),
+            *("tree", "znodes", "sessions", "changes"),
+        ),
+        "SELECT",
     ),
 }
 _MESSAGES = "text[], text[], text[], bytea[], text[], bigint[], text[], bigint[]"
@@ -126,7 +132,7 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
     """Return the statements that create the schema, or add what its format `have` lacks."""
-    resource = importlib.resources.files("qdo.brokers.postgresql").joinpath("schema.sql")
+    resource = importlib.resources.files("qdo.postgresql").joinpath("schema.sql")
     text = resource.read_text(encoding="utf-8")
     if have:
         _, mark, rest = text.partition(f"\n-- Format {have + 1}:")

@@ -1294,3 +1294,49 @@ $$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
 UPDATE {schema}.about SET format = 3;
+
+-- Format 4: the coordinator, see `qdo.coordination.sql`. The row of `tree` is locked by each write.
+CREATE TABLE {schema}.tree (
+    id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    server text NOT NULL DEFAULT ''
+);
+
+CREATE TABLE {schema}.znodes (
+    parent text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    data bytea,
+    acl text,
+    czxid bigint NOT NULL,
+    mzxid bigint NOT NULL,
+    pzxid bigint NOT NULL,
+    ctime bigint NOT NULL,
+    mtime bigint NOT NULL,
+    version integer NOT NULL,
+    creates integer NOT NULL,
+    aversion integer NOT NULL,
+    owner bigint NOT NULL,
+    children integer NOT NULL,
+    PRIMARY KEY (parent, name)
+) WITH (fillfactor = 60);
+CREATE INDEX znodes_owned ON {schema}.znodes (owner) WHERE owner <> 0;
+
+CREATE TABLE {schema}.sessions (
+    id bigint PRIMARY KEY,
+    password bytea NOT NULL,
+    timeout integer NOT NULL,
+    generation integer NOT NULL,
+    age text NOT NULL,
+    beats bigint NOT NULL DEFAULT 0,
+    heard timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 20);
+
+-- What changed, for the watches of clients. The last row has the newest zxid.
+CREATE TABLE {schema}.changes (
+    zxid bigint PRIMARY KEY,
+    events text NOT NULL
+);
+
+INSERT INTO {schema}.tree DEFAULT VALUES;
+INSERT INTO {schema}.changes VALUES (0, '[]');
+INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+UPDATE {schema}.about SET format = 4;

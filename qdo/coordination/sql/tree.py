@@ -449,8 +449,35 @@ class Tree:
         return str(request.path)
 
 
+def paths_of(requests: Iterable[Any]) -> tuple[set[str], set[str]]:
+    """Return paths of the nodes that requests read or change, and of those that they list.
+
+    A hint, for a source that reads many nodes at once: a sequential node gets its name later.
+    """
+    nodes: set[str] = set()
+    listed: set[str] = set()
+    for request in requests:
+        if isinstance(request, Transaction):
+            parts = paths_of(request.operations)
+        elif isinstance(request, MultiRead):
+            parts = paths_of(request.reads)
+        else:
+            path = str(getattr(request, "path", ROOT))
+            parts = {path}, {path} if isinstance(request, (GetChildren, GetChildren2)) else set()
+            if isinstance(request, (Create, Create2, Delete)) and "/" in path:
+                parts[0].add(parent_of(path))
+        nodes |= parts[0]
+        listed |= parts[1]
+    return {*filter(is_valid, nodes)}, {*filter(is_valid, listed)}
+
+
+def is_valid(path: str) -> bool:
+    """Return whether a node can have the path."""
+    return _VALID.fullmatch(path) is not None
+
+
 def _require_valid(path: str) -> None:
-    if _VALID.fullmatch(path) is None:
+    if not is_valid(path):
         raise BadArgumentsError
 
 

@@ -1,0 +1,424 @@
+"""The tables of a coordinator in PostgreSQL: znodes, sessions, and recent changes.
+
+- A transaction that writes locks the only row of `tree`. It takes the zxid after that of the newest
+  change, so zxids are the order of the commits. Locking creates no version of the row: a
+  transaction that stays open elsewhere for an hour makes no write slower.
+- A client that is stopped within a write would hold the lock. The server ends its transaction after
+  `IDLE_SECONDS`, but only between two messages of the protocol. So statements that lock are one
+  message, and a write is two messages: one locks and reads, the other writes and commits.
+- Each write notifies. The notification says nothing, because every role may send one. Clients read
+  the log of changes, and also do so without a notification.
+- A heartbeat is a counter. Others measure how long it stays the same by their own clocks, so the
+  server's clock may be set. A heartbeat need not be durable: after a crash of the server it has
+  another value than others saw last.
+- What people look at leaves out sessions that are silent by the server's clock.
+- `age` names the server, its timeline and the table `tree`. It changes when a standby takes over or
+  a dump is restored. Commits may then be missing. So the sessions are over once their timeouts
+  have passed, and zxids continue at the next multiple of `EPOCH`: no fence is given twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import psycopg
+from kazoo.exceptions import ConnectionDropped
+from psycopg import errors
+
+from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
+from qdo.coordination.sql.store import Requests, SessionRow, StoredState, folder_of, key_of
+from qdo.coordination.sql.tree import Event, TreeNode, is_valid, paths_of
+from qdo.postgresql.schema import check_format
+from qdo.postgresql.session import connect, translated
+from qdo.postgresql.url import SchemaAddress
+from qdo.system.clock import clock
+
+EPOCH = 2**40
+"""Zxids of one age: at a thousand changes a second, they last for 34 years."""
+IDLE_SECONDS = 1.0
+"""How long the server waits for the next statement of a transaction; less than others wait."""
+LOOK_SECONDS = 1.0
+"""Time between looks for changes without a notification."""
+REST_SECONDS = 0.005
+"""Pause between two looks: each write of a large fleet notifies every process."""
+KEPT_CHANGES = 10_000
+_TRIM_EVERY = 64
+
+log = logging.getLogger(__name__)
+
+_SET_UP = """
+SET search_path = pg_catalog, pg_temp;
+SET default_transaction_isolation = 'read committed';
+SET idle_session_timeout = 0;
+SET idle_in_transaction_session_timeout = '{idle}ms';
+SET statement_timeout = '{answer}ms';
+SET lock_timeout = '{answer}ms';
+SELECT set_config('synchronous_commit', 'on', false)
+WHERE current_setting('synchronous_commit') = 'off';
+LISTEN "{channel}"
+"""
+_SERVER = """
+SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
+        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END,
+        ':', '{schema}.tree'::regclass::oid),
+    (SELECT bool_and(has_table_privilege('{schema}.' || part, 'SELECT'))
+        FROM unnest(ARRAY['tree', 'znodes', 'sessions', 'changes']) AS part),
+    has_table_privilege('{schema}.tree', 'UPDATE') AND
+        (SELECT bool_and(has_table_privilege('{schema}.' || part, may))
+        FROM unnest(ARRAY['znodes', 'sessions', 'changes']) AS part,
+            unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
+FROM pg_control_system()
+"""
+_STATE = """
+SELECT coalesce((SELECT zxid FROM {schema}.changes ORDER BY zxid DESC LIMIT 1), 0),
+    EXISTS (SELECT FROM {schema}.changes WHERE zxid = %(since)s),
+    (SELECT generation FROM {schema}.sessions WHERE id = %(id)s),
+    (SELECT array_agg(events ORDER BY zxid) FROM {schema}.changes
+        WHERE zxid > %(since)s AND %(since)s >= 0)
+"""
+_AT_ONCE = "SET LOCAL synchronous_commit = off"
+"""Heartbeats do not wait for the disk."""
+_LOCK = "SELECT server FROM {schema}.tree FOR UPDATE"
+_BEAT = """
+UPDATE {schema}.sessions SET beats = beats + 1, heard = clock_timestamp()
+WHERE id = %(id)s AND generation = %(generation)s
+"""
+_COLUMNS = """data, acl, czxid, mzxid, pzxid, ctime, mtime, version, creates, aversion, owner,
+    children"""
+_NODES = f"""
+SELECT parent, name, {_COLUMNS} FROM unnest(%s::text[], %s::text[]) AS wanted (parent, name)
+JOIN {{schema}}.znodes USING (parent, name) WHERE true
+"""
+_NAMES = "SELECT parent, name FROM {schema}.znodes WHERE parent = ANY (%s)"
+_UNHEARD = """
+    AND owner NOT IN (SELECT id FROM {schema}.sessions
+        WHERE clock_timestamp() > heard + 2 * timeout * interval '1 ms')
+"""
+"""Leaves out nodes of sessions that seem to have ended, by the server's clock."""
+_DELETE = """
+DELETE FROM {schema}.znodes USING unnest(%s::text[], %s::text[]) AS gone (parent, name)
+WHERE znodes.parent = gone.parent AND znodes.name = gone.name
+"""
+_SAVE = f"""
+INSERT INTO {{schema}}.znodes (parent, name, {_COLUMNS})
+SELECT * FROM unnest(%s::text[], %s::text[], %s::bytea[], %s::text[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[],
+    %s::bigint[], %s::integer[])
+ON CONFLICT (parent, name) DO UPDATE SET
+    data = excluded.data, acl = excluded.acl, czxid = excluded.czxid, mzxid = excluded.mzxid,
+    pzxid = excluded.pzxid, ctime = excluded.ctime, mtime = excluded.mtime,
+    version = excluded.version, creates = excluded.creates, aversion = excluded.aversion,
+    owner = excluded.owner, children = excluded.children
+"""
+_TRIM = """
+DELETE FROM {schema}.changes WHERE zxid <= (
+    SELECT zxid FROM {schema}.changes ORDER BY zxid DESC LIMIT 1 OFFSET %s)
+"""
+_CHANGE = "INSERT INTO {schema}.changes VALUES (%s, %s)"
+_EPHEMERALS = f"""
+SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owner <> 0
+"""
+_SESSIONS = "SELECT id, password, timeout, generation, 0, age, beats FROM {schema}.sessions"
+_PUT_SESSION = """
+INSERT INTO {schema}.sessions (id, password, timeout, generation, age) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET
+    generation = excluded.generation, beats = sessions.beats + 1, heard = clock_timestamp()
+"""
+
+
+class PostgresqlStore:
+    """One connection to the schema.
+
+    :param timeout_seconds: the session timeout; a third of it is the patience with the server.
+    :param for_people: reads leave out the nodes of sessions that are silent by the server's clock.
+        A command is too short to watch them, and after the last worker no other process does.
+    """
+
+    waits_for_network = True
+    look_seconds = LOOK_SECONDS
+    rest_seconds = REST_SECONDS
+
+    def __init__(
+        self, address: SchemaAddress, timeout_seconds: float, *, for_people: bool = False
+    ) -> None:
+        """Connect.
+
+        :raises PostgresqlError: the server cannot be reached, or refuses.
+        :raises UsageError: the login, a right or the schema is missing, or a pooler is between.
+        """
+        self.name = address.server
+        self._address = address
+        self._omitted = _UNHEARD if for_people else ""
+        self._parts: list[str] = []
+        self._news: tuple[Any, ...] = ()
+        self._nodes: dict[str, TreeNode | None] = {}
+        self._names: dict[str, list[str]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        self.woken = self._writing = False
+        self._saves = 0
+        patience = timeout_seconds / 3
+        try:
+            self._connection = connect(address, seconds=patience)
+        except psycopg.Error as error:
+            raise translated(address, error) from error
+        try:
+            self._set_up(patience)
+        except psycopg.Error as error:
+            self.close()
+            raise translated(address, error, self._connection.info.user) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, patience_seconds: float) -> None:
+        connection, address = self._connection, self._address
+        self._filler = psycopg.ClientCursor(connection)
+        if address.pooled:
+            raise _pooler_error(address)
+        check_format(connection, address)
+        [(pid, standby, self.age, readable, writable)] = self._rows(_SERVER)
+        self._check_pooler(pid)
+        self.read_only = standby or not writable
+        self._role = connection.info.user
+        if not readable or not (writable or self._omitted):
+            raise PostgresqlRightsError(
+                server=self.name,
+                role=self._role,
+                reason=f"it may not {'write' if readable else 'read'} the coordinator's tables",
+                remedy=f"`qdo admin broker grants {self._role} --for worker` and what it prints",
+            )
+        self._channel = f"qdo:{address.schema}"[:63]
+        milliseconds = round(patience_seconds * 1000)
+        idle = round(min(IDLE_SECONDS, patience_seconds / 2) * 1000)
+        text = _SET_UP.format(idle=idle, answer=milliseconds, channel=self._channel)
+        connection.execute(text.encode(), prepare=False)
+        connection.add_notify_handler(self._notified)
+        self.bell = connection.pgconn.socket
+
+    def _check_pooler(self, pid: int) -> None:
+        """Raise PostgresqlUnsuitableError if a pooler gives each transaction another connection."""
+        if pid == self._connection.info.backend_pid:
+            return
+        # Poolers name a process of their own. In session mode, another client changes nothing.
+        with contextlib.closing(connect(self._address)) as other, other.transaction():
+            other.execute("SELECT 1")
+            (found,) = self._connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+        if found != pid:
+            raise _pooler_error(self._address)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _filled(self, statement: str, values: Any = None) -> str:
+        return self._filler.mogrify(statement.format(schema=self._address.schema).encode(), values)
+
+    def _run(self, *parts: str) -> list[list[Any]]:
+        """Send statements as one message; return the rows of each."""
+        cursor = self._connection.execute("; ".join(parts).encode(), prepare=False)
+        found = []
+        while True:
+            found.append(cursor.fetchall() if cursor.description else [])
+            if not cursor.nextset():
+                return found
+
+    def _rows(self, statement: str, values: Any = None) -> list[Any]:
+        return self._run(self._filled(statement, values))[0]
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Give the connection up after an error, which ends its transaction."""
+        try:
+            yield
+        except errors.DiskFull as error:
+            self.rollback()
+            raise translated(self._address, error) from error
+        except psycopg.Error as error:
+            self._connection.close()
+            reason = translated(self._address, error, self._role)
+            raise ConnectionDropped(str(reason)) from error
+
+    # --- wakeups ----------------------------------------------------------------------
+
+    def _notified(self, notification: psycopg.Notify) -> None:
+        if notification.pid != self._connection.info.backend_pid:
+            self.woken = True
+
+    def drain(self) -> bool:
+        with self._guarded():
+            pgconn = self._connection.pgconn
+            pgconn.consume_input()
+            while notification := pgconn.notifies():
+                if notification.be_pid != pgconn.backend_pid:
+                    self.woken = True
+        woken, self.woken = self.woken, False
+        return woken
+
+    def announce(self) -> None:
+        """Do nothing: the commit has notified, and is durable."""
+
+    # --- transactions -----------------------------------------------------------------
+
+    def begin(
+        self, session: SessionRow | None, *, write: bool, since: int, requests: Requests = ()
+    ) -> StoredState:
+        nodes, listed = paths_of(requests)
+        id, generation = (0, 0) if session is None else (session.id, session.generation)
+        values = {"id": id, "generation": generation, "since": since}
+        parts = [self._filled(_STATE, values)]
+        if nodes:
+            omitted = "" if write else self._omitted
+            parts += [
+                self._filled(_NODES + omitted, _keys(nodes)),
+                self._filled(_NAMES + omitted, ([*map(folder_of, listed)],)),
+            ]
+        if write:
+            parts = ["BEGIN", self._filled(_LOCK), self._filled(_BEAT, values), *parts]
+        elif nodes:
+            parts = ["BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", *parts, "COMMIT"]
+        with self._guarded():
+            found = self._run(*parts)
+            self._writing = write
+        if nodes:
+            self._nodes, self._names = dict.fromkeys(nodes), {path: [] for path in listed}
+            self._take(found[-2 if write else -3])
+            for parent, name in found[-1 if write else -2]:
+                self._names[parent or "/"].append(name)
+        [(zxid, complete, known, missed)] = found[3 if write else int(bool(nodes))]
+        if write and session is None:
+            zxid = self._adopted(zxid, *found[1][0])
+        events = [(kind, path) for text in missed or () for kind, path in json.loads(text)]
+        return StoredState(zxid, None if since >= 0 and not complete else events, 0, known)
+
+    def _take(self, rows: Iterable[Any]) -> None:
+        for parent, name, *values in rows:
+            self._nodes[_path(parent, name)] = TreeNode(*values)
+
+    def _adopted(self, zxid: int, server: str) -> int:
+        """Begin the next epoch if another server or timeline was here before."""
+        if server == self.age:
+            return zxid
+        self._write("UPDATE {schema}.tree SET server = %s", (self.age,))
+        if not server:
+            return zxid
+        self._news = (self.name, self.age, server, zxid)
+        epoch = (zxid // EPOCH + 1) * EPOCH
+        self._write(_CHANGE, (epoch, "[]"))
+        return epoch
+
+    def _write(self, statement: str, values: Any = None) -> None:
+        """Keep a statement for `commit`."""
+        self._parts.append(self._filled(statement, values))
+
+    def commit(self) -> None:
+        if self._writing:
+            parts = self._parts or [_AT_ONCE]
+            with self._guarded():
+                self._run(*parts, "COMMIT")
+            self._writing = False
+            if self._news:
+                log.warning(
+                    "the coordinator at %s is on another server or timeline: %s, before %s; commits"
+                    " after zxid %d may be missing; all sessions end after their timeouts, and"
+                    " messages processed since the last stored progress run again",
+                    *self._news,
+                )
+        self._forget()
+
+    def rollback(self) -> None:
+        writing, self._writing = self._writing, False
+        self._forget()
+        if writing and not self._connection.closed:
+            with contextlib.suppress(psycopg.Error):
+                self._run("ROLLBACK")
+
+    def _forget(self) -> None:
+        """Release what was read: a connection may be idle for long."""
+        self._nodes, self._names = {}, {}
+        self._parts.clear()
+        self._news = ()
+
+    # --- znodes -----------------------------------------------------------------------
+
+    def node(self, path: str) -> TreeNode | None:
+        if path not in self._nodes and is_valid(path):
+            self._nodes[path] = None
+            with self._guarded():
+                self._take(self._rows(_NODES, _keys([path])))
+        return self._nodes.get(path)
+
+    def names(self, path: str) -> Iterable[str]:
+        return self._names[path]
+
+    def ephemerals(self, session: int) -> list[str]:
+        with self._guarded():
+            rows = self._rows(_EPHEMERALS, (session,))
+            self._take(rows)
+            parents = {parent or "/" for parent, *_ in rows} - self._nodes.keys()
+            self._take(self._rows(_NODES, _keys(parents)))
+        return [_path(parent, name) for parent, name, *_ in rows]
+
+    def save(
+        self, changes: Mapping[str, TreeNode | None], zxid: int, events: Iterable[Event]
+    ) -> None:
+        gone = [path for path, node in changes.items() if node is None]
+        rows = [(*key_of(path), *node.row()) for path, node in changes.items() if node is not None]
+        if gone:
+            self._write(_DELETE, _keys(gone))
+        if rows:
+            self._write(_SAVE, [list(column) for column in zip(*rows, strict=True)])
+        self._write(_CHANGE, (zxid, json.dumps(list(dict.fromkeys(events)))))
+        self._write("SELECT pg_notify(%s, '')", (self._channel,))
+        self._saves += 1
+        if self._saves % _TRIM_EVERY == 0:
+            self._write(_TRIM, (KEPT_CHANGES,))
+
+    # --- sessions ---------------------------------------------------------------------
+
+    def sessions(self) -> list[tuple[SessionRow, float]]:
+        with self._guarded():
+            rows = self._rows(_SESSIONS)
+        now, last = clock(), self._beats
+        self._beats = {
+            id: last[id] if id in last and last[id][0] == beats else (beats, now)
+            for id, *_, beats in rows
+        }
+        return [(SessionRow(*row[:-1]), self._beats[row[0]][1]) for row in rows]
+
+    def session(self, session: int) -> SessionRow | None:
+        with self._guarded():
+            rows = self._rows(_SESSIONS + " WHERE id = %s", (session,))
+        return SessionRow(*rows[0][:-1]) if rows else None
+
+    def put_session(self, row: SessionRow) -> SessionRow:
+        values = row.id, row.password, row.timeout_milliseconds, row.generation, row.age
+        self._write(_PUT_SESSION, values)
+        return row
+
+    def delete_session(self, session: int) -> None:
+        self._write("DELETE FROM {schema}.sessions WHERE id = %s", (session,))
+
+    def beat(self, row: SessionRow) -> None:
+        values = {"id": row.id, "generation": row.generation}
+        with self._guarded():
+            self._run("BEGIN", _AT_ONCE, self._filled(_BEAT, values), "COMMIT")
+
+
+def _keys(paths: Collection[str]) -> tuple[list[str], list[str]]:
+    keys = [key_of(path) for path in paths]
+    return [parent for parent, _ in keys], [name for _, name in keys]
+
+
+def _path(parent: str, name: str) -> str:
+    return f"{parent}/{name}" if name else parent
+
+
+def _pooler_error(address: SchemaAddress) -> PostgresqlUnsuitableError:
+    return PostgresqlUnsuitableError(
+        server=address.server,
+        reason="a coordinator needs connections of its own, and a pooler in transaction mode is"
+        " between; name the server, or a pool in session mode, in the setting `coordinator`",
+    )

@@ -1,0 +1,367 @@
+"""A coordinator in PostgreSQL: stopped and dead clients, its server, its clock, its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.protocol.states import KazooState
+
+from qdo.broker_errors import (
+    PostgresqlFullError,
+    PostgresqlRightsError,
+    PostgresqlUnsuitableError,
+    SchemaMissingError,
+)
+from qdo.coordination.client import Client, connect
+from qdo.coordination.sql import postgresql_store
+from qdo.coordination.sql.postgresql_store import EPOCH, IDLE_SECONDS, PostgresqlStore
+from qdo.coordination.sql.session import StoreSession
+from qdo.errors import CoordinatorUnreachableError, DatabaseError
+from qdo.postgresql.schema import grants
+from qdo.postgresql.url import postgresql_address
+from tests.support.coordinator_process import CommandError, Remote
+from tests.support.postgresql.pgbouncer import PgBouncer
+from tests.support.postgresql.proxy import CuttingProxy
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication
+from tests.support.processes import wait_until
+
+TIMEOUT = 2.0
+STOPS = 25
+
+Opened = Callable[..., Client]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Open clients; they are stopped after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(url: str, **options: Any) -> Client:
+            client = connect(url, **{"session_timeout_seconds": TIMEOUT, **options})
+            stack.callback(client.close)
+            stack.callback(client.stop)
+            client.open(20)
+            return client
+
+        yield opened
+
+
+@pytest.fixture
+def server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
+    """A database with the schema, on a server that the test may stop."""
+    address = postgresql_server.address
+    name = address.create_database()
+    prepared(address.url(name))
+    yield PostgresqlDatabase(address, name)
+    postgresql_server.restart()
+    address.drop_database(name)
+
+
+def session_on(url: str) -> StoreSession:
+    """Return an entered session without a client."""
+    session = StoreSession(PostgresqlStore(postgresql_address(url), TIMEOUT), time.sleep)
+    session.enter(0, b"", TIMEOUT, None)
+    return session
+
+
+# --- clients --------------------------------------------------------------------------
+
+
+def test_a_client_that_stops_within_a_write_is_ended(database_url: str, opened: Opened) -> None:
+    """The server ends its transaction, which had taken the lock; it notices on its next step."""
+    with contextlib.closing(session_on(database_url)) as stopped:
+        store, row = stopped._store, stopped.row
+        store.begin(row, write=True, since=-1)
+        client = opened(database_url)
+        client.create("/a", b"1")
+        with pytest.raises(ConnectionDropped):
+            store.commit()
+        assert IDLE_SECONDS < TIMEOUT / 1.5  # so others keep their sessions meanwhile
+
+
+@pytest.mark.parametrize("handler", ["threading", "gevent"])
+def test_a_client_stopped_anywhere_holds_no_lock(
+    database_url: str, opened: Opened, handler: str
+) -> None:
+    """No statement that locks waits for another message of its client."""
+    rng = random.Random(7)
+    client = opened(database_url)
+    client.create("/n", b"0")
+    with Remote(database_url, handler, TIMEOUT) as other:
+        for number in range(STOPS):
+            other.tell("increment", "/n", 3)
+            threading.Event().wait(rng.uniform(0.0, 0.02))
+            other.signal(signal.SIGSTOP)
+            try:
+                client.create(f"/{number}")
+            finally:
+                other.signal(signal.SIGCONT)
+            with contextlib.suppress(CommandError):  # the server ended its transaction
+                other.answer()
+        assert int(client.get("/n")[0]) <= 3 * STOPS
+
+
+def test_a_killed_backend_costs_no_session(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    client = opened(database_url)
+    client.create("/mine", b"", ephemeral=True)
+    seen = threading.Event()
+    client.exists("/later", lambda event: seen.set())
+    session = client.client_id
+    with postgresql.connect() as operator:
+        for number in range(5):
+            operator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+                " AND pid <> pg_backend_pid()",
+                (postgresql.name,),
+            )
+            client.retry(client.set, "/mine", b"%d" % number)
+    assert client.client_id == session
+    opened(database_url).create("/later")
+    assert seen.wait(20) or client.retry(client.exists, "/later")
+
+
+def test_lost_notifications_cost_a_second_and_no_event(
+    database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresqlStore, "drain", lambda store: not store._connection.notifies)
+    client, other = opened(database_url), opened(database_url)
+    fired: list[str] = []
+    for number in range(3):
+        client.exists(f"/{number}", lambda event: fired.append(event.path))
+        other.create(f"/{number}")
+    wait_until(lambda: len(fired) == 3, "the events")
+
+
+def test_a_client_that_missed_the_log_reads_again(
+    database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is connected again, as after an outage; its session stays."""
+    monkeypatch.setattr(postgresql_store, "KEPT_CHANGES", 10)
+    monkeypatch.setattr(postgresql_store, "_TRIM_EVERY", 1)
+    with Remote(database_url, "threading", 20.0) as slow:
+        slow.ask("create", "/slow", True)
+        slow.ask("watch", "/n")
+        slow.signal(signal.SIGSTOP)
+        client = opened(database_url)
+        for number in range(30):
+            client.create(f"/x{number}")
+        client.create("/n")
+        slow.signal(signal.SIGCONT)
+        for state in (KazooState.SUSPENDED, KazooState.CONNECTED):
+            wait_until(lambda state=state: slow.state() == state, "it is connected again")
+        assert slow.ask("watch", "/n")
+        assert client.exists("/slow")
+
+
+# --- time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["1 day", "-1 day"])
+def test_a_stepped_clock_of_the_server_ends_no_session(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened, step: str
+) -> None:
+    """Processes measure the silence; what people look at is right again at the next heartbeat."""
+    client, other = opened(database_url), opened(database_url)
+    states: list[str] = []
+    client.add_listener(states.append)
+    client.create("/mine", b"", ephemeral=True)
+    shown = opened(database_url, may_look_on=True)
+    with postgresql.connect() as operator:
+        operator.execute("UPDATE qdo.sessions SET heard = heard - %s::interval", (step,))
+    assert other.exists("/mine") is not None
+    wait_until(lambda: shown.exists("/mine") is not None, "the next heartbeat")
+    assert states == []
+
+
+def test_a_command_does_not_show_who_died_with_the_last_process(database_url: str) -> None:
+    """It is too short to watch the session, and no other process does."""
+    with Remote(database_url, "threading", TIMEOUT) as dead:
+        dead.ask("create", "/dead", True)
+
+    def is_shown() -> bool:
+        client = connect(database_url, may_look_on=True)
+        client.open(20)
+        try:
+            return client.exists("/dead") is not None or client.get_children("/") != []
+        finally:
+            client.stop()
+            client.close()
+
+    assert is_shown()
+    wait_until(lambda: not is_shown(), "it is no longer shown")
+
+
+# --- the server -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "freeze"])
+def test_sessions_survive_the_server(
+    server: PostgresqlDatabase, postgresql_server: PostgresqlServer, opened: Opened, how: str
+) -> None:
+    """Nothing that was answered is lost, and the epoch stays."""
+    client, other = (opened(server.url(), session_timeout_seconds=8.0) for _ in "ab")
+    client.create("/mine", b"", ephemeral=True)
+    session, states = client.client_id, list[str]()
+    client.add_listener(states.append)
+    if how == "freeze":
+        postgresql_server.freeze()
+        wait_until(lambda: KazooState.SUSPENDED in states, "the silence is noticed", 30.0)
+        postgresql_server.thaw()
+    else:
+        postgresql_server.restart("immediate") if how == "restart" else postgresql_server.kill()
+        postgresql_server.stop()
+        postgresql_server.start()
+    client.retry(client.create, "/more")
+    assert client.client_id == session
+    assert other.retry(other.exists, "/mine").ephemeralOwner == session[0]
+    assert other.exists("/more").czxid < EPOCH
+
+
+def test_fences_grow_when_a_late_standby_takes_over(
+    server: PostgresqlDatabase,
+    postgresql_server: PostgresqlServer,
+    opened: Opened,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its sessions are over, but their nodes stay until no client may still rely on them."""
+    caplog.set_level(logging.WARNING)
+    with standby_of(postgresql_server) as standby:
+        hosts = f"127.0.0.1:{postgresql_server.port}", f"127.0.0.1:{standby.port}"
+        url = server.url().replace(hosts[0], ",".join(hosts))
+        client = opened(url)
+        session, states = client.client_id, list[str]()
+        client.add_listener(states.append)
+        client.create("/mine", b"", ephemeral=True)
+        client.create("/kept", b"1")
+        catch_up(postgresql_server, standby)
+        stop_replication(postgresql_server, standby)
+        lost = client.set("/kept", b"2").mzxid
+        postgresql_server.stop("immediate")
+        promote(standby)
+        promoted_at = time.monotonic()
+        other = opened(standby.address.url(server.name))
+        gone = threading.Event()
+        assert other.exists("/mine", lambda event: gone.set()).ephemeralOwner == session[0]
+        assert gone.wait(20)
+        assert time.monotonic() - promoted_at > TIMEOUT / 2
+        wait_until(lambda: KazooState.LOST in states, "the session is over")
+        assert client.retry(client.get, "/kept")[0] == b"1"
+        assert client.set("/kept", b"3").mzxid > max(lost, EPOCH)
+        assert client.client_id != session
+        assert caplog.text.count("is on another server or timeline") == 1
+        with pytest.raises(SessionExpiredError), contextlib.closing(session_on(url)) as late:
+            late.enter(*session, TIMEOUT, None)
+
+
+def test_a_restored_dump_begins_another_epoch(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    """It may lack commits; its tables are others."""
+    opened(database_url).create("/a")
+    with postgresql.connect() as owner:
+        owner.execute("CREATE TABLE qdo.restored AS TABLE qdo.tree")
+        owner.execute("DROP TABLE qdo.tree")
+        owner.execute("ALTER TABLE qdo.restored RENAME TO tree")
+    client = opened(database_url)
+    client.create("/b")
+    assert client.exists("/a").czxid < EPOCH < client.exists("/b").czxid
+
+
+def test_a_full_disk_refuses_writes_and_keeps_sessions(
+    database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is the server's own, raised by a function in place of the disk."""
+    client = opened(database_url)
+    session = client.client_id
+    monkeypatch.setattr(
+        postgresql_store, "_CHANGE", "DO $$ BEGIN RAISE disk_full; END $$ -- {schema} %s %s"
+    )
+    with pytest.raises(PostgresqlFullError):
+        client.create("/a")
+    assert client.exists("/a") is None
+    monkeypatch.undo()
+    client.create("/a")
+    assert client.client_id == session
+
+
+def test_a_connection_that_is_cut_is_opened_again(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    """Also in the middle of a write; each is made once."""
+    with contextlib.closing(CuttingProxy(postgresql.server.port)) as proxy:
+        client = opened(
+            database_url.replace(f":{postgresql.server.port}", f":{proxy.port}"),
+            session_timeout_seconds=8.0,
+        )
+        session = client.client_id
+        client.create("/n", b"0")
+        for number in range(10):
+            proxy.cut_all()
+            client.retry(client.set, "/n", b"%d" % number, version=-1)
+        assert client.client_id == session
+        assert client.get("/n")[0] == b"9"
+
+
+# --- who may, and through what --------------------------------------------------------
+
+
+def test_roles_do_what_they_are_for(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    with (
+        postgresql.role("worker") as worker,
+        postgresql.role("onlooker") as onlooker,
+        postgresql.role("sender") as sender,
+        postgresql.connect() as owner,
+    ):
+        for role in (worker, onlooker, sender):
+            for statement in grants("qdo", role, role.partition("_")[0]):
+                owner.execute(statement.encode())
+        client = opened(postgresql.url(worker))
+        client.create("/n", b"1", ephemeral=True)
+        looking = opened(postgresql.url(onlooker), may_look_on=True)
+        assert looking.get("/n")[0] == b"1"
+        with pytest.raises(DatabaseError):
+            looking.create("/m")
+        for role, options in ((onlooker, {}), (sender, {"may_look_on": True})):
+            with pytest.raises(PostgresqlRightsError):
+                opened(postgresql.url(role), **options)
+        for each in (client, looking):
+            each.stop()
+
+
+def test_a_pooler_in_transaction_mode_is_refused(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for mode in ("session", "transaction"):
+            pooler = PgBouncer(postgresql.server, settings={"pool_mode": mode})
+            stack.callback(pooler.close)
+            pooler.start()
+            url = pooler.address.url(postgresql.name)
+            if mode == "session":
+                opened(url).create("/n")
+                continue
+            for each in (url, f"{url}?pooler=transaction"):
+                with pytest.raises(PostgresqlUnsuitableError):
+                    opened(each)
+
+
+def test_a_missing_schema_is_told_at_once(postgresql_url: str, opened: Opened) -> None:
+    with pytest.raises(SchemaMissingError):
+        opened(postgresql_url)
+    with pytest.raises(CoordinatorUnreachableError):
+        connect(postgresql_url.replace("127.0.0.1", "127.0.0.2")).open(1)
