@@ -1,4 +1,4 @@
-"""Play rounds: ``python -m tests.soak --coordinator both --seed 1 --rounds 4 --seconds 60``."""
+"""Play rounds: ``python -m tests.soak --coordinator all --seed 1 --rounds 4 --seconds 60``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.soak.shared import SOAK_ROOT
 from tests.support.postgresql.commands import missing
 
 PARENTS = 2
+KINDS = ("embedded", "zookeeper", "postgresql")
 SEND_EVERY = 0.25
 """Seconds between two messages to each queue."""
 
@@ -49,6 +50,7 @@ def play(wanted: Round) -> list[str]:
     coordinator, folder, older = wanted.coordinator, wanted.folder, wanted.older
     url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
     fleet = SoakFleet(folder, url, wanted.seed, older, wanted.database)
+    fleet.fails_over = not wanted.operators  # whose commands may be lost
     crew = OperatorCrew(folder, fleet.environment, wanted.seed, wanted.operators)
     try:
         for _ in range(PARENTS):
@@ -134,10 +136,9 @@ def _report(
 
 
 def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
-    kinds = ("embedded", "zookeeper")
-    kind = kinds[number % 2] if arguments.coordinator == "both" else arguments.coordinator
+    kind = KINDS[number % 3] if arguments.coordinator == "all" else arguments.coordinator
     stores = ("embedded", "postgresql") if missing() is None else ("embedded",)
-    store = stores[number // 2 % len(stores)] if arguments.broker == "both" else arguments.broker
+    store = stores[number // 3 % len(stores)] if arguments.broker == "both" else arguments.broker
     seed = arguments.seed + number
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
@@ -153,7 +154,7 @@ def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
 def main() -> int:
     """Play the rounds that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--coordinator", choices=("embedded", "zookeeper", "both"), default="both")
+    parser.add_argument("--coordinator", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults in each round")

@@ -80,6 +80,8 @@ class SoakFleet:
     app = "tests.soak.app:app"
     servers = 1
     """Of ZooKeeper."""
+    fails_over = False
+    """A standby that lacks the last commits takes over a coordinator in PostgreSQL."""
 
     def __init__(
         self,
@@ -108,6 +110,11 @@ class SoakFleet:
             self._ensemble = Ensemble(folder / "zookeeper", self.servers)
             self._ensemble.start()
             self._url = self._ensemble.url()
+        self._coordination: BrokerServer | None = None
+        if coordinator == "postgresql":
+            self._coordination = database or BrokerServer()
+            self._coordination.record()
+            self._url, self.outages = self._coordination.url, self._coordination.outages
         self.environment = {
             "QDO_BROKER": database.url if database else f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": self._url,
@@ -199,6 +206,9 @@ class SoakFleet:
             usual += [self._freeze_server] * 2
         if self._database is not None:
             usual += self._database.faults(self.random)
+        if self._coordination is not None and self._coordination is not self._database:
+            usual += self._coordination.faults(self.random)
+            usual += [self._coordination.fail_over] * self.fails_over
         return usual
 
     def _kill_child(self) -> None:
@@ -360,9 +370,11 @@ class SoakFleet:
             broker.close()
 
     def transactions(self) -> Iterator[Txn]:
-        """Return ZooKeeper's own record of all transactions; nothing with a file."""
+        """Return the servers' own record of all transactions; nothing with a file."""
         if self._ensemble is not None:
             yield from read_log(self._ensemble.servers[0].folder / "data")
+        if self._coordination is not None:
+            yield from self._coordination.transactions()
 
     def outputs(self) -> Iterator[tuple[int, str]]:
         """Return pid and output of every parent."""
@@ -410,6 +422,8 @@ class SoakFleet:
         self._app.close()
         if self._ensemble is not None:
             self._ensemble.close()
+        if self._coordination is not None and self._coordination is not self._database:
+            self._coordination.close()
 
 
 def run_soak(
@@ -421,7 +435,9 @@ def run_soak(
 
     :return: the exit code.
     """
-    parser.add_argument("--coordinator", choices=("sqlite", "zookeeper"), default="sqlite")
+    parser.add_argument(
+        "--coordinator", choices=("sqlite", "zookeeper", "postgresql"), default="sqlite"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
     parser.add_argument("--keep", type=Path, help="folder for the files")
@@ -435,7 +451,7 @@ def run_soak(
     with folders as name, closing(BrokerServer()) if is_served else nullcontext() as database:
         folder = Path(name)
         url = f"sqlite:{folder / 'coordination.db'}"
-        url = url if arguments.coordinator == "sqlite" else "zookeeper"
+        url = url if arguments.coordinator == "sqlite" else arguments.coordinator
         with closing(make(folder, url, arguments.seed, database=database)) as fleet:
             found = play(fleet, arguments)
             for pid, text in fleet.outputs():

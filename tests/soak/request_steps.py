@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from qdo.brokers.postgresql.url import postgresql_address
+from qdo.postgresql.url import postgresql_address
 
 _COLUMNS = "id, pool, state, take, owner, due, outcome, reply"
 _NEW = ", ".join(f"NEW.{each}" for each in _COLUMNS.split(", "))
