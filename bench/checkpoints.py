@@ -135,17 +135,19 @@ def main() -> int:
     how = f"{plan.queues:,} queues, every {plan.interval:g} s, transactions of many"
     networked = CheckpointRuns("qdo on ZooKeeper", how)
     embedded = CheckpointRuns("qdo, embedded coordinator", how)
+    tabled = CheckpointRuns("qdo on PostgreSQL", how)
     naive = CheckpointRuns("kazoo set()", "one after another")
     pipelined = CheckpointRuns("kazoo set_async()", "1,000 concurrent")
-    with services.zookeeper() as ensemble:
+    with services.zookeeper() as ensemble, services.coordinator("postgresql") as postgresql:
         for run in range(given.runs):
             report.say(f"run {run + 1} of {given.runs}")
             measure_qdo(networked, ensemble.url(f"/qdo-{run}"), plan)
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
                 measure_qdo(embedded, f"sqlite:{folder}/coordination.db", plan)
+            measure_qdo(tabled, postgresql.fresh(f"qdo-{run}"), plan)
             measure_kazoo(naive, ensemble, f"/naive-{run}", "set", plan)
             measure_kazoo(pipelined, ensemble, f"/pipelined-{run}", "async", plan)
-    entries = [networked, embedded, naive, pipelined]
+    entries = [networked, tabled, embedded, naive, pipelined]
     print(report.table(HEADER, [row(entry) for entry in entries], left=("set-up",)))
     result = {
         "machine": described,

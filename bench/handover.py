@@ -4,7 +4,9 @@ Ten members share 1,000 and 10,000 queues on one ZooKeeper server. An eleventh j
 cleanly, and one is killed with SIGKILL while its parent process lives. First for qdo's coordination
 and for kazoo's SetPartitioner: each member is a separate process that only claims and releases
 queues. Then for a fleet of real workers that process messages all the time
-(`bench.support.fleet`).
+(`bench.support.fleet`). Last, what 20 idle workers cost a coordinator (`bench.support.idle`).
+
+``--coordinator`` names others: ``postgresql``, ``embedded``.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from bench.support import fleet, report, services
 from bench.support import members as crews
 from bench.support.fleet import Upheaval
 from bench.support.handover_analysis import Handover, handover
+from bench.support.idle import IDLE_HEADER, IdleCost, measure_idle
 from bench.support.processes import ProgramError
-from bench.support.services import ServerTraffic
+from bench.support.services import CoordinatorService
 from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.worker.supervisor.sessions import Session, close_session
-from tests.support.zookeeper import Ensemble
 
 APP = "bench"
 SESSION_TIMEOUT_SECONDS = 10.0
@@ -65,7 +67,7 @@ def create_queues(client: Client, layout: Layout, names: Sequence[str]) -> None:
 def changes(
     system: str,
     crew: crews.Crew,
-    ensemble: Ensemble,
+    service: CoordinatorService,
     scale: Scale,
     reap: Callable[[crews.MemberProcess], None],
 ) -> Iterator[MemberChange]:
@@ -77,10 +79,10 @@ def changes(
     settled = crew.wait_settled(scale.patience_seconds)
     crews.require(settled, f"not settled {scale.patience_seconds:g} s after the start")
     (newcomer,) = crew.hire(1)
-    idle = ServerTraffic.of(ensemble)
+    idle = service.traffic()
     # Lease renewals and pings happen all the time: count them separately.
     crews.wait_for(lambda: False, scale.idle_seconds)
-    idle = ServerTraffic.of(ensemble).since(idle)
+    idle = service.traffic().since(idle)
 
     def kill(member: crews.MemberProcess) -> int:
         began = crew.kill(member)
@@ -97,10 +99,10 @@ def changes(
     if leader is not None:
         causes.append((KILL_LEADER, lambda: kill(leader)))
     for cause, act in causes:
-        before, started = ServerTraffic.of(ensemble), time.monotonic()
+        before, started = service.traffic(), time.monotonic()
         began = act()
         complete = crew.wait_settled(scale.patience_seconds)
-        seen, window = ServerTraffic.of(ensemble).since(before), time.monotonic() - started
+        seen, window = service.traffic().since(before), time.monotonic() - started
         effect = handover(crew.collect(), began, crew.names())
         part = window / scale.idle_seconds
         yield MemberChange(
@@ -125,9 +127,9 @@ class Scale:
     idle_seconds: float = 2.0
 
 
-def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[MemberChange]:
+def measure_qdo(service: CoordinatorService, scale: Scale, run: int) -> list[MemberChange]:
     """Measure qdo's coordination."""
-    url = ensemble.url(f"/qdo-{scale.queues}-{run}")
+    url = service.fresh(f"qdo-{scale.queues}-{run}")
     client = connect(url)
     client.open(15.0)
     try:
@@ -142,7 +144,7 @@ def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[MemberChange
 
     command = [sys.executable, "-m", "bench.support.member_process", url, APP]
     with crews.Crew(command, scale.queues) as crew:
-        return list(changes("qdo", crew, ensemble, scale, reap))
+        return list(changes(service.name, crew, service, scale, reap))
 
 
 def queue_names(scale: Scale) -> list[str]:
@@ -150,9 +152,9 @@ def queue_names(scale: Scale) -> list[str]:
     return [tally.set_member(number) for number in range(scale.queues)]
 
 
-def measure_fleet(ensemble: Ensemble, scale: Scale, run: int) -> list[Upheaval]:
+def measure_fleet(service: CoordinatorService, scale: Scale, run: int) -> list[Upheaval]:
     """Measure real workers that process messages."""
-    url = ensemble.url(f"/fleet-{scale.queues}-{run}")
+    url = service.fresh(f"fleet-{scale.queues}-{run}")
     layout = Layout.of(APP)
     client = connect(url)
     client.open(15.0)
@@ -167,9 +169,12 @@ def measure_fleet(ensemble: Ensemble, scale: Scale, run: int) -> list[Upheaval]:
 
 
 def measure_partitioner(
-    ensemble: Ensemble, scale: Scale, run: int, time_boundary: float
+    service: CoordinatorService, scale: Scale, run: int, time_boundary: float
 ) -> list[MemberChange]:
     """Measure kazoo's SetPartitioner."""
+    ensemble = service.ensemble
+    if ensemble is None:
+        raise ProgramError("SetPartitioner needs ZooKeeper")
     command = [
         *(sys.executable, "-m", "bench.peers.with_setpartitioner"),
         *(ensemble.hosts, f"/partitioner-{scale.queues}-{run}"),
@@ -178,7 +183,7 @@ def measure_partitioner(
     name = f"SetPartitioner, time_boundary={time_boundary:g}"
     with crews.Crew(command, scale.queues) as crew:
         # The session of a dead member ends only by its timeout.
-        return list(changes(name, crew, ensemble, scale, lambda member: None))
+        return list(changes(name, crew, service, scale, lambda member: None))
 
 
 # --- the command ----------------------------------------------------------------------
@@ -202,11 +207,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peer-seconds", type=float, default=120.0, help="seconds to wait for SetPartitioner"
     )
+    parser.add_argument("--coordinator", choices=services.COORDINATORS, action="append")
+    parser.add_argument("--idle-seconds", type=float, default=60.0)
     parser.add_argument("--no-peers", action="store_true", help="qdo alone")
     parser.add_argument("--no-fleet", action="store_true", help="skip the real workers")
     given = parser.parse_args()
     if given.quick:
-        given.queues, given.members, given.runs = [100], 3, 1
+        given.queues, given.members, given.runs, given.idle_seconds = [100], 3, 1, 5.0
     given.queues = given.queues or [1000, 10_000]
     return given
 
@@ -229,20 +236,29 @@ def main() -> int:
             failures.append(f"{what}, {queues:,} queues: {error}")
             report.say(failures[-1])
 
-    with services.zookeeper() as ensemble:
-        for queues in given.queues:
-            scale = Scale(queues, given.members, 60.0)
-            for run in range(given.runs):
-                with noted(f"qdo, run {run + 1} of {given.runs}", queues):
-                    found += measure_qdo(ensemble, scale, run)
-            for run in range(0 if given.no_fleet else given.runs):
-                with noted(f"real workers, run {run + 1} of {given.runs}", queues):
-                    upheavals += [(queues, each) for each in measure_fleet(ensemble, scale, run)]
-            if not given.no_peers and queues <= given.peer_queues:
-                scale = Scale(queues, given.members, given.peer_seconds)
-                with noted("SetPartitioner", queues):
-                    found += measure_partitioner(ensemble, scale, 0, given.time_boundary)
+    idle: list[IdleCost] = []
+
+    def measure(service: CoordinatorService, queues: int) -> None:
+        scale = Scale(queues, given.members, 60.0)
+        for run in range(given.runs):
+            with noted(f"{service.name}, run {run + 1} of {given.runs}", queues):
+                found.extend(measure_qdo(service, scale, run))
+        for run in range(0 if given.no_fleet else given.runs):
+            with noted(f"real workers, run {run + 1} of {given.runs}", queues):
+                upheavals.extend((queues, each) for each in measure_fleet(service, scale, run))
+        if not given.no_peers and queues <= given.peer_queues and service.ensemble is not None:
+            scale = Scale(queues, given.members, given.peer_seconds)
+            with noted("SetPartitioner", queues):
+                found.extend(measure_partitioner(service, scale, 0, given.time_boundary))
+
+    for kind in given.coordinator or services.COORDINATORS[:1]:
+        with services.coordinator(kind) as service:
+            for queues in given.queues:
+                measure(service, queues)
+            with noted(f"{service.name}, idle workers", 0):
+                idle.append(measure_idle(service, given.idle_seconds))
     print(report.table(HEADER, [row(group) for group in grouped(found)]))
+    print(report.table(IDLE_HEADER, [each.row() for each in idle]))
     if upheavals:
         print(report.table(FLEET_HEADER, fleet_rows(upheavals)))
     for failure in failures:
@@ -250,6 +266,7 @@ def main() -> int:
     result = {
         "machine": described,
         "versions": report.versions(("kazoo", "gevent")),
+        "idle": [asdict(each) for each in idle],
         "changes": [asdict(change) for change in found],
         "fleet": [{"queues": queues, **asdict(each)} for queues, each in upheavals],
         "failures": failures,
@@ -301,9 +318,9 @@ def row(group: Sequence[MemberChange]) -> tuple[str, ...]:
 def goals(found: Sequence[MemberChange]) -> list[Goal]:
     """Return the goals of qdo's coordination."""
     reached: list[Goal] = []
-    for group in grouped([change for change in found if change.system == "qdo"]):
+    for group in grouped([change for change in found if change.system.startswith("qdo")]):
         first = group[0]
-        where = f"{first.queues:,} queues, {first.cause}"
+        where = f"{first.system}, {first.queues:,} queues, {first.cause}"
         settled = Spread.of_costs([change.effect.settled_seconds for change in group])
         if first.cause in ("join", "kill -9", KILL_LEADER):
             reached.append(Goal.at_most(f"{where}: seconds until settled", 0.5, settled.median))

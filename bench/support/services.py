@@ -13,13 +13,16 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.support.processes import Program, ProgramError
 from bench.support.report import say
 from tests.support.paths import ROOT
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlServer
+from tests.support.processes import descendants
 from tests.support.zookeeper import Ensemble
 
 PEERS = ROOT / "bench" / ".venv-peers"
@@ -112,6 +115,69 @@ def zookeeper() -> Iterator[Ensemble]:
             yield ensemble
         finally:
             ensemble.close()
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[PostgresqlServer]:
+    """Run one PostgreSQL server that syncs each commit, on the disk of the folder for files."""
+    server = PostgresqlServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorService:
+    """A coordinator that runs.
+
+    :ivar fresh: returns the address of an empty tree; its argument names the tree.
+    :ivar pids: returns the processes of the server, none for a file.
+    :ivar written: returns the bytes of its log up to now, 0 if unknown.
+    """
+
+    name: str
+    fresh: Callable[[str], str]
+    pids: Callable[[], list[int]]
+    written: Callable[[], int] = lambda: 0
+    ensemble: Ensemble | None = None
+
+    def traffic(self) -> ServerTraffic:
+        return ServerTraffic(0, 0) if self.ensemble is None else ServerTraffic.of(self.ensemble)
+
+
+COORDINATORS = ("zookeeper", "postgresql", "embedded")
+
+
+@contextlib.contextmanager
+def coordinator(kind: str) -> Iterator[CoordinatorService]:
+    """Run a coordinator of one of the `COORDINATORS`."""
+    if kind == "zookeeper":
+        with zookeeper() as ensemble:
+            pids = [server.pid for server in ensemble.servers]
+            yield CoordinatorService(
+                "qdo", lambda name: ensemble.url(f"/{name}"), lambda: pids, ensemble=ensemble
+            )
+    elif kind == "postgresql":
+        with postgresql() as server:
+
+            def fresh(name: str) -> str:
+                return prepared(server.address.url(server.address.create_database()))
+
+            def written() -> int:
+                with server.address.connect() as connection:
+                    query = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"
+                    return int((connection.execute(query).fetchone() or (0,))[0])
+
+            yield CoordinatorService(
+                "qdo on PostgreSQL", fresh, lambda: [server.pid, *descendants(server.pid)], written
+            )
+    else:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            yield CoordinatorService(
+                "qdo, embedded", lambda name: f"sqlite:{folder}/{name}.db", list
+            )
 
 
 @dataclass(frozen=True, slots=True)
