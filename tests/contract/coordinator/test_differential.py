@@ -203,7 +203,7 @@ def test_same_answers(
 ) -> None:
     """Data, versions, children, errors, stats and watch events agree, step by step."""
     rng = random.Random(seed)
-    chroot = f"/differential-{seed}-{rng.getrandbits(40):x}"
+    chroot = f"/differential-{kind}-{seed}-{rng.getrandbits(40):x}"
     ours = CoordinatorPair(f"{request.getfixturevalue(kind)}?chroot={chroot}")
     theirs = CoordinatorPair(zookeeper_server.url(chroot))
     history: list[str] = []
