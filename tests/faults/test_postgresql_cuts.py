@@ -103,9 +103,10 @@ class Cuts:
                 " WHERE datname = current_database() AND client_port = ANY (%s)"
             )
             with self.database.connect() as connection:
-                return connection.execute(query, (self.proxy.cut_ports,)).fetchone() is None
+                return connection.execute(query, (list(self.proxy.cut_ports),)).fetchone() is None
 
         wait_until(ended, "the sessions have ended")
+        self.proxy.cut_ports.clear()  # the system may give them to any other session
 
     def close(self) -> None:
         self.broker.close()

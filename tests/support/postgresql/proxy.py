@@ -22,13 +22,14 @@ class CuttingProxy:
     :ivar upstream: that port; another server may take over.
     :ivar refusing: whether it closes new connections at once.
     :ivar late_seconds: how much later each answer arrives.
-    :ivar cut_ports: local ports of the connections to the server that it has cut.
+    :ivar cut_ports: local ports of the connections to the server that it has cut, less those that
+        the system has given to a new one.
     """
 
     def __init__(self, upstream: int) -> None:
         self.refusing = False
         self.late_seconds = 0.0
-        self.cut_ports: list[int] = []
+        self.cut_ports: set[int] = set()
         self.upstream = upstream
         self._direction: Direction = "request"
         self._left: int | None = None
@@ -107,6 +108,7 @@ class CuttingProxy:
             except OSError:
                 return
             stack.enter_context(server)
+            self.cut_ports.discard(server.getsockname()[1])
             self._open |= {client, server}
             with contextlib.suppress(OSError):
                 while self._pump(client, server):
@@ -130,7 +132,7 @@ class CuttingProxy:
             if allowed < len(data) or self._left == 0:
                 with self._lock:
                     self._left = None
-                self.cut_ports.append(port)
+                self.cut_ports.add(port)
                 return False
         return True
 
