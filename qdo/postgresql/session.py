@@ -173,6 +173,7 @@ def _set_up(connection: PostgresqlConnection) -> None:
         "SET lock_timeout = 0;"
         "SET idle_session_timeout = 0;"
         f"SET idle_in_transaction_session_timeout = {milliseconds};"
+        f"SET tcp_user_timeout = {milliseconds};"  # a client that reads no answer keeps its locks
         f"SET statement_timeout = {milliseconds};"
         "SELECT set_config('synchronous_commit', 'on', false)"
         " WHERE current_setting('synchronous_commit') = 'off'",

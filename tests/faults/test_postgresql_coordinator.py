@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.protocol.serialization import GetData
 from kazoo.protocol.states import KazooState
 
 from qdo.broker_errors import (
@@ -38,6 +39,8 @@ from tests.support.processes import wait_until
 
 TIMEOUT = 2.0
 STOPS = 25
+LARGE = 20
+"""Nodes whose data is more than the buffers of a connection take."""
 
 Opened = Callable[..., Client]
 
@@ -88,6 +91,30 @@ def test_a_client_that_stops_within_a_write_is_ended(database_url: str, opened: 
         with pytest.raises(ConnectionDropped):
             store.commit()
         assert IDLE_SECONDS < TIMEOUT / 1.5  # so others keep their sessions meanwhile
+
+
+def test_a_client_that_reads_no_answer_is_ended(
+    database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that stops while it receives a large answer, with the lock taken."""
+    client = opened(database_url, session_timeout_seconds=4 * TIMEOUT)
+    for number in range(LARGE):
+        client.create(f"/{number}", bytes(900_000))
+    with contextlib.closing(session_on(database_url)) as stopped:
+        store = stopped._store
+
+        def send(*parts: str) -> None:
+            store._connection.pgconn.send_query("; ".join(parts).encode())
+            raise InterruptedError
+
+        monkeypatch.setattr(store, "_run", send)
+        requests = [GetData(f"/{number}", None) for number in range(LARGE)]
+        with pytest.raises(InterruptedError):
+            store.begin(stopped.row, write=True, since=-1, requests=requests)
+        client.create("/a")
+        monkeypatch.undo()
+        with pytest.raises(ConnectionDropped):
+            store.sessions()
 
 
 @pytest.mark.parametrize("handler", ["threading", "gevent"])

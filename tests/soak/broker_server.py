@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
+import shutil
+import signal
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
+from pathlib import Path
+
+import psycopg
 
 import qdo
 from qdo.errors import QdoError
 from tests.soak.app import TIMEOUT_SECONDS
+from tests.support.postgresql import commands
 from tests.support.postgresql.proxy import CuttingProxy
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlServer
 from tests.support.postgresql.standby import catch_up, promote, start_standby, stop_replication
+from tests.support.processes import descendants
 from tests.support.zookeeper_txn_log import NodeChange, Txn
 
 REPEAT_SECONDS = 0.2
@@ -42,6 +52,13 @@ FOR EACH ROW EXECUTE FUNCTION log_change()
 """Writers of nodes exclude each other, so the numbers are the order of their commits."""
 
 
+DISK_MEGABYTES = 1024
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+"""Of Debian's package `libfaketime`. Without it, the clock of the server is not set."""
+STEPS = "+0", "+60", "-60", "+86400", "-86400"
+"""Seconds between the clock of the server and the true one."""
+
+
 class BrokerServer:
     """A PostgreSQL server behind a proxy; `faults` are called between messages.
 
@@ -50,7 +67,23 @@ class BrokerServer:
     """
 
     def __init__(self) -> None:
-        self._server = PostgresqlServer()
+        self._disk = Path(tempfile.mkdtemp(prefix="soak-disk-"))
+        size = f"size={DISK_MEGABYTES}m,mode=755"
+        mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._disk)]
+        self._is_mounted = subprocess.run(mount, check=False).returncode == 0  # root only
+        self._disk.chmod(0o755)
+        folder, self._clock = self._disk / "server", self._disk / "clock"
+        folder.mkdir()
+        commands.hand_over(folder)
+        self._server = PostgresqlServer(folder=folder)
+        if FAKETIME.exists():
+            self._clock.write_text(STEPS[0])
+            self._server.environment = {
+                "LD_PRELOAD": str(FAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+                "FAKETIME_CACHE_DURATION": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
         self._server.start()
         self._proxy = CuttingProxy(self._server.port)
         self._database = self._server.address.create_database()
@@ -121,12 +154,68 @@ class BrokerServer:
             else:  # in the middle of a request or answer
                 self._proxy.cut_after(dice.choice(("request", "answer")), dice.randrange(5000))
 
-        return kill_database, restart_database, freeze_database, cut_database, cut_database
+        def kill_backend() -> None:
+            with self._away():  # the server ends all others, and recovers
+                backend = dice.choice(descendants(self._server.pid) or [self._server.pid])
+                os.kill(backend, signal.SIGKILL)
+                self._start_if_ended()
+
+        def delay_database() -> None:
+            seconds = TIMEOUT_SECONDS * dice.choice((0.3, 1.5))
+            now = time.monotonic()
+            self.outages.append((now, now + 2 * seconds))
+            self._proxy.late_seconds = seconds
+            threading.Timer(seconds, setattr, (self._proxy, "late_seconds", 0.0)).start()
+
+        def set_clock() -> None:
+            self._clock.write_text(dice.choice(STEPS))
+
+        def fill_disk() -> None:
+            with self._away():
+                self._fill_disk(dice.choice((0, 5)))
+
+        faults = [kill_database, restart_database, freeze_database, cut_database, cut_database]
+        faults += [kill_backend, delay_database]
+        faults += [set_clock] * bool(self._server.environment)
+        if self._is_mounted and self._server.folder.is_relative_to(self._disk):
+            faults.append(fill_disk)
+        return faults
+
+    def _fill_disk(self, segments: int) -> None:
+        """Leave no space for a while.
+
+        :param segments: of the log to begin meanwhile; the server ends if one cannot be created.
+        """
+        filler = self._disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        with contextlib.suppress(psycopg.Error), self._server.address.connect() as connection:
+            for _ in range(segments):
+                connection.execute("SELECT pg_switch_wal(), pg_current_xact_id()")
+        time.sleep(TIMEOUT_SECONDS)
+        filler.unlink()
+        self._start_if_ended()
+
+    def _start_if_ended(self) -> None:
+        """Wait until the server accepts connections, and start it if it gave up."""
+        while True:
+            try:
+                self._server.address.connect().close()
+            except psycopg.Error:
+                if self._server.process.poll() is not None:
+                    self._server.start()
+                time.sleep(REPEAT_SECONDS)
+            else:
+                return
 
     def close(self) -> None:
         """End the server and the proxy."""
         self._proxy.close()
         self._server.close()
+        if self._is_mounted:
+            subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
+        shutil.rmtree(self._disk)
 
 
 def send_surely(app: qdo.App, messages: Sequence[qdo.NewMessage]) -> None:

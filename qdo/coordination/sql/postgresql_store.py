@@ -5,7 +5,8 @@
   transaction that stays open elsewhere for an hour makes no write slower.
 - A client that is stopped within a write would hold the lock. The server ends its transaction after
   `IDLE_SECONDS`, but only between two messages of the protocol. So statements that lock are one
-  message, and a write is two messages: one locks and reads, the other writes and commits.
+  message, and a write is two messages: one locks and reads, the other writes and commits. A client
+  that stops while it receives a large answer is cut off after the same time (`tcp_user_timeout`).
 - Each write notifies. The notification says nothing, because every role may send one. Clients read
   the log of changes, and also do so without a notification.
 - A heartbeat is a counter. Others measure how long it stays the same by their own clocks, so the
@@ -55,6 +56,7 @@ SET search_path = pg_catalog, pg_temp;
 SET default_transaction_isolation = 'read committed';
 SET idle_session_timeout = 0;
 SET idle_in_transaction_session_timeout = '{idle}ms';
+SET tcp_user_timeout = '{idle}ms';
 SET statement_timeout = '{answer}ms';
 SET lock_timeout = '{answer}ms';
 SELECT set_config('synchronous_commit', 'on', false)

@@ -125,14 +125,17 @@ class PostgresqlServer:
         auth: Auth = "trust",
         durable: bool = True,
         settings: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Create the cluster.
 
         :param auth: how TCP connections log in. The Unix socket needs no password.
         :param durable: sync to disk before each commit; without, tests are faster.
         :param settings: added to postgresql.conf.
+        :param folder: to use instead of a new one.
         """
-        self.folder = commands.new_folder()
+        self.folder = folder or commands.new_folder()
+        self.environment: dict[str, str] = {}
         self.data = self.folder / "data"
         self.log = self.folder / "server.log"
         (port,) = free_ports(1)
@@ -176,7 +179,8 @@ class PostgresqlServer:
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections."""
-        command = [commands.postgresql_program("postgres"), "-D", str(self.data)]
+        command = ["env", *(f"{name}={value}" for name, value in self.environment.items())]
+        command += [commands.postgresql_program("postgres"), "-D", str(self.data)]
         command += ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

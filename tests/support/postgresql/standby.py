@@ -14,6 +14,7 @@ from tests.support.processes import wait_until
 def start_standby(server: PostgresqlServer) -> PostgresqlServer:
     """Start a hot standby of a server."""
     other = PostgresqlServer()
+    other.environment = server.environment
     try:
         shutil.rmtree(other.data)
         program = commands.postgresql_program("pg_basebackup")
