@@ -84,6 +84,14 @@ class PostgresqlConnection(psycopg.Connection[Any]):
 
     make_poll: Callable[[], Any] = staticmethod(native_poll)
     answer_seconds: float | None = None
+    _is_unconfirmed = False
+
+    def noticed(self, notice: errors.Diagnostic) -> None:
+        """Give up if no synchronous standby has a commit that the server reports as a success.
+
+        The server does so when a timeout or an operator ends its wait for the standby.
+        """
+        self._is_unconfirmed |= notice.source_function == "SyncRepWaitForLSN"
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         if timeout is None:
@@ -98,6 +106,9 @@ class PostgresqlConnection(psycopg.Connection[Any]):
                     raise psycopg.OperationalError(f"no answer for {timeout:g} s")
                 wanted = gen.send(ready)
         except StopIteration as end:
+            if self._is_unconfirmed:
+                self.pgconn.finish()
+                raise psycopg.OperationalError("no synchronous standby confirmed") from None
             result: RV = end.value
             return result
         except BaseException:
@@ -151,6 +162,7 @@ def _connect(
     connection.answer_seconds = seconds
     connection.prepare_threshold = None if address.pooled else 1
     connection.autocommit = True
+    connection.add_notice_handler(connection.noticed)
     connection.execute("SET jit = off")  # compiling a plan takes longer than running it
     return connection
 
@@ -171,6 +183,7 @@ def _set_up(connection: PostgresqlConnection) -> None:
         "SET default_transaction_isolation = 'read committed';"
         "SET search_path = pg_catalog, pg_temp;"
         "SET lock_timeout = 0;"
+        "SET client_min_messages = warning;"
         "SET idle_session_timeout = 0;"
         f"SET idle_in_transaction_session_timeout = {milliseconds};"
         f"SET tcp_user_timeout = {milliseconds};"  # a client that reads no answer keeps its locks

@@ -9,11 +9,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
-from kazoo.protocol.serialization import GetData
+from kazoo.protocol.serialization import GetData, SetData
 from kazoo.protocol.states import KazooState
 
 from qdo.broker_errors import (
@@ -291,6 +292,36 @@ def test_fences_grow_when_a_late_standby_takes_over(
         assert caplog.text.count("is on another server or timeline") == 1
         with pytest.raises(SessionExpiredError), contextlib.closing(session_on(url)) as late:
             late.enter(*session, TIMEOUT, None)
+
+
+def test_no_write_succeeds_without_its_synchronous_standby(
+    server: PostgresqlDatabase, postgresql_server: PostgresqlServer
+) -> None:
+    """The server commits and reports a success when an operator ends its wait for the standby."""
+    waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with (
+        contextlib.closing(session_on(server.url())) as session,
+        server.connect() as operator,
+        ThreadPoolExecutor() as pool,
+    ):
+        session._store._connection.answer_seconds = 20.0
+        operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        operator.execute("SELECT pg_reload_conf()")
+        try:
+            wait_until(
+                lambda: (
+                    operator.execute("SHOW synchronous_standby_names").fetchone() == ("absent",)
+                ),
+                "the setting",
+            )
+            written = pool.submit(session.perform, [SetData("/", b"", -1)], (), watching=False)
+            wait_until(lambda: operator.execute(f"SELECT {waits}").rowcount == 1, "it waits")
+            operator.execute(f"SELECT pg_cancel_backend(pid) {waits}")
+            with pytest.raises(ConnectionDropped):
+                written.result()
+        finally:
+            operator.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            operator.execute("SELECT pg_reload_conf()")
 
 
 def test_a_restored_dump_begins_another_epoch(

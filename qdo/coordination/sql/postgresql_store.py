@@ -55,6 +55,7 @@ _SET_UP = """
 SET search_path = pg_catalog, pg_temp;
 SET default_transaction_isolation = 'read committed';
 SET idle_session_timeout = 0;
+SET client_min_messages = warning;
 SET idle_in_transaction_session_timeout = '{idle}ms';
 SET tcp_user_timeout = '{idle}ms';
 SET statement_timeout = '{answer}ms';
