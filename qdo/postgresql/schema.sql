@@ -1311,9 +1311,9 @@ CREATE TABLE {schema}.znodes (
     pzxid bigint NOT NULL,
     ctime bigint NOT NULL,
     mtime bigint NOT NULL,
-    version integer NOT NULL,
-    creates integer NOT NULL,
-    aversion integer NOT NULL,
+    version bigint NOT NULL,
+    creates bigint NOT NULL,
+    aversion bigint NOT NULL,
     owner bigint NOT NULL,
     children integer NOT NULL,
     PRIMARY KEY (parent, name)

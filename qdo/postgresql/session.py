@@ -45,6 +45,17 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 """How long a statement may take. The longest write 64 MiB to a slow disk."""
 
+_COMPILE = "SET jit = off"  # compiling a plan takes longer than running it
+_DEFAULTS = f"""
+SET search_path = pg_catalog, pg_temp;
+SET standard_conforming_strings = on;
+SET array_nulls = on;
+SET client_min_messages = warning;
+{_COMPILE}
+"""
+"""What every statement relies on, whatever the defaults of the role and the database are. Other
+roles may create functions in other schemas."""
+
 _READ, _WRITE = 1, 2
 """Bits by which psycopg's generators name the events they wait for, and learn which occurred."""
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
@@ -127,18 +138,25 @@ def connect(
 
     :param seconds: how long connecting, and later each statement, may take; None: the defaults.
     """
-    for conninfo in address.conninfos[:-1]:
+    deadline = time.monotonic() + (CONNECT_SECONDS if seconds is None else seconds)
+    for left in range(len(address.conninfos), 0, -1):
+        share = max(0.0, deadline - time.monotonic()) / left  # a host that is down is silent
         try:
-            return _connect(conninfo, address, make_poll, seconds)
+            connection = _connect(address.conninfos[-left], make_poll, share)
+            break
         except psycopg.OperationalError:
-            continue
-    return _connect(address.conninfos[-1], address, make_poll, seconds)
+            if left == 1:
+                raise
+    connection.make_poll = make_poll
+    connection.answer_seconds = seconds
+    connection.prepare_threshold = None if address.pooled else 1
+    connection.autocommit = True
+    connection.add_notice_handler(connection.noticed)
+    connection.execute((_COMPILE if address.pooled else _DEFAULTS).encode(), prepare=False)
+    return connection
 
 
-def _connect(
-    conninfo: str, address: SchemaAddress, make_poll: Callable[[], Any], seconds: float | None
-) -> PostgresqlConnection:
-    patience = CONNECT_SECONDS if seconds is None else seconds
+def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> PostgresqlConnection:
     deadline = time.monotonic() + patience
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     state: int = pq.PollingStatus.WRITING
@@ -157,14 +175,7 @@ def _connect(
             raise psycopg.OperationalError(f"no answer for {patience:g} s")
         state = pgconn.connect_poll()
     pgconn.nonblocking = 1
-    connection = PostgresqlConnection(pgconn)
-    connection.make_poll = make_poll
-    connection.answer_seconds = seconds
-    connection.prepare_threshold = None if address.pooled else 1
-    connection.autocommit = True
-    connection.add_notice_handler(connection.noticed)
-    connection.execute("SET jit = off")  # compiling a plan takes longer than running it
-    return connection
+    return PostgresqlConnection(pgconn)
 
 
 def with_lock_timeout(
@@ -181,9 +192,7 @@ def _set_up(connection: PostgresqlConnection) -> None:
     milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up what was given up here
     connection.execute(
         "SET default_transaction_isolation = 'read committed';"
-        "SET search_path = pg_catalog, pg_temp;"
         "SET lock_timeout = 0;"
-        "SET client_min_messages = warning;"
         "SET idle_session_timeout = 0;"
         f"SET idle_in_transaction_session_timeout = {milliseconds};"
         f"SET tcp_user_timeout = {milliseconds};"  # a client that reads no answer keeps its locks

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from kazoo.exceptions import ConnectionDropped, SessionExpiredError
-from kazoo.protocol.serialization import GetData, SetData
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss, SessionExpiredError
+from kazoo.protocol.serialization import Create, GetData, SetData
 from kazoo.protocol.states import KazooState
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.broker_errors import (
     PostgresqlFullError,
@@ -27,6 +29,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.sql import postgresql_store
 from qdo.coordination.sql.postgresql_store import EPOCH, IDLE_SECONDS, PostgresqlStore
 from qdo.coordination.sql.session import StoreSession
+from qdo.coordination.sql.tree import EPHEMERAL
 from qdo.errors import CoordinatorUnreachableError, DatabaseError
 from qdo.postgresql.schema import grants
 from qdo.postgresql.url import postgresql_address
@@ -264,9 +267,9 @@ def test_fences_grow_when_a_late_standby_takes_over(
     opened: Opened,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its sessions are over, but their nodes stay until no client may still rely on them."""
+    """No session begins there until no client may still rely on one of the earlier server."""
     caplog.set_level(logging.WARNING)
-    with standby_of(postgresql_server) as standby:
+    with standby_of(postgresql_server) as standby, contextlib.ExitStack() as stack:
         hosts = f"127.0.0.1:{postgresql_server.port}", f"127.0.0.1:{standby.port}"
         url = server.url().replace(hosts[0], ",".join(hosts))
         client = opened(url)
@@ -277,21 +280,25 @@ def test_fences_grow_when_a_late_standby_takes_over(
         catch_up(postgresql_server, standby)
         stop_replication(postgresql_server, standby)
         lost = client.set("/kept", b"2").mzxid
+        late = session_on(url)  # the standby knows nothing of it
+        stack.callback(late.close)
+        late.perform([Create("/claim", b"", OPEN_ACL_UNSAFE, EPHEMERAL)], (), watching=False)
+        confirmed_at = time.monotonic()
         postgresql_server.stop("immediate")
         promote(standby)
-        promoted_at = time.monotonic()
         other = opened(standby.address.url(server.name))
-        gone = threading.Event()
-        assert other.exists("/mine", lambda event: gone.set()).ephemeralOwner == session[0]
-        assert gone.wait(20)
-        assert time.monotonic() - promoted_at > TIMEOUT / 2
+        other.create("/claim")
+        assert time.monotonic() - confirmed_at > TIMEOUT
+        assert other.exists("/mine") is None
         wait_until(lambda: KazooState.LOST in states, "the session is over")
         assert client.retry(client.get, "/kept")[0] == b"1"
         assert client.set("/kept", b"3").mzxid > max(lost, EPOCH)
         assert client.client_id != session
         assert caplog.text.count("is on another server or timeline") == 1
-        with pytest.raises(SessionExpiredError), contextlib.closing(session_on(url)) as late:
-            late.enter(*session, TIMEOUT, None)
+        again = StoreSession(PostgresqlStore(postgresql_address(url), TIMEOUT), time.sleep)
+        stack.callback(again.close)
+        with pytest.raises(SessionExpiredError):
+            again.enter(*session, TIMEOUT, None)
 
 
 def test_no_write_succeeds_without_its_synchronous_standby(
@@ -338,6 +345,22 @@ def test_a_restored_dump_begins_another_epoch(
     assert client.exists("/a").czxid < EPOCH < client.exists("/b").czxid
 
 
+def test_recoveries_to_one_point_begin_epochs_of_their_own(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    """Both have the same tables, but other timelines."""
+    with postgresql.connect() as owner:
+        owner.execute("UPDATE qdo.tree SET server = 'before'")
+    with contextlib.closing(PostgresqlStore(postgresql_address(database_url), TIMEOUT)) as store:
+        system, _, table = store.age.split(":")
+        store.age = f"{system}:0000000B:{table}"
+        store.begin(None, write=True, since=-1)
+        store.commit()
+    began_at = time.monotonic()
+    assert opened(database_url).set("/", b"").mzxid > 11 * EPOCH
+    assert time.monotonic() - began_at > TIMEOUT  # sessions may be among the lost commits
+
+
 def test_a_full_disk_refuses_writes_and_keeps_sessions(
     database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +396,67 @@ def test_a_connection_that_is_cut_is_opened_again(
         assert client.get("/n")[0] == b"9"
 
 
+def test_an_unexpected_error_ends_no_client(
+    database_url: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a node that no client wrote."""
+    client = opened(database_url)
+    session, errors = client.client_id, iter([ValueError("spoiled")])
+    begin = PostgresqlStore.begin
+
+    def fails_once(*arguments: Any, **options: Any) -> Any:
+        for error in errors:
+            raise error
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(PostgresqlStore, "begin", fails_once)
+    with pytest.raises(ConnectionLoss):
+        client.create("/a")
+    client.retry(client.create, "/b")
+    assert client.client_id == session
+
+
+def test_a_large_batch_is_written_in_parts(database_url: str, opened: Opened) -> None:
+    """All of it at once would take longer than the server waits between two messages."""
+    client = opened(database_url)
+    answers = [client.create_async(f"/{number}", bytes(900_000)) for number in range(LARGE)]
+    assert len({answer.get(20) for answer in answers}) == LARGE
+
+
 # --- who may, and through what --------------------------------------------------------
+
+
+def test_defaults_of_a_role_change_no_node(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    """Nor do functions that others have put in the way."""
+    data = b"\\\0\x01'"
+    with postgresql.role("worker") as role, postgresql.connect() as owner:
+        for statement in grants("qdo", role, "worker"):
+            owner.execute(statement.encode())
+        for setting in ("array_nulls", "standard_conforming_strings"):
+            owner.execute(f"ALTER ROLE {role} SET {setting} = off")
+        owner.execute(
+            "CREATE FUNCTION public.unnest(text[]) RETURNS SETOF text LANGUAGE plpgsql"
+            " AS $$ BEGIN RAISE 'hostile'; END $$"
+        )
+        odd = opened(postgresql.url(role))
+        odd.create("/n", data)
+        odd.create("/null", None)
+        assert opened(database_url).get("/n")[0] == data
+        assert owner.execute("SELECT DISTINCT acl FROM qdo.znodes").fetchall() == [(None,)]
+        odd.stop()
+
+
+def test_a_host_that_is_silent_takes_only_its_share(
+    postgresql: PostgresqlDatabase, database_url: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        port = postgresql.server.port
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{port}"
+        address = postgresql_address(database_url.replace(f"127.0.0.1:{port}", hosts))
+        with contextlib.closing(PostgresqlStore(address, 20 * TIMEOUT)) as store:
+            assert not store.read_only
 
 
 def test_roles_do_what_they_are_for(
@@ -394,6 +477,8 @@ def test_roles_do_what_they_are_for(
         assert looking.get("/n")[0] == b"1"
         with pytest.raises(DatabaseError):
             looking.create("/m")
+        with postgresql.role("other") as other, pytest.raises(PostgresqlRightsError):
+            opened(postgresql.url(other))
         for role, options in ((onlooker, {}), (sender, {"may_look_on": True})):
             with pytest.raises(PostgresqlRightsError):
                 opened(postgresql.url(role), **options)

@@ -18,6 +18,7 @@ CLOSED          the client was stopped
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -46,9 +47,11 @@ from qdo.coordination.sql.tree import MAX_REQUEST_BYTES, Event, TreeResult
 from qdo.errors import QdoError, SettingsError
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
+from qdo.system.native import original
 from qdo.text import how_to_install
 
 _MEANWHILE_SECONDS = 0.05
+_native_sleep = original("time", "sleep", time.sleep)
 _Result = TypeVar("_Result")
 OpenStore = Callable[[Callable[[Callable[[], None]], None]], Store]
 
@@ -202,6 +205,11 @@ class StoreConnection(ConnectionHandler):
             retry.reset()
             self.logger.warning("Session has expired")
             client._session_callback(KeeperState.EXPIRED_SESSION)
+        except Exception as error:  # a client whose thread has ended never connects again
+            self.last_fault = repr(error)
+            self.logger.exception("Connection dropped by an unexpected error")
+            if client._state != KeeperState.CONNECTING:
+                client._session_callback(KeeperState.CONNECTING)
         return None
 
     @contextlib.contextmanager
@@ -210,12 +218,19 @@ class StoreConnection(ConnectionHandler):
         if store is None:
             store = self._offload(self._open, _nothing)
         looks_on = self.client.may_look_on and store.read_only
-        self._link = (OnlookerSession if looks_on else StoreSession)(store, self.handler.sleep_func)
+        self._link = (OnlookerSession if looks_on else StoreSession)(store, self._pause)
         try:
             yield self._link
         finally:
             self._offload(self._link.close, self._meanwhile)
             self._link = None
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep in the thread that calls the store."""
+        if self.client._stopped.is_set():
+            raise ConnectionDropped("the client was stopped")
+        in_thread = self._link is not None and self._link.waits_for_network
+        (_native_sleep if in_thread else self.handler.sleep_func)(seconds)
 
     def _enter(self, link: StoreSession) -> None:
         client = self.client
@@ -283,11 +298,14 @@ class StoreConnection(ConnectionHandler):
         """Take the requests for one transaction from the client's queue."""
         client = self.client
         batch: list[Pair] = []
+        size = 0
         while client._queue and len(batch) < _BATCH:
             request, answer = client._queue[0]
-            fault = _fault_of(request, client.drop_reason)
+            one = _size_of(request)
+            fault = _fault_of(request, one, client.drop_reason)
             alone = fault is not None or request.type in _ALONE
-            if alone and batch:
+            size += one
+            if batch and (alone or size > MAX_REQUEST_BYTES):
                 break
             if fault is not None:
                 raise fault
@@ -385,16 +403,14 @@ class StoreConnection(ConnectionHandler):
             client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
 
 
-def _fault_of(request: Any, drop_reason: str) -> Exception | None:
+def _fault_of(request: Any, size: int, drop_reason: str) -> Exception | None:
     """Return the effect of a request on the connection itself, if it has one."""
     if request is _SESSION_EXPIRED:
         return SessionExpiredError("Session expired: Testing")
     if request is _CONNECTION_DROP:
         return ConnectionDropped(drop_reason)
-    if hasattr(request, "path") or request.type == Transaction.type:
-        size = _size_of(request)
-        if size > MAX_REQUEST_BYTES:
-            return ConnectionDropped(f"a request of {size} bytes exceeds ZooKeeper's limit")
+    if size > MAX_REQUEST_BYTES:
+        return ConnectionDropped(f"a request of {size} bytes exceeds ZooKeeper's limit")
     return None
 
 
@@ -402,4 +418,5 @@ def _size_of(request: Any) -> int:
     """Return how many bytes a request would take on the network, within a few percent."""
     if type(request) is Transaction:
         return sum(map(_size_of, request.operations))
-    return _OPERATION_BYTES + len(request.path) + len(getattr(request, "data", None) or b"")
+    data = getattr(request, "data", None) or b""
+    return _OPERATION_BYTES + len(getattr(request, "path", "")) + len(data)

@@ -70,6 +70,7 @@ MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
 _BEATS_PER_TIMEOUT = 4
 _LOCK_BACKOFF = Backoff(0.0002, 0.01)
+_OUTLAST_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,11 @@ class StoreSession:
             waits for the lock.
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
-        if former is not None and former.id == session:
+        if former is not None and (former.id, former.age) == (session, self._store.age):
             self._beating = former
             self._beat()
+        if not session:
+            self._outlast(timeout_seconds)
         state = self._begin(write=True, patience_seconds=timeout_seconds)
         try:
             row = self._resumed(session, password) if session else self._begun(timeout_seconds)
@@ -158,6 +161,26 @@ class StoreSession:
         self.seen = state.zxid
         self._store.announce()
         return row
+
+    def _outlast(self, patience_seconds: float) -> None:
+        """Wait until no client may still rely on a session of an earlier age, and end those."""
+        left = True
+        while left:
+            state = self._begin(write=True, patience_seconds=patience_seconds)
+            try:
+                now = clock()
+                former = [
+                    (row, heard)
+                    for row, heard in self._store.sessions()
+                    if row.age != self._store.age and heard > float("-inf")
+                ]
+                silent = self._watchdog.silent(former, now)
+                self._end_sessions(state, silent)
+            finally:
+                self._store.rollback()
+            left = len(former) > len(silent)
+            while left and clock() < self._watchdog.due:
+                self._pause(_OUTLAST_SECONDS)
 
     def _resumed(self, session: int, password: bytes) -> SessionRow:
         row = self._store.session(session)
