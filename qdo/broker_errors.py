@@ -124,6 +124,13 @@ class PostgresqlRightsError(UsageError):
     """PostgreSQL at {server} denies {role} a right: {reason}; as the owner, run {remedy};
     `qdo admin broker grants` prints all rights that a role needs"""
 
+    exit_code = 5
+
+
+class DatabaseMissingError(UsageError):
+    """PostgreSQL at {server} has no such database; create it with `createdb {name}`, or correct
+    the address"""
+
 
 class PostgresqlUnsuitableError(UsageError):
     """PostgreSQL at {server} cannot be used: {reason}"""

@@ -307,6 +307,11 @@ class PartialSendError(PartialFailureError):
     """{done} of {total} messages were sent; not {rest}: {reason}; send these again"""
 
 
+class OnlookerError(RejectedError):
+    """this user may read the coordinator {coordinator}, but not write to it; use the account of a
+    worker"""
+
+
 class NotFailingError(RejectedError):
     """no message of queue {queue!r} fails or blocks it; nothing was changed; `qdo queues` shows
     which queues fail"""

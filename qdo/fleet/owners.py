@@ -21,7 +21,7 @@ class Owner:
     It may have stopped, or lost the queue, since: a process that is asked checks what it owns.
 
     :ivar worker: name of its node.
-    :ivar process: its host and parent process, for people.
+    :ivar process: its host, process and parent process, for people.
     :ivar zone: its setting `zone`.
     :ivar address: its setting `address`, where it answers.
     """

@@ -23,7 +23,7 @@ class WorkerStatus:
     :ivar reported: when it last wrote its nodes, Unix time of the coordinator's clock. A dead
         worker stays registered until its session ends.
     :ivar fault: why it gets no queues: its node cannot be read, or does not belong to a session.
-    :ivar process: host and parent process, for people; "" if it is not known.
+    :ivar process: host, process and parent process, for people; "" if it is not known.
     """
 
     worker: str

@@ -20,6 +20,7 @@ from psycopg import errors, pq
 from psycopg.abc import PQGen
 
 from qdo.broker_errors import (
+    DatabaseMissingError,
     PostgresqlBusyError,
     PostgresqlConnectionsError,
     PostgresqlError,
@@ -312,8 +313,8 @@ _LOGIN = re.compile(
 """Errors at login: libpq gives them no SQLSTATE."""
 
 
-_REACH = re.compile("08|57P0|3D000")
-"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns, a missing database."""
+_REACH = re.compile("08|57P0")
+"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns."""
 _REMEDIES = (
     (
         re.compile(
@@ -330,6 +331,7 @@ _REMEDIES = (
 )
 """Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
 each with its remedy."""
+_NO_DATABASE = re.compile("database .* does not exist|no such database")
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 """Errors of libpq about parameters of the address, before it connects."""
 
@@ -364,6 +366,8 @@ def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> Q
         return _rights_error(address, reason, (pgconn.user or b"").decode(), "CONNECT")
     if _LOGIN.search(reason):
         return PostgresqlLoginError(server=server, reason=reason)
+    if _NO_DATABASE.search(reason):
+        return DatabaseMissingError(server=server, name=((pgconn and pgconn.db) or b"").decode())
     if _PARAMETER.search(reason):
         return PostgresqlUnsuitableError(server=server, reason=reason)
     if "read-only" in reason:

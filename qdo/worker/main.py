@@ -3,6 +3,7 @@
 Its input is JSON in the environment variable QDO_CHILD:
 
 - ``settings``;
+- ``name``: which of the parent's processes it is;
 - ``target``: MODULE:APP or null;
 - ``pipe``: descriptor of a socket to the parent;
 - ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
@@ -165,7 +166,7 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
             logging.getLogger(LOG_NAME).warning(sentence)
     root = Layout.of(settings.app, settings.namespace).root
     parent = ParentLink(pipe, settings.coordinator, root)
-    members = MemberFactory(settings, parent.on_session)
+    members = MemberFactory(settings, parent.on_session, child.get("name", ""))
     worker = Worker(app, settings, _context(settings, child, parent.ask), members)
     _handle_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))

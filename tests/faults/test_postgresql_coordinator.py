@@ -30,7 +30,7 @@ from qdo.coordination.sql import postgresql_store
 from qdo.coordination.sql.postgresql_store import EPOCH, IDLE_SECONDS, PostgresqlStore
 from qdo.coordination.sql.session import StoreSession
 from qdo.coordination.sql.tree import EPHEMERAL
-from qdo.errors import CoordinatorUnreachableError, DatabaseError
+from qdo.errors import CoordinatorUnreachableError, OnlookerError
 from qdo.postgresql.schema import grants
 from qdo.postgresql.url import postgresql_address
 from tests.support.coordinator_process import CommandError, Remote
@@ -475,7 +475,7 @@ def test_roles_do_what_they_are_for(
         client.create("/n", b"1", ephemeral=True)
         looking = opened(postgresql.url(onlooker), may_look_on=True)
         assert looking.get("/n")[0] == b"1"
-        with pytest.raises(DatabaseError):
+        with pytest.raises(OnlookerError):
             looking.create("/m")
         with postgresql.role("other") as other, pytest.raises(PostgresqlRightsError):
             opened(postgresql.url(other))

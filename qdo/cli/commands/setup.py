@@ -216,15 +216,21 @@ def init(
     if consent.dry_run and not any(changes.values()):
         show(form)
         print_message(CURRENT)
-    elif consent.given(f"{' and '.join(changes.values())} the schema", show, form, asks=False):
+    elif consent.given(
+        f"{' and '.join(filter(None, dict.fromkeys(changes.values())))} the schema",
+        show, form, asks=False,
+    ):  # fmt: skip
         for url, schema in databases:
             if not schema.create(url, partition_seconds):
                 changes[url] = ""
-        done = [change for change in changes.values() if change]
         if form != "table":
             _show_schemas(changes, True, form)
-        for change in done or [""]:
-            print_message(f"{change}d the schema" if change else CURRENT)
+        for url, change in changes.items():
+            place = f" in {hide_credentials(url)}" if len(changes) > 1 else ""
+            if change:
+                print_message(f"{change}d the schema{place}")
+        if not any(changes.values()):
+            print_message(CURRENT)
 
 
 CURRENT = "the schema is current; nothing to do"

@@ -71,8 +71,8 @@ class Election(Machine):
     """One worker's candidacy.
 
     :ivar fence: the leader's fence of this worker, while it is `leading`.
-    :param process: host and parent process of the worker; the next leader names them if this one
-        is lost.
+    :param process: host, process and parent process of the worker; the next leader names them if
+        this one is lost.
     :param on_elected: called with the fence, and name and process of the leader before.
     """
 

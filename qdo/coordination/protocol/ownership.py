@@ -47,8 +47,8 @@ class MemberOptions:
 
     :ivar checkpoint_seconds: shortest time between two checkpoints.
     :ivar filter: the queues that may be assigned to the worker.
-    :ivar process: host and parent process of the worker, for people; `zone` and `address` are its
-        settings.
+    :ivar process: host, process and parent process of the worker, for people; `zone` and `address`
+        are its settings.
     :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
         marked as deleted are known; see `rebalancer.Rebalancer`.
     :ivar totals: where checkpoints are counted; None: nowhere.

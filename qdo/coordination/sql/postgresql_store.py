@@ -181,6 +181,8 @@ class PostgresqlStore:
             self._set_up(patience)
         except psycopg.Error as error:
             self.close()
+            if isinstance(error, errors.InsufficientPrivilege):
+                raise self._rights_error("read") from error
             raise translated(address, error, self._role) from error
         except BaseException:
             self.close()
@@ -196,12 +198,7 @@ class PostgresqlStore:
         self._check_pooler(pid)
         self.read_only = standby or not writable
         if not readable or not (writable or self._omitted):
-            raise PostgresqlRightsError(
-                server=self.name,
-                role=self._role,
-                reason=f"it may not {'write' if readable else 'read'} the coordinator's tables",
-                remedy=f"`qdo admin broker grants {self._role} --for worker` and what it prints",
-            )
+            raise self._rights_error("write" if readable else "read")
         self._channel = f"qdo:{address.schema}"[:63]
         milliseconds = round(patience_seconds * 1000)
         idle = round(min(IDLE_SECONDS, patience_seconds / 2) * 1000)
@@ -209,6 +206,15 @@ class PostgresqlStore:
         connection.execute(text.encode(), prepare=False)
         connection.add_notify_handler(self._notified)
         self.bell = connection.pgconn.socket
+
+    def _rights_error(self, verb: str) -> PostgresqlRightsError:
+        kind = "onlooker" if self._omitted else "worker"
+        return PostgresqlRightsError(
+            server=self.name,
+            role=self._role,
+            reason=f"it may not {verb} the coordinator's tables",
+            remedy=f"`qdo admin broker grants {self._role} --for {kind}` and what it prints",
+        )
 
     def _check_pooler(self, pid: int) -> None:
         """Raise PostgresqlUnsuitableError if a pooler gives each transaction another connection."""

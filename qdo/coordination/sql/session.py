@@ -28,7 +28,7 @@ from kazoo.security import Id
 from qdo.backoff import Backoff
 from qdo.coordination.sql.store import FULL, BusyError, Requests, SessionRow, Store, StoredState
 from qdo.coordination.sql.tree import CHANGING, Event, Tree, TreeResult
-from qdo.errors import DatabaseError
+from qdo.errors import OnlookerError
 from qdo.system.clock import clock
 
 
@@ -373,7 +373,7 @@ def _now_milliseconds() -> int:
 
 
 class OnlookerSession(StoreSession):
-    """Answers requests that read; others fail with DatabaseError. It is not in the store."""
+    """Answers requests that read; others fail with OnlookerError. It is not in the store."""
 
     def enter(
         self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
@@ -392,7 +392,7 @@ class OnlookerSession(StoreSession):
         reading = [each for each in requests if type(each) not in CHANGING]
         result = super().perform(reading, identities, watching=watching)
         answers = iter(result.outcomes)
-        fault = DatabaseError(path=self._store.name, reason="this user may read it, but not write")
+        fault = OnlookerError(coordinator=self._store.name)
         outcomes = [
             TreeResult(error=fault) if type(each) in CHANGING else next(answers)
             for each in requests

@@ -54,7 +54,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, Permissions
 from kazoo.security import Id as Identity
 
 from qdo.coordination.extra_requests import MultiRead
-from qdo.errors import DatabaseError
+from qdo.errors import QdoError
 
 LOCAL = Identity("ip", "127.0.0.1")
 """The identity of every connection without authentication."""
@@ -219,7 +219,7 @@ class TreeResult:
     """The outcome of a request: its result or error, and the events for watches, in order."""
 
     result: Any = None
-    error: KazooException | DatabaseError | None = None
+    error: KazooException | QdoError | None = None
     events: list[Event] = field(default_factory=list)
 
 

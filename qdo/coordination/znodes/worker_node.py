@@ -31,7 +31,7 @@ class WorkerNode:
     :ivar draining: whether the worker releases its queues and takes no new ones.
     :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
     :ivar holds: mzxid of the node `holds` that the worker obeys; 0 before the first.
-    :ivar process: host and parent process of the worker, for people; "" if it is not known.
+    :ivar process: host, process and parent process, for people; "" if they are not known.
     :ivar zone: its setting of this name; so is `address`.
     """
 

@@ -28,7 +28,7 @@ MAX_EXACT = 2**53
 class LostWorker:
     """A worker that went without releasing its queues.
 
-    :ivar process: its host and parent process, "" if the leader does not know them.
+    :ivar process: its host, process and parent process, "" if the leader does not know them.
     :ivar at: when the leader noticed: a time of its clock, and for all others Unix time.
     """
 

@@ -65,13 +65,18 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
+    :param name: which of its parent's processes it is.
     """
 
     def __init__(
-        self, settings: Settings, on_session: OnSession = lambda session, timeout: None
+        self,
+        settings: Settings,
+        on_session: OnSession = lambda session, timeout: None,
+        name: str = "",
     ) -> None:
         self.connect_seconds = settings.connect_seconds
         self._settings = settings
+        self._name = name
         self._layout = Layout.of(settings.app, settings.namespace)
         self._positions = kind_of(settings.broker).positions
         self._on_session = on_session
@@ -91,6 +96,7 @@ class MemberFactory:
         :raises RejectedError: this version of qdo is too old for the app.
         """
         settings = self._settings
+        of_parent = f"{self._name} of parent process" if self._name else "parent process"
         self._client = client = self._open(parts.broker)
         if client.client_id is not None:
             self._on_session(client.client_id, client.negotiated_timeout_seconds)
@@ -104,7 +110,7 @@ class MemberFactory:
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
                 filter=parts.filter,
-                process=f"host {component['host']}, parent process {component['parent']}",
+                process=f"host {component['host']}, {of_parent} {component['parent']}",
                 zone=settings.zone,
                 address=settings.address,
                 # As leader, assign no queue before reading which ones are deleted.

@@ -116,6 +116,7 @@ class ChildProcess:
         }
         child: dict[str, Any] = {"settings": dataclasses.asdict(settings), "target": target}
         child |= {**shared, "left": list(left), "restarted": restarted, "deaths": list(deaths)}
+        child["name"] = name
         try:
             self._process = subprocess.Popen(
                 [*argv, process_title(name, settings, target)],
