@@ -416,14 +416,24 @@ def test_every_table_on_a_page_is_compared() -> None:
 
 
 def test_positions_move_to_another_coordinator(shell: Shell) -> None:
-    """With the script of the operations page, queues resume at their recorded positions."""
+    """With the script of the operations page, also holds and settings."""
     (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
     shell.write(script.options["caption"], script.text)
     worker = f"qdo-worker --app hello --job qdo.programs.echo:job {WORK}"
     shell.run("qdo send --app hello greetings 1")
     assert "greetings" in shell.run(worker)
-    shell.run("python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello")
+    app = "--app hello"
+    shell.run(f"qdo pause {app} lab --allow-none; qdo settings set {app} attempts 7")
+    shell.run(f"qdo limits set {app} few --max 2")
+    move = "python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello"
+    shell.run(move)
     assert shell.run(f"{worker} --coordinator sqlite:new.db") == ""
+    there = "--app hello --coordinator sqlite:new.db"
+    shell.run(f"qdo settings set {there} attempts 8; qdo limits set {there} few --max 3")
+    assert "lab" in shell.run(f"qdo pause --list {there}")
+    assert "8" in shell.run(f"qdo settings show {there}")
+    assert "few" in shell.run(f"qdo limits list {there}")
+    assert "another chroot" in shell.run(f"{move} 2>&1 || true")
 
 
 KAFKA = """

@@ -406,6 +406,7 @@ class Discovery(Duty):
     ) -> None:
         self._broker = broker
         self._refused: list[str] = []
+        self._fault = ""
         self._clock = clock
         self._current = current if current is not None else CurrentMember()
         self._wanted = Event()
@@ -458,15 +459,19 @@ class Discovery(Duty):
         queues = member
         try:
             if self._reconciler is None:
-                return self._create(queues, now)
-            return self._reconcile(self._reconciler, queues, now)
+                pause = self._create(queues, now)
+            else:
+                pause = self._reconcile(self._reconciler, queues, now)
         except QdoError as error:
-            _log.warning(
-                "cannot update the queue nodes, retrying in %g s: %s",
-                RETRY_SECONDS,
-                describe(error),
-            )
+            text = describe(error)
+            if text != self._fault:  # an outage may last for hours
+                _log.warning(
+                    "cannot update the queue nodes, retrying every %g s: %s", RETRY_SECONDS, text
+                )
+            self._fault = text
             return RETRY_SECONDS
+        self._fault = ""
+        return pause
 
     def _create(self, queues: LeaderQueues, now: float) -> float:
         nodes = queues.queue_names()
@@ -475,6 +480,7 @@ class Discovery(Duty):
         fresh = self._fresh - self._known
         lists = now >= self._list_at
         if lists:
+            self._list_at = now + self._broker.catalog.list_seconds
             self._known = set(self._list() or ())
             # Most of a hundred thousand names have nodes already.
             fresh |= self._known.difference(nodes or ())
@@ -483,8 +489,6 @@ class Discovery(Duty):
             fresh |= self._opener.step(queues)
             fresh -= self._opener.hidden  # which was read after their names
             self._open_at = self._open_at if self._opener.hidden else _NEVER
-        if lists:
-            self._list_at = now + self._broker.catalog.list_seconds
         self._fresh = set()
         self._known |= fresh
         usable = self._fitting(self._usable(fresh), len(nodes or ()))

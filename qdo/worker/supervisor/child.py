@@ -8,7 +8,6 @@ its coordinator sessions are closed (`qdo.worker.supervisor.sessions`).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -20,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from qdo.brokers.registry import kind_of
@@ -114,9 +114,8 @@ class ChildProcess:
             "stacks": self.dumps.fd,
             "metrics": self.metrics.fd,
         }
-        child: dict[str, Any] = {"settings": dataclasses.asdict(settings), "target": target}
-        child |= {**shared, "left": list(left), "restarted": restarted, "deaths": list(deaths)}
-        child["name"] = name
+        child: dict[str, Any] = {"name": name, "target": target, **shared, "left": list(left)}
+        child |= {"restarted": restarted, "deaths": list(deaths), "settings": asdict(settings)}
         try:
             self._process = subprocess.Popen(
                 [*argv, process_title(name, settings, target)],
@@ -287,7 +286,7 @@ def _has_children(kind: int, number: int) -> bool:
     return True
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class _DyingProcess:
     """A reaped child whose process group may still have living members."""
 
