@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from qdo.brokers.base import Broker
 from qdo.brokers.streams import check_deletable
 from qdo.coordination import queue_admin
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
@@ -228,7 +229,7 @@ def _released(client: Client, layout: Layout, queue: str, timeout_seconds: float
     node = NEW
     for _ in polls(timeout_seconds, client.handler.sleep_func):
         node = read_queue_node(client, layout, queue) or NEW
-        if not node.owner or client.exists(layout.worker(node.owner)) is None:
+        if not node.owner or not read_nodes(client, [layout.worker(node.owner)]):
             return node
     raise QueueOwnedError(queue=queue, owner=node.owner)
 
