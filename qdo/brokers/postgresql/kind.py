@@ -65,6 +65,7 @@ def _connector(url: str) -> Callable[[], Any]:
 
     def open_connection() -> Any:
         connection = session.connect(address)
+        connection.execute("RESET search_path")  # its statements name no schema
         connection.autocommit = False
         return connection
 
