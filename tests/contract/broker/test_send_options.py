@@ -95,7 +95,7 @@ def test_a_delayed_message_arrives_when_it_is_due(broker: Broker) -> None:
     heard = Heard(broker)
     due = time.time() + 0.3
     sent = broker.send(Outgoing("q", b"1", "key", '{"h":"v"}', SendOptions(due)))
-    assert bodies(broker, "q") == []
+    assert bodies(broker, "q") == [] or time.time() >= due
     assert heard.wait() == "q"
     late = time.time() - due
     assert 0 <= late < SOON_SECONDS
@@ -162,10 +162,10 @@ def test_messages_due_without_listeners_move_with_the_next_one(
 ) -> None:
     """All messages move, in order, before a reader could find the queue empty."""
     monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_MESSAGES", 3)
-    broker.send_many([delayed("q", number, 0.2 + 0.001 * number) for number in range(10)])
+    broker.send_many([delayed("q", number, 1.0 + 0.001 * number) for number in range(10)])
     broker.send(delayed("q", 10, 3600))
     assert broker.catalog.backlog("q", 0).delayed == 11
-    threading.Event().wait(0.25)
+    threading.Event().wait(1.05)
     assert (broker.catalog.backlog("q", 0).count, broker.catalog.backlog("q", 0).delayed) == (0, 11)
     stop = connect().listen(lambda names: None)
     assert bodies(broker, "q") == list(range(10))
