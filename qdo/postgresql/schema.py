@@ -141,7 +141,7 @@ def script(schema: str, partition_seconds: int, have: int = 0) -> str:
 
 
 def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Raise PostgresqlUnsuitableError for an old server or another encoding of the database."""
+    """Raise PostgresqlUnsuitableError for an old server, another encoding, or a reserved name."""
     version = connection.info.server_version // 10_000
     if version < OLDEST_SERVER:
         raise PostgresqlUnsuitableError(
@@ -154,6 +154,12 @@ def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> No
             server=address.server,
             reason=f"the encoding of the database must be UTF8, got {encoding}; create another"
             " with `createdb --encoding UTF8 --template template0 NAME`",
+        )
+    query = "SELECT FROM pg_get_keywords() WHERE word = %s AND catcode IN ('R', 'T')"
+    if connection.execute(query, (address.schema,)).fetchone() is not None:
+        raise PostgresqlUnsuitableError(
+            server=address.server,
+            reason=f"the schema must not be a reserved word of SQL, got {address.schema}",
         )
 
 

@@ -95,8 +95,8 @@ def _parsed(url: str) -> SchemaAddress:
         raise _fault(f"{shown!r} has a '#': write it as %23, or leave it out")
     options = _options(pairs)
     schema, pooler = options.pop("schema", "qdo"), options.pop("pooler", "none")
-    if not _SCHEMA.fullmatch(schema):
-        raise _fault(f"schema must be 1 to 63 of a-z, 0-9 and '_', got {schema!r}")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise _fault(f"schema must be 1 to 63 of a-z, 0-9 and '_', not pg_..., got {schema!r}")
     if pooler not in _POOLERS:
         raise _fault(f"pooler={pooler!r} is not one of {', '.join(_POOLERS)}")
     database = unquote(parts.path.lstrip("/"))
@@ -115,6 +115,8 @@ def _options(pairs: list[tuple[str, str]]) -> dict[str, str]:
     known = ("schema", "pooler", *_LIBPQ)
     options: dict[str, str] = {}
     for name, value in pairs:
+        if name == "chroot":
+            raise _fault("the option 'chroot' belongs to the setting coordinator")
         if name not in known:
             hint = did_you_mean(name, known)
             raise _fault(f"unknown option {name!r}{hint}; valid options: {', '.join(known)}")

@@ -22,7 +22,7 @@ from qdo.broker_errors import (
 )
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.registry import open_broker, schema_of
-from qdo.errors import QdoError, UsageError
+from qdo.errors import QdoError, SettingsError, UsageError
 from qdo.positions import position_now
 from qdo.postgresql.schema import PARTITION_SECONDS
 from tests.support.brokers import rows
@@ -75,6 +75,13 @@ def test_a_missing_schema_is_told(postgresql: PostgresqlDatabase) -> None:
 def test_a_missing_database_is_told(postgresql: PostgresqlDatabase) -> None:
     error = refused(postgresql.server.url("not_there"), DatabaseMissingError, 2)
     assert error.details["name"] == "not_there"
+
+
+def test_a_reserved_word_is_no_schema(postgresql: PostgresqlDatabase) -> None:
+    with pytest.raises(PostgresqlUnsuitableError):
+        prepared(postgresql.url(schema="order"))
+    with pytest.raises(SettingsError):
+        prepared(postgresql.url(schema="pg_a"))
 
 
 @pytest.mark.parametrize("option", ["sslmode=banana", "port=x", "target_session_attrs=no"])
