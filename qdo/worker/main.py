@@ -24,7 +24,7 @@ is down, and starts another one beside it. The queues of this worker go to other
 nothing is repeated.
 
 Exit codes: 0 stopped cleanly, 1 a job could not be finished or a part died, 2 usage or settings,
-3 coordinator or broker cannot be reached at the start.
+3 coordinator or broker cannot be reached at the start, 5 a right is missing.
 """
 
 from __future__ import annotations
