@@ -33,7 +33,7 @@ from qdo.coordination.sql.tree import EPHEMERAL
 from qdo.errors import CoordinatorUnreachableError, OnlookerError
 from qdo.postgresql.schema import grants
 from qdo.postgresql.url import postgresql_address
-from tests.support.coordinator_process import CommandError, Remote
+from tests.support.coordinator_process import CommandError, Remote, clients
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import CuttingProxy
 from tests.support.postgresql.schema import prepared
@@ -52,15 +52,7 @@ Opened = Callable[..., Client]
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """Open clients; they are stopped after the test."""
-    with contextlib.ExitStack() as stack:
-
-        def opened(url: str, **options: Any) -> Client:
-            client = connect(url, **{"session_timeout_seconds": TIMEOUT, **options})
-            stack.callback(client.close)
-            stack.callback(client.stop)
-            client.open(20)
-            return client
-
+    with clients(timeout_seconds=TIMEOUT) as opened:
         yield opened
 
 

@@ -15,19 +15,39 @@ if __name__ == "__main__" and sys.argv[2] == "gevent":
 
     monkey.patch_all()
 
+import contextlib
 import json
 import os
 import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from qdo.coordination.client import Client, connect
 from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
 
 ANSWER_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def clients(*urls: str, timeout_seconds: float) -> Iterator[Callable[..., Client]]:
+    """Return a function that opens clients of this process; they are stopped at the end.
+
+    :param urls: of the coordinator; without, it is the first argument of the function.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def opened(*url: str, **options: Any) -> Client:
+            client = connect(*urls, *url, **{"session_timeout_seconds": timeout_seconds, **options})
+            stack.callback(client.close)
+            stack.callback(client.stop)
+            client.open(20)
+            return client
+
+        yield opened
 
 
 class Remote:
@@ -188,8 +208,6 @@ def _line_reader(handler: str) -> Callable[[], str]:
 
 def main() -> None:
     """Serve commands until the input ends."""
-    from qdo.coordination.client import connect
-
     _, url, handler, timeout = sys.argv
     client = connect(url, handler=handler, session_timeout_seconds=float(timeout))
     client.add_listener(lambda state: _say(state=str(state)))

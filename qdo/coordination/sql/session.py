@@ -88,6 +88,8 @@ class StoreSession:
     :ivar due: when to call `tick`, on `qdo.system.clock.clock`.
     """
 
+    _is_stored = True
+
     def __init__(self, store: Store, pause: Callable[[float], None]) -> None:
         """Take a store, which `close` closes.
 
@@ -310,7 +312,7 @@ class StoreSession:
         requests: Requests = (),
     ) -> StoredState:
         """Begin a transaction of a live session; wait for a lock that is taken."""
-        row = self._row
+        row = self._row if self._is_stored else None
         patience = patience_seconds or self.row.timeout_milliseconds / 1000 * 2 / 3
         since = self.seen if watching else -1
         state = self._locked(row, write, since, patience, requests)
@@ -375,6 +377,8 @@ def _now_milliseconds() -> int:
 class OnlookerSession(StoreSession):
     """Answers requests that read; others fail with OnlookerError. It is not in the store."""
 
+    _is_stored = False
+
     def enter(
         self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
     ) -> SessionRow:
@@ -402,14 +406,3 @@ class OnlookerSession(StoreSession):
     def tick(self, *, watching: bool) -> list[Event]:
         self.due = clock() + self._store.look_seconds
         return self.look(watching=watching)
-
-    def _begin(
-        self,
-        *,
-        write: bool,
-        watching: bool = False,
-        patience_seconds: float = 0.0,
-        requests: Requests = (),
-    ) -> StoredState:
-        since = self.seen if watching else -1
-        return self._locked(None, False, since, self._store.look_seconds, requests)

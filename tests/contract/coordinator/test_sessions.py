@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -15,7 +13,7 @@ from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client, connect
-from tests.support.coordinator_process import Remote
+from tests.support.coordinator_process import Remote, clients
 from tests.support.processes import freeze
 from tests.support.zookeeper import wait_until
 
@@ -29,15 +27,7 @@ Opened = Callable[..., Client]
 @pytest.fixture
 def opened(coordinator_url: str) -> Iterator[Opened]:
     """Open clients of the coordinator; they are stopped after the test."""
-    with contextlib.ExitStack() as stack:
-
-        def opened(**options: Any) -> Client:
-            client = connect(coordinator_url, **{"session_timeout_seconds": 8.0, **options})
-            stack.callback(client.close)
-            stack.callback(client.stop)
-            client.open(20)
-            return client
-
+    with clients(coordinator_url, timeout_seconds=8.0) as opened:
         yield opened
 
 
