@@ -16,7 +16,7 @@ from qdo.backoff import Backoff
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
-from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
+from qdo.errors import NodeRefusedError, QdoError, UnreachableError, UsageError
 from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
 from qdo.system.processes import SIGN
@@ -174,7 +174,7 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
-            except (UnreachableError, NodeRefusedError, CoordinatorAccountError) as error:
+            except (UnreachableError, NodeRefusedError, UsageError) as error:  # it was all right
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())  # nosec B311 # spreads pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
@@ -189,7 +189,7 @@ class MembershipLoop(Duty):
         reason = f"{worker}: its session expired while the job ran"
         try:
             counted = self._members.count_interrupted(in_flight, reason)
-        except UnreachableError as error:
+        except (UnreachableError, UsageError) as error:
             _log.warning(
                 "%s: cannot count its interrupted attempts; these messages may get one more: %s",
                 worker,
