@@ -146,7 +146,7 @@ class BrokerServer:
             seconds = TIMEOUT_SECONDS * dice.choice((0.3, 1.5))
             now = time.monotonic()
             self.outages.append((now, now + seconds))
-            threading.Timer(seconds, self._server.thaw).start()
+            threading.Timer(seconds, self._thaw).start()
 
         def cut_database() -> None:
             if dice.random() < 0.5:
@@ -157,7 +157,8 @@ class BrokerServer:
         def kill_backend() -> None:
             with self._away():  # the server ends all others, and recovers
                 backend = dice.choice(descendants(self._server.pid) or [self._server.pid])
-                os.kill(backend, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(backend, signal.SIGKILL)
                 self._start_if_ended()
 
         def delay_database() -> None:
@@ -180,6 +181,10 @@ class BrokerServer:
         if self._is_mounted and self._server.folder.is_relative_to(self._disk):
             faults.append(fill_disk)
         return faults
+
+    def _thaw(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was killed meanwhile
+            self._server.thaw()
 
     def _fill_disk(self, segments: int) -> None:
         """Leave no space for a while.
