@@ -243,7 +243,9 @@ FAULTS = (
         wrong_filter,
         flags=(EU,) * WORKERS,
     ),
-    Fault("follower-down", "a follower of ZooKeeper is down", "ZooKeeper is lost", follower_down),
+    Fault(
+        "follower-down", "a follower of ZooKeeper is down", "The coordinator is lost", follower_down
+    ),
     Fault(
         "full-disk",
         "the disk of messages and progress is full",

@@ -18,6 +18,7 @@ CLOSED          the client was stopped
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -49,6 +50,8 @@ from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 from qdo.system.native import original
 from qdo.text import how_to_install
+
+log = logging.getLogger(__name__)
 
 _MEANWHILE_SECONDS = 0.05
 _native_sleep = original("time", "sleep", time.sleep)
@@ -207,7 +210,7 @@ class StoreConnection(ConnectionHandler):
             client._session_callback(KeeperState.EXPIRED_SESSION)
         except Exception as error:  # a client whose thread has ended never connects again
             self.last_fault = repr(error)
-            self.logger.exception("Connection dropped by an unexpected error")
+            log.exception("%s: an unexpected error; connecting again", self.server)
             if client._state != KeeperState.CONNECTING:
                 client._session_callback(KeeperState.CONNECTING)
         return None
@@ -218,7 +221,8 @@ class StoreConnection(ConnectionHandler):
         if store is None:
             store = self._offload(self._open, _nothing)
         looks_on = self.client.may_look_on and store.read_only
-        self._link = (OnlookerSession if looks_on else StoreSession)(store, self._pause)
+        kind = OnlookerSession if looks_on else StoreSession
+        self._link = kind(store, self._pause, self.client._stopped.is_set)
         try:
             yield self._link
         finally:
@@ -227,8 +231,6 @@ class StoreConnection(ConnectionHandler):
 
     def _pause(self, seconds: float) -> None:
         """Sleep in the thread that calls the store."""
-        if self.client._stopped.is_set():
-            raise ConnectionDropped("the client was stopped")
         in_thread = self._link is not None and self._link.waits_for_network
         (_native_sleep if in_thread else self.handler.sleep_func)(seconds)
 

@@ -90,11 +90,18 @@ class StoreSession:
 
     _is_stored = True
 
-    def __init__(self, store: Store, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pause: Callable[[float], None],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Take a store, which `close` closes.
 
         :param pause: sleeps, as the client's handler requires.
+        :param is_stopped: whether the client does not wait for a session any more.
         """
+        self._is_stopped = is_stopped
         self._store = store
         self._pause = pause
         self._row: SessionRow | None = None
@@ -182,6 +189,8 @@ class StoreSession:
                 self._store.rollback()
             left = len(former) > len(silent)
             while left and clock() < self._watchdog.due:
+                if self._is_stopped():
+                    raise ConnectionDropped("the client was stopped")
                 self._pause(_OUTLAST_SECONDS)
 
     def _resumed(self, session: int, password: bytes) -> SessionRow:
