@@ -201,8 +201,6 @@ def parent_of(path: str) -> str:
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
-MOST_BYTES_OF_PATH = 2600
-"""An entry of an index in PostgreSQL has at most 2,704 bytes."""
 EPHEMERAL = 1
 SEQUENTIAL = 2
 
@@ -304,8 +302,6 @@ class Tree:
         if request.flags & SEQUENTIAL:
             path = f"{path}{parent.creates:010d}"
         _require_valid(path)
-        if len(path) > MOST_BYTES_OF_PATH or len(path.encode()) > MOST_BYTES_OF_PATH:
-            raise BadArgumentsError
         if request.flags & ~(SEQUENTIAL | EPHEMERAL):
             raise UnimplementedError
         if self._find(path) is not None:
