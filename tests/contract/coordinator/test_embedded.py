@@ -205,6 +205,20 @@ def test_requests_of_an_ended_session(client: Client, embedded_url: str) -> None
     lock.close()
 
 
+def test_a_client_that_stops_waits_for_the_lock(client: Client, embedded_url: str) -> None:
+    """Otherwise its session would stay for its timeout."""
+    other = connect(embedded_url)
+    other.open(20)
+    other.create("/theirs", ephemeral=True)
+    lock = sqlite3.connect(database_of(embedded_url), isolation_level=None, check_same_thread=False)
+    lock.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, lock.execute, ("ROLLBACK",)).start()
+    other.stop()
+    assert client.exists("/theirs") is None
+    other.close()
+    lock.close()
+
+
 def test_idle_client_costs_next_to_nothing(client: Client) -> None:
     """No busy waiting: a session alone uses well below 1 % of a core."""
     before = os.times()
