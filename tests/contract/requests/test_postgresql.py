@@ -315,6 +315,26 @@ def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int)
         assert connection.execute(_PARTS).fetchall() == upgraded
 
 
+def test_upgrades_wait_for_each_other(postgresql: PostgresqlDatabase) -> None:
+    """The server would give a sequence another name beside an uncommitted one."""
+    first, _, _ = script("qdo", 3600).partition("\n-- Format 2:")
+    with postgresql.connect() as connection, ThreadPoolExecutor(1) as threads:
+        connection.execute(first.encode())
+        with connection.transaction():
+            connection.execute("SELECT FROM qdo.about FOR UPDATE")
+            connection.execute("CREATE SEQUENCE qdo.requests_number_seq")
+            upgrade = threads.submit(prepared, postgresql.url())
+            with postgresql.connect() as looking:
+                wait_until(lambda: looking.execute(_WAITS).fetchone() is not None, "a lock")
+            raise psycopg.Rollback
+        upgrade.result()
+        with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
+            assert take(broker.requests).id == "a"
+
+
+_WAITS = """
+SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+"""
 _REPLACED = """
 CREATE FUNCTION qdo.lock_queues(text, text[], integer) RETURNS void LANGUAGE sql AS '';
 CREATE FUNCTION qdo.append(
