@@ -1,7 +1,7 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
 # make check  what to run while you work, in a minute: lint, types, and tests of single parts
 # make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
-# make test-rest   what `make test` leaves out, with real processes only; takes as long
+# make test-rest   what `make test` leaves out: other coordinators, whole fleets; takes as long
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
@@ -57,10 +57,9 @@ test: $(STAMP) zookeeper postgresql deployment
 	$(PYTEST) $(WHOLE) --level test --fuzz 100 --histories 100; tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
 
-# All processes start by exec. Then all inputs for readers of foreign bytes, and all histories: `make test`
-# tries a twentieth of them.
+# Then all inputs for readers of foreign bytes, and all histories: `make test` tries a twentieth of them.
 test-rest: $(STAMP) zookeeper postgresql deployment browser
-	$(PYTEST) $(WHOLE) --level rest --exec
+	$(PYTEST) $(WHOLE) --level rest
 	$(PYTEST) -q -n 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.

@@ -26,7 +26,7 @@ from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
-from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
+from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, long_reason, reasons
 from tests.support.marks import MARKS, add_marks, in_order
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
@@ -58,11 +58,6 @@ hypothesis.settings.load_profile("qdo")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add options that let `make check` run a part of enumerated or seeded tests."""
     group = parser.getgroup("qdo's own tests")
-    group.addoption(
-        "--exec",
-        action="store_true",
-        help="start all processes by exec; default: fork those without the mark exec",
-    )
     group.addoption(
         "--level",
         choices=[CHECK, TEST, REST],
@@ -175,8 +170,9 @@ def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the mark `exec` of a test decide how its processes start."""
-    choice.exec_now = item.get_closest_marker("exec") is not None
+    """Let the marks of a test decide how its processes start."""
+    is_long = long_reason(item) is not None
+    choice.exec_now = is_long or item.get_closest_marker("exec") is not None
 
 
 def _end_later(item: pytest.Item) -> None:
@@ -231,7 +227,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.pluginmanager.register(LeftOut())
     config.pluginmanager.register(FailedNames(config))
-    choice.exec_all = config.getoption("--exec")
     if config.getoption("--level") == CHECK:
         hypothesis.settings.load_profile(CHECK)
     if os.environ.get(clients.REAL) != "1":

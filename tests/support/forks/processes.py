@@ -25,15 +25,13 @@ class Choice:
     """Whether processes are forked, or started by exec: the one place where tests decide it."""
 
     def __init__(self) -> None:
-        self.exec_all = False
-        """All tests of this run start their processes by exec (``--exec``)."""
         self.exec_now = False
-        """The current test has the mark `exec`."""
+        """The current test has the mark `exec`, or only `make test-rest` runs it."""
         self._servers: dict[bool, ForkServer] = {}
 
     def server(self, argv: Sequence[str]) -> ForkServer | None:
         """Return the server that forks a process for the current test; None for exec."""
-        if self.exec_all or self.exec_now:
+        if self.exec_now:
             return None
         is_command = argv[1:3] == ["-m", "qdo"]
         if is_command not in self._servers:

@@ -47,7 +47,6 @@ PROGRAMS = {
 def restored(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a test choose how processes start."""
     monkeypatch.setattr(choice, "exec_now", False)
-    monkeypatch.setattr(choice, "exec_all", False)
     return monkeypatch
 
 
