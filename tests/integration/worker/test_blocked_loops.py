@@ -1,4 +1,4 @@
-"""Jobs that block the event loop of their process: it costs their own queue, and nobody else's."""
+"""Jobs that block the event loop of their process: it costs their own queue, and no other."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.app_runs import AppRuns
-from tests.support.processes import Proc, alive, stopped, wait_until, whole_lines
+from tests.support.processes import Proc, alive, paused, wait_until, whole_lines
 
 T = 2.0
 """Session timeout in seconds."""
 APP = """
 import os
 import re
-import signal
 import time
 
 import qdo
@@ -49,8 +49,8 @@ def job(message, context):
         spin(3600)
     if message.body == "lock":
         re.match("(a+)+$", 60 * "a" + "b")
-    if message.body == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    while message.body == "freeze" and not os.path.exists(f"thawed-{os.getpid()}"):
+        pass
     out.write(f"{message.queue} {message.body}-end {message.attempt} {os.getpid()}\\n")
 """
 
@@ -107,16 +107,17 @@ def test_short_blocks_in_a_row_lose_no_session(runs: AppRuns) -> None:
 @pytest.mark.parametrize("queue", ["q", "limited"])
 def test_an_endless_job_is_ended_by_its_policy(runs: AppRuns, queue: str) -> None:
     """After its limit its process is killed, and one attempt counted: of this message only."""
-    send(runs, queue, "endless", "after")
     send(runs, "waiting", "wait")
     worker = runs.start(APP)
+    wait_until(lambda: bool(begins(runs, "waiting")), "a job beside it")
+    send(runs, queue, "endless", "after")
     wait_until(lambda: "after" in ends(runs, queue), "the message behind it", 60.0)
     assert begins(runs, queue) == [("endless", 1), ("endless", 2), ("after", 1)]
     assert letters(runs, queue) == [(b'"endless"', 2)]
     limit = T if queue == "limited" else 3 * T
     found = worker.wait_for_line(rf"killing process 1 .*blocked by queue {queue}.* for ([\d.]+) s")
     assert limit <= float(found[0][1])
-    # It was in flight beside it, and is not guilty.
+    wait_until(lambda: len(begins(runs, "waiting")) > 1, "it again, which is not guilty")
     assert {attempt for _, attempt in begins(runs, "waiting")} == {1}
 
 
@@ -130,7 +131,7 @@ def test_code_that_lets_no_thread_run_is_ended_too(runs: AppRuns) -> None:
 
 
 def test_a_blocked_process_ends_without_its_parent(runs: AppRuns) -> None:
-    """Nobody else would end it."""
+    """No other process would end it."""
     send(runs, "limited", "endless")
     worker = runs.start(APP)
     wait_until(lambda: bool(begins(runs, "limited")), "the job")
@@ -168,21 +169,24 @@ def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
 
 
 def test_a_session_lost_in_flight_counts_an_attempt(runs: AppRuns) -> None:
-    """The message stops each process that runs it until its session is lost."""
+    """Each process that runs the message is stopped until its session is lost."""
     send(runs, "q", "freeze", "after")
     worker = runs.start(APP, "--processes", "3")
 
-    def thaw() -> bool:
-        """Continue processes that are stopped, once another one has their message."""
+    def holders() -> list[int]:
         lines = [line.split() for line in whole_lines(runs.folder / "out")]
-        *earlier, latest = [int(line[3]) for line in lines if line[1] == "freeze"]
-        for pid in {*earlier} - {latest}:
-            if stopped(pid):
-                os.kill(pid, signal.SIGCONT)
-        return "after" in ends(runs, "q")
+        return [int(line[3]) for line in lines if line[1] == "freeze"]
 
-    wait_until(lambda: bool(whole_lines(runs.folder / "out")), "the first run")
-    wait_until(thaw, "the message behind it", timeout_seconds=60)
+    def has_run(times: int) -> bool:
+        return len(holders()) >= times or bool(letters(runs, "q"))
+
+    for number in (1, 2, 3):
+        wait_until(partial(has_run, number), f"run {number}")
+        pid = holders()[-1]
+        with paused(pid, runs.coordinator, runs.broker_url):
+            (runs.folder / f"thawed-{pid}").touch()
+            wait_until(partial(has_run, number + 1), "another run")
+    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it")
     assert letters(runs, "q") == [(b'"freeze"', 2)]
     assert [run for run in begins(runs, "q") if run[0] == "freeze"][-1] == ("freeze", 2)
     worker.wait_for_line("one attempt is counted for each")
