@@ -26,7 +26,7 @@ from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
-from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, long_reason, reasons
+from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
 from tests.support.marks import MARKS, add_marks, in_order
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
@@ -170,9 +170,8 @@ def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the marks of a test decide how its processes start."""
-    is_long = long_reason(item) is not None
-    choice.exec_now = is_long or item.get_closest_marker("exec") is not None
+    """Let the mark `exec` of a test decide how its processes start."""
+    choice.exec_now = item.get_closest_marker("exec") is not None
 
 
 def _end_later(item: pytest.Item) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.soak.broker_server import BrokerServer
 from tests.soak.ci_fleet import CiFleet, play
 
-WEBHOOKS, SECONDS = 140, 45.0
+WEBHOOKS, SECONDS = 100, 30.0
 
 
 @pytest.mark.long("a minute of faults")

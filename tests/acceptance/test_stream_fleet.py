@@ -16,7 +16,7 @@ from tests.soak.stream_app import SIZE
 from tests.soak.stream_fleet import StreamFleet, play
 from tests.support.postgresql.commands import require
 
-SECONDS, LEAST, RESHARDS = 25.0, 1000, 3
+SECONDS, LEAST, RESHARDS = 15.0, 500, 2
 STALLS = ("repeated", "heirs", "fence")
 """Rules that a machine violates if it stalls for longer than the session timeout."""
 

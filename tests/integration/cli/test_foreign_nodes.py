@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support.fakes.hostile_content import VALUES, hostile_values, many_hos
 
 Run = Callable[..., Ended]
 LAYOUT = Layout.of("a")
+COORDINATORS = ("embedded", "zookeeper", "database")
 NOBODY = [make_acl("digest", "nobody:AAAAAAAAAAAAAAAAAAAAAAAAAAA=", all=True)]
 COMPONENTS = (
     None,
@@ -289,7 +291,11 @@ def hostile(cli: Run, coordinator_url: str) -> Iterator[Client]:
 
 @pytest.mark.long("hundreds of commands")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(
+    ("coordinator_url", "name"),
+    list(zip(cycle(COORDINATORS), VALUES, strict=False)),
+    indirect=["coordinator_url"],
+)
 def test_hostile_content_ends_no_command(cli: Run, hostile: Client, name: str) -> None:
     """Commands show it or refuse it with a reason, and can replace it."""
     Path("live.toml").write_text("fetch = 6")

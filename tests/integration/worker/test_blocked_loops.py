@@ -22,11 +22,14 @@ import os
 import re
 import time
 
+import gevent.monkey
 import qdo
 
 app = qdo.App("blocked", session_timeout_seconds=2, checkpoint_seconds=0.05)
 out = open("out", "a", 1)
 policy = qdo.Policy(attempts=2, backoff_seconds=0.02, backoff_max_seconds=0.1)
+
+block = gevent.monkey.get_original("time", "sleep")  # as C code that waits does
 
 def spin(seconds):
     began = time.monotonic()
@@ -42,15 +45,15 @@ def job(message, context):
     if message.body == "long":
         spin(3)
     while message.body == "held" and not os.path.exists("go"):
-        pass
+        block(0.01)
     if message.body == "often":
-        spin(0.9)
+        block(0.9)
     if message.body == "endless":
-        spin(3600)
+        block(3600)
     if message.body == "lock":
         re.match("(a+)+$", 60 * "a" + "b")
     while message.body == "freeze" and not os.path.exists(f"thawed-{os.getpid()}"):
-        pass
+        block(0.01)
     out.write(f"{message.queue} {message.body}-end {message.attempt} {os.getpid()}\\n")
 """
 

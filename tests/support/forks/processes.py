@@ -26,7 +26,7 @@ class Choice:
 
     def __init__(self) -> None:
         self.exec_now = False
-        """The current test has the mark `exec`, or only `make test-rest` runs it."""
+        """The current test has the mark `exec`."""
         self._servers: dict[bool, ForkServer] = {}
 
     def server(self, argv: Sequence[str]) -> ForkServer | None:
