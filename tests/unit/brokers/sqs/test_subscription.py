@@ -12,7 +12,7 @@ import pytest
 from qdo.brokers.sqs.in_flight import name_of
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
-from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
+from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, clock, message, until
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_waiting_messages_are_released_where_no_start_is_allowed() -> None:
     """Otherwise, one that was extended later than others of its group would run before them."""
     bench = SubscriptionSetup(visibility=VISIBILITY)
     first, *others = bench.fetched(1, 2, 3)
-    bench.holding.extensions.extended(bench.holding.undone()[2], time.monotonic() + VISIBILITY)
+    bench.holding.extensions.extended(bench.holding.undone()[2], clock() + VISIBILITY)
     bench.subscription.in_flight = lambda: [first.position]
     bench.subscription.may_start = lambda: False
     until(lambda: bench.requests.released == [2, 3])
