@@ -169,7 +169,7 @@ def test_a_frozen_holder_knows_that_its_permit_is_lost(
 import os
 from qdo import App
 from qdo.errors import PermitLostError
-app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)
+app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=3)
 with app.limit("crm") as held:
     os.write(1, b"held\\n")
     try:

@@ -30,6 +30,9 @@ LEFT_OUT = {
     "test_client::TestClient::test_request_queuing_session_expired": (
         "stops and starts the server: there is none"
     ),
+    "test_lock::KazooLockTests::test_lock": (
+        "waits for ever if the next thread has the lock before it sees that the last one is done"
+    ),
 }
 """A test, or a class of tests, and why it is left out."""
 
