@@ -90,7 +90,7 @@ def test_a_frozen_holder_knows_that_it_has_lost_the_lock(app: App, coordinator_u
 import time
 from qdo import App
 from qdo.errors import LockLostError
-app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)
+app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=3)
 with app.lock("export") as held:
     print("held", flush=True)
     try:

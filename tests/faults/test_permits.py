@@ -167,6 +167,7 @@ def test_a_frozen_holder_knows_that_its_permit_is_lost(
     _limit(outsider, "crm", max="1")
     script = f"""
 import os
+import time
 from qdo import App
 from qdo.errors import PermitLostError
 app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=3)
@@ -175,6 +176,7 @@ with app.limit("crm") as held:
     try:
         while True:
             held.check()
+            time.sleep(0.001)
     except PermitLostError:
         os.write(1, b"lost\\n")
 with app.limit("crm") as held:
