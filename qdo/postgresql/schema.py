@@ -237,12 +237,12 @@ def create(
             _check_owner(connection, address)
         try:
             with connection.transaction():
-                # One upgrade at a time: the server gives a sequence another name beside an
-                # uncommitted one of the same name, and functions would not find it.
                 if exists:
+                    # One upgrade at a time: the server gives a sequence another name beside an
+                    # uncommitted one of the same name, and functions would not find it.
                     connection.execute(f"SELECT FROM {address.schema}.about FOR UPDATE")  # nosec B608 # the address allows a-z, 0-9 and _
-                if exists and not change(connection, address):
-                    return False
+                    if not change(connection, address):
+                        return False
                 have = found_format(connection, address) or 0
                 connection.execute(script(address.schema, partition_seconds, have), prepare=False)
             return True
