@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -265,6 +266,19 @@ def test_long_values_hold_some_names_only(item: bytes) -> None:
     node = QueueNode.parse(b'{"last":"5","owner":"worker-0000000001",' + value[1:])
     assert node == QueueNode(fault=node.fault)
     assert node.fault is not None
+
+
+def test_too_many_names_are_counted_not_copied() -> None:
+    """To copy each would take longer than a busy worker's connection lasts, at every attempt."""
+    value = b'{"queues":[],"x":[' + b'"ab",' * (MAX_INFLATED_BYTES // 6) + b"0]}"
+    data = zlib.compress(value)
+    tracemalloc.start()
+    try:
+        assert parse_assignment(data) is None
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * MAX_INFLATED_BYTES
 
 
 def test_too_many_names_stay_too_long() -> None:
