@@ -50,6 +50,7 @@ VALUES: dict[str, bytes | None] = {
     "deep": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     "giant": b'{"last": "", "x": "' + b"x" * 900_000 + b'"}',
     "many objects": b'{"last": "", "queues": [], "x": [' + b"{}," * 300_000 + b"0]}",
+    "most objects": b'{"last": "", "queues": [], "x": [' + b"{}," * 170_000 + b"0]}",
     "nan": b'{"last": "", "x": NaN}',
     "too large": b'{"last": "9223372036854775807"}',
     "surrogate": b'{"last": "\\ud800", "owner": "\\udc00", "queues": ["\\ud800"]}',

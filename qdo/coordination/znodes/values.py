@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import ujson
 
+from qdo.encoding import is_deeper
+
 MAX_VALUE_BYTES = 512 * 1024
 """Largest value sent: ZooKeeper answers an oversize request by dropping the connection."""
 
@@ -70,8 +72,11 @@ def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
         value = _DECODER.decode(data.decode())
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        if data.count(b"[") + data.count(b"{") > MAX_DEPTH or _MAYBE_SURROGATE.search(data):
-            value = _plain(value, MAX_DEPTH)
+        if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+            raise ValueError("nested too deeply")
+        if _MAYBE_SURROGATE.search(data):  # no output can encode lone ones
+            text = json.dumps(value, ensure_ascii=False)
+            value = _DECODER.decode(_SURROGATE.sub("\ufffd", text))
     except (ValueError, RecursionError):
         return {}, f"the value must be a JSON object, got {data[:SHOWN_CHARACTERS]!r}"
     return value, None
@@ -90,19 +95,6 @@ def _finite(text: str) -> float:
 
 _DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
 """Made once: `json.loads` makes one for each call with options, which takes as long as the call."""
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """Return a value without lone surrogates, which no output can encode."""
-    if depth < 0:
-        raise ValueError("nested too deeply")
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_plain(each, depth - 1) for each in value]
-    if isinstance(value, dict):
-        return {_plain(key, 0): _plain(each, depth - 1) for key, each in value.items()}
-    return value
 
 
 def unix_time(value: Any) -> float | None:
