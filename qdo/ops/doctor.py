@@ -28,7 +28,7 @@ from qdo.ops.requests import check_requests
 from qdo.ops.timers import check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import deaths, lost_workers
-from qdo.queues import QueueFilter, why_untaken
+from qdo.queues import POOL, QueueFilter, why_untaken
 from qdo.system.files import sqlite_path
 from qdo.system.native import run_parallel
 from qdo.system.processes import RESERVE
@@ -467,10 +467,16 @@ def queues_without_jobs(case: Case) -> Diagnosis:
                 "register a job whose glob matches, or delete the queue with `qdo delete`",
             )
     filters = {each.takes for each in case.workers() if each.fault is None}
-    untaken = [f"{name} ({why})" for name in names if (why := why_untaken(name, filters))]
+    untaken = {name: why for name in names if (why := why_untaken(name, filters))}
+    pools = [name for name, why in untaken.items() if why == POOL]
+    if pools:
+        return failed(
+            f"no worker takes {join_some(pools)}: a pool has the same name",
+            "ask for a run with app.request, and delete the queue with `qdo delete`",
+        )
     if untaken:
         return failed(
-            f"no worker takes {join_some(untaken)}",
+            f"no worker takes {join_some([f'{name} ({why})' for name, why in untaken.items()])}",
             "start a worker that has a job for it, with other --queues or --exclude",
         )
     if case.jobs is None and not filters:

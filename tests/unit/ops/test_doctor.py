@@ -204,6 +204,27 @@ def test_waiting_requests_have_a_worker(
     assert (found.remedy is None) == (status == "ok")
 
 
+@pytest.mark.parametrize(
+    ("queue", "status", "remedy"),
+    [
+        ("mail-1", "ok", None),
+        ("pdf", "failed", "app.request"),
+        ("mail-old", "failed", "--exclude"),
+        ("fax", "failed", "--exclude"),
+    ],
+)
+def test_a_queue_that_no_worker_takes_has_its_remedy(
+    queue: str, status: str, remedy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = QueueFilter(exclude=("mail-old",), jobs=("mail-*",), pools=("pdf",))
+    worker = WorkerStatus("w", 0, 0, 0.0, WorkerReport(), takes)
+    monkeypatch.setattr(Case, "workers", lambda self: [worker])
+    monkeypatch.setattr(Case, "names", lambda self: [queue])
+    found = doctor.queues_without_jobs(case_of())
+    assert found.status == status
+    assert remedy is None or (found.remedy and remedy in found.remedy)
+
+
 def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((50 << 20, "failed"), (500 << 20, "warning"), (50 << 30, "ok")):
         monkeypatch.setattr(
