@@ -31,7 +31,8 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
     own = Ensemble(tmp_path, 1)
     own.start()
     try:
-        fleet = open_fleet(own.url(), session_timeout_seconds=3.0)
+        # A busy machine takes seconds to start a JVM, which then counts the sessions' timeouts.
+        fleet = open_fleet(own.url(), session_timeout_seconds=6.0)
         fleet.join()
         fleet.join()
         fleet.create_queues([f"q{number}" for number in range(10)])
@@ -41,7 +42,7 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
         away_since = clock()
         _wait_for_silence(fleet)
         started = len(fleet.ledger)
-        wait_until(lambda: clock() - away_since > 7.0, 20.0, "two session timeouts are over")
+        wait_until(lambda: clock() - away_since > 13.0, 20.0, "two session timeouts are over")
         assert len(fleet.ledger) == started
         own.servers[0].restart()
         wait_until(lambda: len(fleet.ledger) > started + 20, 30.0, "messages are processed again")
