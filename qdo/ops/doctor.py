@@ -468,17 +468,12 @@ def queues_without_jobs(case: Case) -> Diagnosis:
             )
     filters = {each.takes for each in case.workers() if each.fault is None}
     untaken = {name: why for name in names if (why := why_untaken(name, filters))}
-    pools = [name for name, why in untaken.items() if why == POOL]
-    if pools:
-        return failed(
-            f"no worker takes {join_some(pools)}: a pool has the same name",
-            "ask for a run with app.request, and delete the queue with `qdo delete`",
-        )
     if untaken:
-        return failed(
-            f"no worker takes {join_some([f'{name} ({why})' for name, why in untaken.items()])}",
-            "start a worker that has a job for it, with other --queues or --exclude",
-        )
+        remedy = "start a worker that has a job for it, with other --queues or --exclude"
+        if set(untaken.values()) == {POOL}:
+            remedy = "use app.request, and delete the queue with `qdo delete`"
+        named = [f"{name} ({why})" for name, why in untaken.items()]
+        return failed(f"no worker takes {join_some(named)}", remedy)
     if case.jobs is None and not filters:
         return unknown("the jobs are not known", "name the app as MODULE:APP, or start a worker")
     return ok(f"each of {pluralize(len(names), 'queue')} has a job")

@@ -54,8 +54,7 @@ def stopped(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return the direct children of a process that are alive, in order of their start."""
-    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [each for each in sorted(found) if _stat(each).get("parent") == str(pid) and alive(each)]
+    return _living("parent", pid)
 
 
 def descendants(pid: int) -> list[int]:
@@ -63,13 +62,19 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children(pid) for each in (child, *descendants(child))]
 
 
+def _living(field: str, *pids: int) -> list[int]:
+    wanted = set(map(str, pids))
+    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [each for each in sorted(found) if _stat(each).get(field) in wanted and alive(each)]
+
+
 def _stat(pid: int) -> dict[str, str]:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return {}
-    state, parent = text.rpartition(")")[2].split()[:2]
-    return {"state": state, "parent": parent}
+    state, parent, _, session = text.rpartition(")")[2].split()[:4]
+    return {"state": state, "parent": parent, "session": session}
 
 
 class Proc:
@@ -159,10 +164,14 @@ class Proc:
 
     def kill(self) -> None:
         """Kill it and its descendants, and reap it; idempotent."""
-        family = [self.pid, *descendants(self.pid)] if self._process.poll() is None else []
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if self._process.poll() is not None:
+            return
+        family = left = [self.pid, *descendants(self.pid)]
+        while left:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            left = _living("session", *family)  # those started while it looked for them
         self._process.wait()
 
     def __enter__(self) -> Proc:
