@@ -129,7 +129,7 @@ def _accept(requests: socket.socket, running: dict[int, socket.socket]) -> bool:
     answers, text, *streams = fds
     with open(text, "rb") as file:
         request = json.load(file)
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         _become(request, streams)
     for fd in streams:
@@ -137,6 +137,21 @@ def _accept(requests: socket.socket, running: dict[int, socket.socket]) -> bool:
     running[pid] = socket.socket(fileno=answers)
     running[pid].send(json.dumps({"pid": pid}).encode())
     return True
+
+
+def fork() -> int:
+    """Fork; signals for the new process wait until it calls `reset`.
+
+    The handlers of this process, which it has before, would lose them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED | {signal.SIGINT})
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
 
 
 def _become(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
@@ -237,7 +252,7 @@ class ForkedWorker:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._returncode: int | None = None
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             with leaving():
                 self._become(argv, env, pass_fds)

@@ -94,6 +94,25 @@ def test_a_session_of_its_own(restored: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert forked == by_exec == (0, b"True True\n", b"")
 
 
+def test_a_signal_right_after_the_fork_is_not_lost(restored: pytest.MonkeyPatch) -> None:
+    """The parent of the worker handles it, and the worker has this handler until its reset."""
+    program = """
+import os, signal, sys
+from tests.support.forks.server import ForkedWorker
+
+def setsid(real=os.setsid):
+    os.kill(os.getpid(), signal.SIGTERM)
+    real()
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.setsid = setsid
+argv = [sys.executable, "-m", "this"]
+print(ForkedWorker(argv, stdin=-3, env={}, pass_fds=(), start_new_session=True).wait())
+"""
+    command = [sys.executable, "-c", program]
+    assert run(command, timeout=20, env=ENVIRONMENT, capture_output=True).stdout == b"-15\n"
+
+
 def test_a_process_is_waited_for(restored: pytest.MonkeyPatch) -> None:
     """With a deadline, and killed by its pid."""
     source = "import time; time.sleep(600)"
