@@ -78,13 +78,13 @@ print("gevent" in sys.modules)
 """
 
 
-def run(code: str, *arguments: str) -> str:
+def run(code: str, *arguments: str, timeout_seconds: float = 110.0) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout_seconds,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,6 +93,7 @@ def run(code: str, *arguments: str) -> str:
 
 @pytest.mark.long("contracts of brokers a second time")
 @pytest.mark.slow
+@pytest.mark.timeout(310)  # of a whole file: each of its tests has the usual limit
 @pytest.mark.parametrize(
     ("part", "chosen"),
     [
@@ -109,7 +110,9 @@ def test_the_contract_holds_under_gevent(tmp_path: Path, part: str, chosen: str)
     With AWS, those with threads, sockets and subscriptions: the others make the same requests.
     """
     contract = Path(__file__).with_name(f"{part}.py")
-    assert " passed" in run(_CONTRACT, str(tmp_path / "patched"), str(contract), "-k", chosen)
+    patched = str(tmp_path / "patched")
+    done = run(_CONTRACT, patched, str(contract), "-k", chosen, timeout_seconds=300.0)
+    assert " passed" in done
 
 
 def test_waiting_for_the_write_lock_lets_other_greenlets_run(tmp_path: Path) -> None:
