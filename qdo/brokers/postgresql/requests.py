@@ -1,4 +1,4 @@
-"""Requests in a table of the PostgreSQL schema; its functions in `schema.sql` do each step.
+"""Requests in a table of the PostgreSQL schema; `functions.sql` does each step.
 
 Requests that several callers ask or report at once share a statement, see `writer`.
 """
@@ -126,7 +126,7 @@ class _Report(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the last take of a pool has seen, see `take_requests` in `schema.sql`.
+    """What the last take of a pool has seen, see `take_requests` in `functions.sql`.
 
     :ivar until: when the next one looks at everything, a time of `clock`.
     """
