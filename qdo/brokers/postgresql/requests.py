@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from qdo.broker_errors import PostgresqlError
+from qdo.broker_errors import PostgresqlError, PostgresqlRefusedError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.writer import (
@@ -181,7 +181,7 @@ class PostgresqlRequests(RequestStore):
         parameters = (self._node, self._app, *_arrays(requests), None)
         try:
             cursor = execute_within(connection, self._address, self._sql(_ASK), parameters)
-        except PostgresqlError as error:
+        except (PostgresqlError, PostgresqlRefusedError) as error:
             raise refusal(error) from error.__cause__
         return list(cursor.fetchone()[0])
 
