@@ -74,10 +74,12 @@ class MemoryStreams(StreamStore):
                 self._known[queue] = replace(self._known[queue], hidden=False)
 
 
-def routed(known: Mapping[str, StreamShard], message: Outgoing) -> Outgoing:
-    """Return a message for the open shard of its key, if its queue is named like a shard."""
+def routed(
+    known: Mapping[str, StreamShard], queues: Collection[str], message: Outgoing
+) -> Outgoing:
+    """Return a message for the open shard of its key, if its queue is, or may be, a shard."""
     stream = stream_of(message.queue)
-    if stream == message.queue:
+    if stream == message.queue or (message.queue in queues and message.queue not in known):
         return message
     opened = [each for each in known.values() if each.stream == stream and each.end is None]
     if not opened:
