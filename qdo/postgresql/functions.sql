@@ -228,7 +228,8 @@ BEGIN
             SELECT queue FROM {schema}.delayed
             WHERE app = of_app AND due <= now AND queue <> ALL (locked)
             ORDER BY due, number LIMIT most) AS due;
-        IF asked IS NULL THEN  -- all queues are locked; any of them, or one could keep others back
+        -- All queues are locked, or too many: any of them, or one could keep others back.
+        IF asked IS NULL OR cardinality(locked) > most THEN
             free := ARRAY[locked[1 + floor(random() * cardinality(locked))]];
             PERFORM FROM {schema}.queues WHERE id = ANY (free) FOR NO KEY UPDATE;
             EXIT;
@@ -798,7 +799,7 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
-    LOOP
+    FOR round IN 1 .. 10 LOOP
         IF wanted > 1 THEN
             SELECT count(*) INTO found FROM {schema}.queues
                 WHERE app = of_app AND name = ANY (names);
@@ -808,7 +809,9 @@ BEGIN
                 SELECT root FROM {schema}.queues
                 WHERE app = of_app AND name = ANY (names) ORDER BY id FOR NO KEY UPDATE
             ) AS locked;
-            EXIT WHEN found >= wanted;
+            IF found >= wanted THEN
+                RETURN has_shards;
+            END IF;
         END IF;
         IF EXISTS (SELECT FROM unnest(names) AS given(name)
                 JOIN {schema}.streams ON app = of_app AND stream = {schema}.stream_of(given.name)
@@ -833,7 +836,7 @@ BEGIN
             ON CONFLICT DO NOTHING;
         found := wanted;
     END LOOP;
-    RETURN has_shards;
+    RAISE EXCEPTION 'these queues are deleted all the time' USING ERRCODE = 'lock_not_available';
 END
 $$;
 
@@ -901,15 +904,18 @@ DECLARE
     next text[];
     found text[];
 BEGIN
-    LOOP
+    FOR round IN 1 .. 10 LOOP
         next := {schema}.route(of_app, names, keys);
-        EXIT WHEN next IS NULL;  -- none of the locked ones is sealed
+        IF next IS NULL THEN  -- none of the locked ones is sealed
+            RETURN found;
+        END IF;
         names := next;
         found := next;
         PERFORM {schema}.lock_queues(of_app, names, NULL);
         PERFORM pg_notify({schema}.channel(of_app), '');
     END LOOP;
-    RETURN found;
+    RAISE EXCEPTION 'the shards of a stream change all the time'
+        USING ERRCODE = 'lock_not_available', DETAIL = names[1];
 END
 $$;
 
@@ -1051,9 +1057,11 @@ BEGIN
 END
 $$;
 
--- Store the first shards of a stream unless it has some, or seal parents and store children.
+-- Store the first shards of a stream unless it has some; or seal neighbors and store their child, or
+-- one shard and store two, divided at a bound. As in `qdo.brokers.streams`, but no caller chooses
+-- names or ranges: so the shards of a stream have each key once.
 CREATE OR REPLACE FUNCTION {schema}.add_shards(
-    of_app text, of_stream text, of_parents text[], names text[], lows text[], highs text[]
+    of_app text, of_stream text, shards integer, of_parents text[], bound text
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1061,14 +1069,45 @@ DECLARE
     taken text;
     parent record;
     of_root bigint;
+    lows text[];
+    highs text[];
+    bounds text[];
+    names text[];
 BEGIN
     INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
     SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
-    IF of_parents = '{}' AND EXISTS (
-        SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream
-    ) THEN
-        RETURN;
+    IF of_parents = '{}' THEN
+        IF EXISTS (SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream) THEN
+            RETURN;
+        END IF;
+        IF (of_stream ~ '^[^.]+$' AND shards BETWEEN 1 AND 4096 AND shards & (shards - 1) = 0)
+            IS NOT TRUE
+        THEN
+            RAISE EXCEPTION 'shards must be a power of two up to 4096 of a stream without a dot'
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        bounds := ARRAY(
+            SELECT regexp_replace(lpad(to_hex(65536 / shards * place), 4, '0'), '(00)+$', '')
+            FROM generate_series(0, shards - 1) AS place ORDER BY place) || ''::text;
+    ELSE
+        SELECT array_agg(low ORDER BY low), array_agg(high ORDER BY low) INTO lows, highs
+            FROM {schema}.streams WHERE app = of_app AND queue = ANY (of_parents);
+        bounds := array_remove(ARRAY[lows[1], bound, highs[cardinality(highs)]], NULL);
+        IF lows IS NULL OR lows[2:] <> trim_array(highs, 1)
+            OR (cardinality(lows) = 1) <> (bound IS NOT NULL)
+            OR bound !~ '^([0-9a-f]{2}){0,7}([0-9a-f][1-9a-f]|[1-9a-f]0)$'
+            OR NOT (bound COLLATE "C" > lows[1] AND (highs[1] = '' OR bound < highs[1]))
+        THEN
+            RAISE EXCEPTION 'shards must be neighbors, or one that is divided at a bound within it'
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
     END IF;
+    -- A range that returns gets a number: a name is a queue's node.
+    names := ARRAY(SELECT of_stream || '.' || bounds[place] || '-' || bounds[place + 1]
+        || CASE WHEN used > 0 THEN '.' || used + 1 ELSE '' END
+        FROM generate_series(1, cardinality(bounds) - 1) AS place CROSS JOIN LATERAL (
+            SELECT count(*) AS used FROM {schema}.streams WHERE app = of_app AND stream = of_stream
+                AND low = bounds[place] AND high = bounds[place + 1]) AS known ORDER BY place);
     SELECT name INTO taken FROM {schema}.queues
         WHERE app = of_app AND name = ANY (names) LIMIT 1;
     IF FOUND THEN
@@ -1085,7 +1124,8 @@ BEGIN
         LEFT JOIN {schema}.queues ON app = of_app AND queues.name = given.name
     LOOP
         UPDATE {schema}.streams SET end_position = {schema}.newest(parent.id, parent.trimmed)
-            WHERE app = of_app AND queue = parent.name AND end_position IS NULL;
+            WHERE app = of_app AND stream = of_stream AND queue = parent.name
+                AND end_position IS NULL;
         IF NOT FOUND OR parent.id IS NULL THEN
             RAISE EXCEPTION 'sealed' USING ERRCODE = 'QD005', DETAIL = parent.name;
         END IF;
@@ -1100,19 +1140,16 @@ BEGIN
             SELECT min(id) FROM {schema}.queues WHERE app = of_app AND name = ANY (names))
         WHERE app = of_app AND name = ANY (names) AND root IS NULL;
     INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden)
-        SELECT of_app, of_stream, given.name, given.low, given.high, of_parents, of_parents <> '{}'
-        FROM unnest(names, lows, highs) WITH ORDINALITY AS given(name, low, high, place)
-        ORDER BY place;
+        SELECT of_app, of_stream, names[place], bounds[place], bounds[place + 1], of_parents,
+            of_parents <> '{}' FROM generate_series(1, cardinality(names)) AS place ORDER BY place;
 END
 $$;
 
 -- Senders may create streams, but not divide them.
-CREATE OR REPLACE FUNCTION {schema}.create_stream(
-    of_app text, of_stream text, names text[], lows text[], highs text[]
-) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.create_stream(of_app text, of_stream text, shards integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM {schema}.add_shards(of_app, of_stream, '{}', names, lows, highs);
+    PERFORM {schema}.add_shards(of_app, of_stream, shards, '{}', NULL);
 END
 $$;
 

@@ -228,3 +228,5 @@ INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 -- Format 5: the functions are replaced as a whole; `functions` is their digest.
 ALTER TABLE {schema}.about ADD functions text NOT NULL DEFAULT '';
+DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
+DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);

@@ -60,6 +60,7 @@ def _opened(
         if broker is None or not shards:
             what, name = ("stream", stream) if shard is None else ("shard", shard)
             raise NotFoundError(what=what, name=name)
+        ranges.check_ranges(shards)
         yield connections, broker, shards
 
 

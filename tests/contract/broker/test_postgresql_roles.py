@@ -65,6 +65,11 @@ class Roles:
     def grant(self, right: str) -> None:
         self._owner.execute(f"GRANT {right}".encode())
 
+    def rename_shard(self, queue: str, name: str) -> None:
+        for table, column in (("streams", "queue"), ("queues", "name")):
+            change = f"UPDATE qdo.{table} SET {column} = %s WHERE {column} = %s"
+            self._owner.execute(change.encode(), (name, queue))
+
     def take(self, name: str) -> None:
         """Take all rights away."""
         self._owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
@@ -318,6 +323,45 @@ def test_a_sender_with_sql_creates_no_more_queues(roles: Roles) -> None:
             connection.execute("SELECT qdo.limit_queues('app', 9)")
     assert raised.value.sqlstate == TOO_MANY_QUEUES
     assert owner.catalog.names() == ["a", "b"]
+
+
+BAD_STREAMS = [
+    *(f"create_stream('app', 'new', {number})" for number in ("0", "3", "-4", "8192", "NULL")),
+    *(f"create_stream('app', {name}, 1)" for name in ("'a.b'", "''", "'a/b'", "repeat('x', 201)")),
+]
+BAD_DIVISIONS = [
+    *(f"ARRAY['s.-80'], {at}" for at in ("NULL", "''", "'80'", "'90'", "'00'", "'4000'", "'4'")),
+    *(f"ARRAY['s.-80'], {at}" for at in ("'zz'", "'\u00e9'", "'40' || chr(10)")),
+    *("ARRAY['s.-80', 's.c0-'], NULL", "ARRAY['s.-80', 's.80-c0'], '40'"),
+    *("ARRAY['s.-80', 's.-80'], NULL", "ARRAY['s.-80', 't.-'], NULL", "ARRAY['t.-'], '40'"),
+    *("ARRAY['s.x'], '40'", "NULL, '40'", "ARRAY[NULL], '40'"),
+]
+
+
+def test_no_role_chooses_names_or_ranges_of_shards(roles: Roles) -> None:
+    """Not even that of a worker. Messages of wrong streams are routed to an end."""
+    broker = roles.broker("postgres")
+    for each in (first_shards("s", 2), first_shards("t", 1)):
+        broker.streams.add(each)
+    broker.streams.add(split(broker.streams.shards("s"), "s.80-"))
+    before = broker.streams.shards()
+    with roles.connect(roles.create("sender")) as sender:
+        for call in BAD_STREAMS:
+            with pytest.raises((errors.DataError, errors.IntegrityError)):
+                sender.execute(f"SELECT qdo.{call}".encode())
+    with roles.connect(roles.create("worker")) as worker:
+        for parents in BAD_DIVISIONS:
+            with pytest.raises(errors.Error) as raised:
+                worker.execute(f"SELECT qdo.add_shards('app', 's', NULL, {parents})".encode())
+            assert raised.value.sqlstate in ("22023", "QD005", "22004"), parents
+    assert broker.streams.shards() == before
+    for name, other in (("a", "b"), ("b", "a")):
+        broker.streams.add(first_shards(name, 1))
+        roles.rename_shard(f"{name}.-", f"{other}.x")
+    for name in "ab":
+        roles.rename_shard(f"{name}.x", f"{name}.-")
+    broker.send(Outgoing("a.-", b"1", "key"))
+    assert len(broker.reader("a.-", 0).fetch(9)) == 1
 
 
 def test_a_sender_suppresses_no_message_of_another(roles: Roles) -> None:
