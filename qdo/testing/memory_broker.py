@@ -82,6 +82,9 @@ class Contents:
     def queue(self, name: str) -> _Queue:
         return self.queues.setdefault(name, _Queue())
 
+    def routed(self, message: Outgoing) -> Outgoing:
+        return routed(self.shards, self.queues, message)
+
 
 class MemoryStore:
     """Holds the messages of any number of apps, for any number of `MemoryBroker` objects.
@@ -134,7 +137,7 @@ class MemoryStore:
         moved = []
         for each in due:
             headers = with_header(each.message.headers, qdo_id=each.id)
-            message = routed(contents.shards, replace(each.message, headers=headers))
+            message = contents.routed(replace(each.message, headers=headers))
             self.append(contents, message, least=each.due)
             moved.append(message.queue)
         return moved
@@ -185,7 +188,7 @@ class MemoryBroker(Broker):
     def _add(self, messages: Sequence[Outgoing]) -> tuple[list[str], Callable[[], None]]:
         """Store messages; return their ids, and a function that wakes the listeners."""
         check_messages(messages)
-        messages = [routed(self._contents.shards, message) for message in messages]
+        messages = [self._contents.routed(message) for message in messages]
         if self._closed:
             raise UsageError(reason="this broker is closed: open a new one to send")
         stored: list[str] = []
@@ -355,7 +358,7 @@ class MemoryDeadLetters(DeadLetterStore):
             return None
         headers = retried_headers(record.headers, message_id(position, ID_NODE))
         message = Outgoing(queue, record.body, record.key, headers)
-        message = routed(self._contents.shards, message)
+        message = self._contents.routed(message)
         names.append(message.queue)
         return self._store.append(self._contents, message)
 
