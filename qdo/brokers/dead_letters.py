@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
-from qdo.errors import UnsupportedError
+from qdo.errors import FailureKind, QdoError, UnsupportedError
 from qdo.positions import LATEST_SECONDS
 from qdo.queues import name_error
+from qdo.refusals import failure_kind
 
 if TYPE_CHECKING:
+    from qdo.brokers.outgoing import Outgoing
     from qdo.encryption.marks import IdMarks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +275,25 @@ def _number(value: Any) -> int:
 
 _MAX_NUMBER = 1 << 320
 """Positions have at most this many bits."""
+
+
+def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:
+    """Return the dead letter for a delayed message that is refused, so that it delays no other.
+
+    It was accepted when it was sent: its queue may be a shard now.
+
+    :raises QdoError: the error, unless the message is its reason.
+    """
+    if failure_kind(error) is not FailureKind.REFUSED:
+        raise error
+    log.warning(
+        "a delayed message of queue %s is a dead letter now: it was refused when it was due: %s",
+        message.queue,
+        error,
+    )
+    reason = f"refused when it was due: {error}"
+    sent = message.queue, position, message.body, message.key, message.headers
+    return DeadLetterRecord(*sent, reason, "", 0, "", 0)
 
 
 def matches(

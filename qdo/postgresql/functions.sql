@@ -253,9 +253,38 @@ BEGIN
         INTO names, keys, heads, bodies
         FROM gone JOIN {schema}.queues ON queues.id = queue;
     IF names IS NOT NULL THEN
-        PERFORM {schema}.append(of_app, names, keys, heads, bodies, NULL);
+        PERFORM {schema}.deliver(of_app, names, keys, heads, bodies);
     END IF;
     RETURN coalesce(cardinality(names), 0);
+END
+$$;
+
+-- Append messages that are due. Each that the server refuses becomes a dead letter of its queue, and
+-- delays no other. What was accepted when it was sent may be refused now: its queue may be a shard.
+CREATE OR REPLACE FUNCTION {schema}.deliver(
+    of_app text, names text[], keys text[], heads text[], bodies bytea[]
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    half integer := cardinality(names) / 2;
+BEGIN
+    PERFORM {schema}.append(of_app, names, keys, heads, bodies, NULL);
+EXCEPTION WHEN OTHERS THEN
+    IF SQLSTATE !~ '^(22|23|QD)' THEN  -- not for what is in a message
+        RAISE;
+    END IF;
+    IF half > 0 THEN  -- a search by halves keeps the order
+        PERFORM {schema}.deliver(of_app, names[:half], keys[:half], heads[:half], bodies[:half]);
+        PERFORM {schema}.deliver(of_app, names[half + 1:], keys[half + 1:], heads[half + 1:],
+            bodies[half + 1:]);
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.dead_letters
+        SELECT id, {schema}.reserve(1), bodies[1], keys[1], heads[1],
+            'refused when it was due: ' || SQLERRM, '', 0, '', 0, {schema}.unix_time()
+        FROM {schema}.queues WHERE app = of_app AND name = names[1];
+    RAISE WARNING 'a delayed message of queue % is a dead letter now: it was refused when it was due: %',
+        names[1], SQLERRM USING ERRCODE = 'QD008';
 END
 $$;
 
@@ -826,7 +855,7 @@ END
 $$;
 
 -- Return the queues of messages, with the open shard of its key for each that names a shard; NULL
--- if they are the same.
+-- if they are the same. A name tells a shard only if no queue has it: a shard may be deleted.
 CREATE OR REPLACE FUNCTION {schema}.route(of_app text, names text[], keys text[]) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -836,8 +865,11 @@ BEGIN
     -- Without functions of its own for each message, which take 8 us each.
     WITH named AS MATERIALIZED (
         SELECT name, stream FROM (
-            SELECT name, {schema}.stream_of(name) AS stream
+            SELECT given.name, coalesce(own.stream, {schema}.stream_of(given.name)) AS stream
             FROM (SELECT DISTINCT name FROM unnest(names) AS name) AS given
+            LEFT JOIN {schema}.streams AS own ON own.app = of_app AND own.queue = given.name
+            WHERE NOT EXISTS (SELECT FROM {schema}.queues AS plain
+                WHERE plain.app = of_app AND plain.name = given.name AND root IS NULL)
         ) AS found WHERE EXISTS (SELECT FROM {schema}.streams
             WHERE app = of_app AND streams.stream = found.stream)
     )
@@ -853,7 +885,8 @@ BEGIN
             ORDER BY low DESC LIMIT 1
         ) AS heir ON true;
     IF keyless IS NOT NULL THEN
-        RAISE EXCEPTION 'no key' USING ERRCODE = 'QD006', DETAIL = keyless;
+        RAISE EXCEPTION 'a message for %, a shard of a stream, must have a key', keyless
+            USING ERRCODE = 'QD006', DETAIL = keyless;
     END IF;
     RETURN nullif(routed, names);
 END

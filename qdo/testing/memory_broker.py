@@ -27,10 +27,15 @@ from qdo.brokers.base import (
     SendOptions,
 )
 from qdo.brokers.catalog import Backlog, QueueCatalog
-from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
+from qdo.brokers.dead_letters import (
+    DeadLetterRecord,
+    DeadLetterStore,
+    refused_when_due,
+    retried_headers,
+)
 from qdo.brokers.streams import StreamShard
 from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
-from qdo.errors import MessageTooLargeError, UsageError
+from qdo.errors import MessageTooLargeError, QdoError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
 from qdo.testing.memory_requests import MemoryRequests, RequestContents
@@ -137,7 +142,15 @@ class MemoryStore:
         moved = []
         for each in due:
             headers = with_header(each.message.headers, qdo_id=each.id)
-            message = contents.routed(replace(each.message, headers=headers))
+            message = replace(each.message, headers=headers)
+            try:
+                message = contents.routed(message)
+            except QdoError as error:
+                self._head += 1
+                letter = refused_when_due(message, self._head, error)
+                letter = replace(letter, dead_at=time_of_position(self.clock()))
+                contents.queue(message.queue).dead[self._head] = letter
+                continue
             self.append(contents, message, least=each.due)
             moved.append(message.queue)
         return moved
@@ -353,12 +366,13 @@ class MemoryDeadLetters(DeadLetterStore):
         return moved
 
     def _retry(self, queue: str, position: int, names: list[str]) -> int | None:
-        record = self._take(queue, position)
+        record = self._contents.queues.get(queue, _Queue()).dead.get(position)
         if record is None:
             return None
         headers = retried_headers(record.headers, message_id(position, ID_NODE))
         message = Outgoing(queue, record.body, record.key, headers)
         message = self._contents.routed(message)
+        self._take(queue, position)
         names.append(message.queue)
         return self._store.append(self._contents, message)
 

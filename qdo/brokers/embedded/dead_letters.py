@@ -87,7 +87,7 @@ PRUNED_AT_ONCE = 1000
 """Number of dead letters that one transaction deletes: other processes wait for its end."""
 
 
-def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
+def store_letter(transaction: Transaction, record: DeadLetterRecord) -> None:
     values = (
         transaction.tail(record.queue).id,
         record.position,
@@ -120,7 +120,7 @@ class EmbeddedDeadLetters(SqlDeadLetters):
 
     def store(self, record: DeadLetterRecord) -> None:
         check_queue_name(record.queue)
-        self._writer.run(lambda transaction: _store(transaction, record), len(record.body))
+        self._writer.run(lambda transaction: store_letter(transaction, record), len(record.body))
 
     def _read(self, query: Query, **wanted: Any) -> list[Any]:
         with unforked, translated(self._path):

@@ -17,11 +17,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOptions
+from qdo.brokers.dead_letters import refused_when_due
+from qdo.brokers.embedded.dead_letters import store_letter
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.streams import key_hash
 from qdo.encoding import with_header
-from qdo.errors import DatabaseError
+from qdo.errors import DatabaseError, QdoError
 from qdo.positions import message_id, new_id, position_of_time
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
@@ -136,7 +138,12 @@ def move_due(transaction: Transaction, now: int) -> int:
     due = _take(transaction, now)
     if not due:
         return 0  # another listener moved them and woke the owners
-    transaction.append([each.outgoing() for each in due])
+    for each in due:
+        message = each.outgoing()
+        try:
+            transaction.append((message,))
+        except QdoError as error:
+            store_letter(transaction, refused_when_due(message, transaction.reserve(), error))
     transaction.connection.executemany(_REMOVE, [(each.number,) for each in due])
     for queue, count in Counter(each.queue for each in due).items():
         transaction.connection.execute(_COUNT, (-count, queue))

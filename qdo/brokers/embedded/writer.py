@@ -232,6 +232,11 @@ class Transaction:
         # Positions increase even if the clock was set back: order matters more than time.
         return max(self._clock(), self._newest + 1)
 
+    def reserve(self) -> int:
+        """Return a position that no message gets."""
+        self._newest = self._next_position()
+        return self._newest
+
     def tail(self, name: str) -> Tail:
         """Return the end of a queue; create the queue if it does not exist."""
         tail = self._find(name)

@@ -30,15 +30,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import psycopg
+from psycopg import errors
 
-from qdo.broker_errors import PostgresqlBusyError
 from qdo.brokers.postgresql.writer import REQUESTS
-from qdo.errors import QdoError
+from qdo.errors import FailureKind, QdoError
 from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
 from qdo.postgresql.url import SchemaAddress
+from qdo.refusals import failure_kind
 from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
+from qdo.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,12 @@ _LOOK = """
 SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)
 FROM {schema}.look(%s, %s, %s::bigint[], %s), pg_stat_wal
 """
+
+
+def _warn(notice: errors.Diagnostic) -> None:
+    """Log a warning of `move_due`."""
+    if notice.sqlstate == "QD008":
+        log.warning("%s", printable(notice.message_primary or ""))
 
 
 class LookBound:
@@ -200,6 +208,7 @@ class NotificationListener:
         self._reconnected = True
         # The server sends a notification that arrives during a statement with its result.
         connection.add_notify_handler(self._notice)
+        connection.add_notice_handler(_warn)
         if not self._pooled:
             (channel,) = connection.execute(self._channel_statement, (self._app,)).fetchone() or (
                 "",
@@ -256,7 +265,10 @@ class NotificationListener:
         while (due := self._session.run(self._look)) is not None and due <= 0:
             try:
                 moved = self._session.run(self._move)
-            except PostgresqlBusyError as error:
+            except QdoError as error:
+                # Nor does it end the start of a worker, which has other messages.
+                if failure_kind(error) is FailureKind.UNREACHABLE:
+                    raise
                 self._tell_of_locks(error, -due / _SECOND)
                 pauses.append(LOCKED_SECONDS)
                 break
@@ -334,7 +346,7 @@ class NotificationListener:
             connection.execute(self._notify_statement, (self._app,))
         return None if moved is None else int(moved)
 
-    def _tell_of_locks(self, error: PostgresqlBusyError, late_seconds: float) -> None:
+    def _tell_of_locks(self, error: QdoError, late_seconds: float) -> None:
         """Warn once while due messages stay late; a short wait is the usual course."""
         if late_seconds > LATE_SECONDS and not self._told_of_locks:
             self._told_of_locks = True

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from psycopg.errors import SerializationFailure
 from qdo import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.brokers.postgresql.broker import PostgresqlBroker
 from qdo.brokers.streams import StreamShard, find_shard, first_shards, key_hash, merge, split
 from qdo.errors import (
     BodyAuthenticationError,
@@ -29,6 +32,7 @@ from qdo.sending.replies import reply_messages
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
+from qdo.testing.memory_broker import MemoryBroker
 from tests.support.brokers import LOGS, opening, rows
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.postgresql.server import PostgresqlDatabase
@@ -250,6 +254,58 @@ def test_delayed_messages_go_to_the_shard_of_their_time(app: App, stream: Stream
     assert [row.body for row in rows(broker, queue)] == [b'"early"', b'"late"']
     assert rows(broker, "user.-80") == []
     stop()
+
+
+def test_a_plain_queue_may_be_named_like_a_shard(app: App) -> None:
+    """Its messages stay its own once a stream has other shards, also those that are due later."""
+    broker, terms = app.broker, SendOptions(due=time.time() + 0.2)
+    broker.send(Outgoing("user.-80", b"delayed", terms=terms))
+    app.stream("user", shards=4).send("a", 1)
+    broker.send(Outgoing("user.-80", b"at once"))
+    broker.listen(lambda names: None)
+    wait_until(lambda: len(rows(broker, "user.-80")) == 2, "the delayed message")
+
+
+def test_a_refused_delayed_message_delays_no_other(
+    app: App, stream: Stream, connect: Callable[..., Broker]
+) -> None:
+    """It becomes a dead letter. Those of one batch keep their order; listeners start."""
+    broker, due = app.broker, time.time() + 0.5
+    messages = [
+        Outgoing(queue, bytes([body]), key, None, SendOptions(due=due))
+        for body in b"1234567"
+        for queue, key in [("user.-80", LOW) if body in b"26" else ("plain", None)]
+    ]
+    broker.send_many(messages)
+    remove_key(broker, b"2")
+    for each in (broker, connect()):
+        each.listen(lambda names: None)
+    wait_until(lambda: not broker.delayed.numbers("plain"), "the delayed messages")
+    broker.send(Outgoing("plain", b"8", terms=SendOptions(due=time.time() + 0.1)))
+    wait_until(lambda: len(rows(broker, "plain")) == 6, "the next delayed message")
+    assert b"".join(row.body for row in rows(broker, "plain")) == b"134578"
+    assert [row.body for row in rows(broker, "user.-80")] == [b"6"]
+    (letter,) = broker.dead_letters.records()
+    found = (letter.queue, letter.body, letter.attempts, letter.dead_at > due - 1)
+    assert found == ("user.-80", b"2", 0, True)
+    assert "must have a key" in letter.error
+    place = [(letter.queue, letter.position)]
+    with pytest.raises(UsageError):
+        broker.dead_letters.retry(place)
+    assert broker.dead_letters.discard(place) == [True]
+
+
+def remove_key(broker: Broker, body: bytes) -> None:
+    """Take the key from a delayed message, as if its queue had become a shard since."""
+    change = "UPDATE {}delayed SET key = NULL WHERE body = {}"
+    if isinstance(broker, MemoryBroker):
+        for each in broker._contents.delayed:
+            if each.message.body == body:
+                each.message = replace(each.message, key=None)
+    elif isinstance(broker, PostgresqlBroker):
+        broker._writer.run(lambda each: each.execute(change.format("qdo.", "%s"), (body,)))
+    elif isinstance(broker, EmbeddedBroker):
+        broker._writer.run(lambda each: each.connection.execute(change.format("", "?"), (body,)))
 
 
 def test_a_dead_letter_is_sent_again_to_the_shard_of_its_key(app: App, stream: Stream) -> None:
