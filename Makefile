@@ -48,7 +48,9 @@ check: $(STAMP)
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST = $(REQUIRED) TMPDIR=$$(bash .ci/prepare scratch) $(BIN)/python -m pytest
-WHOLE := -n 6 --dist loadgroup --no-loadscope-reorder --durations 20
+# Failed items run once more, alone: a machine that stalls makes some of ten thousand fail.
+AGAIN = -p tests.support.runs.second_runs --unstable $(VENV)/unstable-$@.log
+WHOLE = -n 6 --dist loadgroup --no-loadscope-reorder --durations 20 $(AGAIN)
 
 # Lint and documentation run beside the tests, and are shown if they fail.
 BESIDE := $(VENV)/beside.log

@@ -42,7 +42,7 @@ def rate(call: Callable[[], Any]) -> float:
 
 def sealing(settings: Settings) -> list[dict[str, float]]:
     """Return the rates of sealing and opening bodies of different sizes."""
-    vault = vault_of(settings, "bench")
+    vault = vault_of(settings, "bench", str)
     if vault is None:
         raise SystemExit("no keys")
     found = []

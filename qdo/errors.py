@@ -207,7 +207,7 @@ class CoordinatorUnreachableError(UnreachableError):
     the address is correct"""
 
 
-class CoordinatorFileError(CoordinatorUnreachableError):
+class CoordinatorDatabaseError(CoordinatorUnreachableError):
     """cannot use the coordinator {url}: {reason}"""
 
 

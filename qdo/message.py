@@ -7,6 +7,7 @@ A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4): the number o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qdo.encoding import DUE, ID, SENT, stored_time
@@ -34,6 +35,23 @@ STOPPING_SHARE = 0.9
 _NO_HEADERS: Mapping[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The facts that the messages of a queue share, as the worker learned them from the broker.
+
+    :ivar app: the app's `Settings.scope`.
+    :ivar stream: the stream of a shard, None for another queue.
+    :ivar ids: the source of ids and times, see `Broker.id_scheme`; or the id of one message.
+    """
+
+    app: str = ""
+    stream: str | None = None
+    ids: str | int | IdScheme = 0
+
+
+UNKNOWN = Origin()
+
+
 class Message:
     """One item of a queue, as delivered to a job.
 
@@ -51,7 +69,7 @@ class Message:
     """
 
     __slots__ = (
-        "_id",
+        "_origin",
         "_registration",
         "_sends",
         "_stop_at",
@@ -74,7 +92,8 @@ class Message:
         headers: Mapping[str, str] = _NO_HEADERS,
         fence: int = 0,
         attempt: int = 1,
-        id: str | int | IdScheme = 0,
+        origin: Origin = UNKNOWN,
+        id: str | int | IdScheme | None = None,
         deadline: float | None = None,
     ) -> None:
         self.queue = queue
@@ -84,7 +103,7 @@ class Message:
         self.headers = headers
         self.fence = fence
         self.attempt = attempt
-        self._id = id
+        self._origin = origin if id is None else replace(origin, ids=id)
         self.deadline = deadline
 
     @property
@@ -94,7 +113,7 @@ class Message:
         A delayed message keeps it when it gets its position, and a dead letter when it is sent
         again. Made on demand: building a UUID takes longer than the rest of a message.
         """
-        known = self._id
+        known = self._origin.ids
         if isinstance(known, str):
             return known
         named = self.headers.get(ID)
@@ -105,12 +124,22 @@ class Message:
         return known.message_id(self.position, 0)
 
     @property
+    def app(self) -> str:
+        """Name of its app, after a namespace that is not the default one; "" outside workers."""
+        return self._origin.app
+
+    @property
+    def stream(self) -> str | None:
+        """The stream whose shard its queue is, None for another queue."""
+        return self._origin.stream
+
+    @property
     def stable(self) -> bool:
         """Whether the message has the same `position` when it is delivered again.
 
         Not with SQS, where the position is the time of receipt.
         """
-        known = self._id
+        known = self._origin.ids
         return isinstance(known, (str, int)) or known.stable
 
     def limit(self, seconds: float) -> None:
@@ -153,7 +182,7 @@ class Message:
         sent = stored_time(self.headers, SENT)
         if sent is not None:
             return sent
-        known = self._id
+        known = self._origin.ids
         if isinstance(known, (str, int)):
             return time_of_position(self.position)
         return time_of_position(known.to_time(self.position))

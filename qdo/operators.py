@@ -183,7 +183,7 @@ class OperatorCalls(Sender):
             raise UsageError(reason=f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         if not 0 < limit <= MOST:
             raise UsageError(reason=f"limit must be 1 to {MOST}, got {limit!r}")
-        vault = vault_of(self.settings, self.name)
+        vault = vault_of(self.settings, self.name, self._stream_of)
         kinds = KINDS if kind is None else (kind,)
 
         def opened(message: PeekedMessage) -> PeekedMessage:

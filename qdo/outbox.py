@@ -131,7 +131,8 @@ class Outbox:
         message = build_outgoing(new)
         (message,) = with_defaults([message], self._app.default_headers)
         check_size(message, self._app.settings.max_body_bytes)
-        (message,) = encrypted([message], self._app.settings, self._app.name)
+        app = self._app
+        (message,) = encrypted([message], app.settings, app.name, app._stream_of)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
         row = {
@@ -152,7 +153,7 @@ class Outbox:
         """
         rows = self._oldest()
         if rows:
-            marks = marks_of(self._app.settings, self._app.name)
+            marks = marks_of(self._app.settings, self._app.name, broker.stream_of)
             broker.send_many([_outgoing(row, marks) for row in rows])
             self._delete([row.place for row in rows])
         return len(rows)

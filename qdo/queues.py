@@ -169,7 +169,11 @@ _SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9
 
 
 @functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers ask for each message
-def stream_of(queue: str) -> str:
-    """Return the stream of a queue that is named like a shard, and other names as they are."""
+def stream_named(queue: str) -> str | None:
+    """Return the stream whose shard a queue may be by its name; None if it cannot be one.
+
+    Months are named like shards, too, as in ``report.2024-01``. Only the broker knows whether a
+    queue is a shard, see `Broker.stream_of`.
+    """
     found = _SHARD_NAME.fullmatch(queue)
-    return queue if found is None else found[1]
+    return None if found is None else found[1]

@@ -19,7 +19,6 @@ from qdo.encoding import strict_json
 from qdo.errors import StaleClaimError, UsageError
 from qdo.idempotency import MAX_NAME, FenceTable, SqlSession, Write, check_proof, execute
 from qdo.message import Message
-from qdo.queues import stream_of
 
 __all__ = ["KeyedState", "SavedState"]
 
@@ -92,7 +91,7 @@ class KeyedState(FenceTable):
         """
         own = key is None or key == message.key
         # The state of a key of a stream outlives its shards.
-        scope = stream_of(message.queue) if own and message.key else message.queue
+        scope = message.stream if own and message.key and message.stream else message.queue
         row = _row(scope, message.key if key is None else key)
         write, positions, value = self._decide(session, message, row)
         if write is Write.STALE:

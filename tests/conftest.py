@@ -30,6 +30,7 @@ from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
 from tests.support.marks import MARKS, add_marks, in_order
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
+from tests.support.runs import lost_processes
 from tests.support.shared_servers import (
     SharedPostgresql,
     SharedZooKeeper,
@@ -226,6 +227,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.pluginmanager.register(LeftOut())
     config.pluginmanager.register(FailedNames(config))
+    config.pluginmanager.register(lost_processes)
     if config.getoption("--level") == CHECK:
         hypothesis.settings.load_profile(CHECK)
     if os.environ.get(clients.REAL) != "1":

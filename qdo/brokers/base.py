@@ -268,6 +268,10 @@ class Broker(abc.ABC):
         """The source of the id and time of a `Message`."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
 
+    def stream_of(self, queue: str) -> str:
+        """Return the stream of a shard, and the name of any other queue."""
+        return self.streams.stream_of(queue) if self.capabilities.streams else queue
+
     @property
     def requests(self) -> RequestStore:
         """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""

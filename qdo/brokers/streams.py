@@ -27,6 +27,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,9 +35,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from qdo.errors import NotFoundError, ShardStateError, UsageError
-from qdo.queues import check_queue_name, stream_of
+from qdo.queues import check_queue_name, stream_named
 
 MAX_SHARDS = 4096
+PLAIN_SECONDS = 5.0
+"""How long a process remembers that a queue named like a shard is none."""
+MOST_PLAIN = 10_000
 DIGITS = 16
 _BOUND = re.compile(r"[0-9a-f]{1,16}")
 
@@ -95,7 +99,7 @@ class ShardMap(NamedTuple):
 
 
 def sealed_error(queue: str) -> ShardStateError:
-    remedy = f"`qdo streams list {stream_of(queue)}` shows the open ones"
+    remedy = f"`qdo streams list {stream_named(queue)}` shows the open ones"
     return ShardStateError(queue=queue, state="is a sealed shard", remedy=remedy)
 
 
@@ -106,7 +110,24 @@ def taken_error(queue: str) -> ShardStateError:
 
 
 class StreamStore(abc.ABC):
-    """The streams of an app. Each method is one transaction."""
+    """The streams of an app. Each abstract method is one transaction."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, str] = {}
+        self._plain: dict[str, float] = {}
+
+    def stream_of(self, queue: str) -> str:
+        """Return the stream of a shard, also of a deleted one; and the name of any other queue."""
+        stream, now = stream_named(queue), time.monotonic()
+        if stream is None:
+            return queue
+        if queue not in self._streams and self._plain.get(queue, 0.0) <= now:
+            self._streams |= {each.queue: each.stream for each in self.shards(stream)}
+            if queue not in self._streams:
+                if len(self._plain) >= MOST_PLAIN:
+                    self._plain.clear()
+                self._plain[queue] = now + PLAIN_SECONDS
+        return self._streams.get(queue, queue)
 
     @abc.abstractmethod
     def shards(self, stream: str | None = None) -> list[StreamShard]:
@@ -223,12 +244,12 @@ def find_shard(shards: Iterable[StreamShard], queue: str) -> StreamShard:
 
 def keyless_error(queue: str) -> UsageError:
     reason = f"a message for {queue}, a shard of a stream, must have a key, got none; send it with"
-    return UsageError(reason=f"{reason} App.stream({stream_of(queue)!r}).send(key, body)")
+    return UsageError(reason=f"{reason} App.stream({stream_named(queue)!r}).send(key, body)")
 
 
-def check_deletable(queue: str, shards: Iterable[StreamShard]) -> None:
+def check_deletable(queue: str, streams: StreamStore) -> None:
     """Raise ShardStateError for a shard that gets messages, or for whose end others wait."""
-    for each in shards:
+    for each in streams.shards(streams.stream_of(queue)):
         if each.queue == queue and each.end is None:
             remedy = "merge it with a neighbor, and delete it once it is done"
             raise ShardStateError(queue=queue, state="is a shard that gets messages", remedy=remedy)

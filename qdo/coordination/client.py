@@ -18,7 +18,6 @@ import contextlib
 import importlib
 import logging
 import ssl
-import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ from qdo.coordination.access import ANYBODY, Access, acl_rejected, hide_digests
 from qdo.coordination.extra_requests import TreeWatchers
 from qdo.errors import (
     CoordinatorAccountError,
-    CoordinatorFileError,
+    CoordinatorDatabaseError,
     CoordinatorTlsError,
     CoordinatorUnreachableError,
     NodeRefusedError,
@@ -75,6 +74,7 @@ class NetworkConnection(ConnectionHandler):
 
     last_fault: str | None = None
     tls_fault: str | None = None
+    waits_until = 0.0
     client: Any
     _socket: Any
     _failed_rounds = 0
@@ -421,6 +421,8 @@ class Client(KazooClient):
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and create the chroot if the address has one.
 
+        The time for which a database lets no session begin, after a failover, does not count.
+
         :raises CoordinatorUnreachableError: no connection within `timeout_seconds`. The client is
             then stopped, within that time even if the network drops every packet.
         :raises CoordinatorAccountError: the coordinator rejects the account.
@@ -428,10 +430,14 @@ class Client(KazooClient):
         :raises DatabaseError: the file of an embedded coordinator cannot be used.
         :raises UsageError: the database cannot be used: its schema or a right is missing.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = clock() + timeout_seconds
         self._connection.prepare()
         try:
-            self.start_async().wait(timeout=timeout_seconds)
+            started = self.start_async()
+            while not started.wait(timeout=max(0.0, deadline - clock())):
+                if (later := self._connection.waits_until + timeout_seconds) <= deadline:
+                    break
+                deadline = later
             if not self.connected:  # or not anymore: kazoo logs in once it is connected
                 raise ConnectionLoss
             self._make_chroot(deadline)
@@ -459,7 +465,7 @@ class Client(KazooClient):
     def _answer(self, request: Any, deadline: float) -> Any:
         answer = self.handler.async_result()
         self._call(request, answer)
-        return self.answer_to(answer, max(0.001, deadline - time.monotonic()))
+        return self.answer_to(answer, max(0.001, deadline - clock()))
 
     def answer_to(self, pending: Any, timeout_seconds: float) -> Any:
         """Return the answer to a request, or raise its error.
@@ -503,7 +509,7 @@ class Client(KazooClient):
             return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
         fault = self._connection.last_fault
         if fault is not None:  # the error of a database has its own remedy
-            return CoordinatorFileError(url=self.address.url, reason=fault)
+            return CoordinatorDatabaseError(url=self.address.url, reason=fault)
         reason = f"no server answered within {timeout_seconds:g} s"
         return CoordinatorUnreachableError(url=self.address.url, reason=reason)
 

@@ -88,9 +88,9 @@ class Member:
 
         :raises CoordinatorUnreachableError: no session, or no registration, within this time.
         """
-        began = clock()
         if not self._client.connected:
             self._client.open(timeout_seconds)
+        began = clock()
         self._client.add_listener(self._state_changed)
         try:
             self._loop.lease = prepare_session(self._client, self._layout, timeout_seconds)

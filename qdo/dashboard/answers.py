@@ -292,7 +292,7 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
         if broker is None:
             return []
         shown = board.options.show_bodies
-        vault = vault_of(board.settings, board.app) if shown else None
+        vault = vault_of(board.settings, board.app, broker.stream_of) if shown else None
 
         def item(letter: Letter) -> Item:
             return ops.exported(letter, ops.read(broker, letter), broker.positions, vault)
@@ -347,7 +347,7 @@ def messages(
         if "delayed" in able and not name:
             found += peek(*place, ["delayed"], MESSAGES)
         shown = board.options.show_bodies
-        vault = vault_of(board.settings, board.app) if shown else None
+        vault = vault_of(board.settings, board.app, broker.stream_of) if shown else None
 
         def item(each: PeekedMessage) -> Item:
             is_long = (each.body_bytes or 0) > LONG_BYTES

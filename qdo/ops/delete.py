@@ -19,7 +19,6 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.peek import read_queue_node
 from qdo.ops.snapshot import backlog_of
-from qdo.queues import stream_of
 from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ def plan_deletion(
     if node is None and not stored:
         raise NotFoundError(what="queue", name=queue)
     if broker.capabilities.streams:
-        check_deletable(queue, broker.streams.shards(stream_of(queue)))
+        check_deletable(queue, broker.streams)
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)

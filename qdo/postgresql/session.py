@@ -59,6 +59,12 @@ SET client_min_messages = warning;
 """What every statement relies on, whatever the defaults of the role and the database are. Other
 roles may create functions in other schemas."""
 
+_LOOK_SECONDS = 0.5
+_silent: dict[str, str] = {}
+"""For each `SchemaAddress.server`, the host that gave no answer to the last connection."""
+_renewed: dict[str, float] = {}
+"""For each of them, when this process found another host or server there."""
+
 _READ, _WRITE = 1, 2
 """Bits by which psycopg's generators name the events they wait for, and learn which occurred."""
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
@@ -98,7 +104,22 @@ class PostgresqlConnection(psycopg.Connection[Any]):
 
     make_poll: Callable[[], Any] = staticmethod(native_poll)
     answer_seconds: float | None = None
+    server = ""
+    made_at = 0.0
     _is_unconfirmed = False
+
+    @property
+    def host(self) -> str:
+        """Where the connection leads."""
+        return f"{self.info.host} {self.info.hostaddr} {self.info.port}"
+
+    def is_outdated(self) -> bool:
+        """Return whether this process has found another server since the connection was made."""
+        return self.made_at < _renewed.get(self.server, 0.0)
+
+    def outdate_others(self) -> None:
+        """Have the process give up its earlier connections: their server may be silent for long."""
+        _renewed[self.server] = self.made_at
 
     def noticed(self, notice: errors.Diagnostic) -> None:
         """Give up if no synchronous standby has a commit that the server reports as a success.
@@ -114,11 +135,16 @@ class PostgresqlConnection(psycopg.Connection[Any]):
         try:
             wanted: Any = next(gen)
             while True:
-                ready = wait_for(self.make_poll(), self.pgconn.socket, wanted, deadline)
-                if not ready:
+                look = min(deadline, time.monotonic() + _LOOK_SECONDS)
+                if ready := wait_for(self.make_poll(), self.pgconn.socket, wanted, look):
+                    wanted = gen.send(ready)
+                elif self.is_outdated():
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("this process has found another server")
+                elif look == deadline:
+                    _silent[self.server] = self.host
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"no answer for {timeout:g} s")
-                wanted = gen.send(ready)
         except StopIteration as end:
             if self._is_unconfirmed:
                 self.pgconn.finish()
@@ -152,6 +178,9 @@ def connect(
                 raise
     connection.make_poll = make_poll
     connection.answer_seconds = seconds
+    connection.server, connection.made_at = address.server, time.monotonic()
+    if _silent.pop(address.server, connection.host) != connection.host:
+        connection.outdate_others()
     connection.prepare_threshold = None if address.pooled else 1
     connection.autocommit = True
     connection.add_notice_handler(connection.noticed)
@@ -211,7 +240,7 @@ def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
 
     What arrives at an idle connection is a notification or its end, which a statement tells.
     """
-    if connection.closed:
+    if connection.closed or connection.is_outdated():
         return True
     try:
         if wait_for(poll, connection.pgconn.socket, _READ, 0.0):

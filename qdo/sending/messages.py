@@ -23,7 +23,7 @@ from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
 from qdo.sending.once import once_options
 from qdo.settings.settings import Settings
-from qdo.settings.vaults import vault_of
+from qdo.settings.vaults import StreamOf, vault_of
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
@@ -131,9 +131,11 @@ def with_defaults(
     return [replace(each, headers=with_missing(each.headers, headers)) for each in messages]
 
 
-def encrypted(messages: list[Outgoing], settings: Settings, app: str) -> list[Outgoing]:
+def encrypted(
+    messages: list[Outgoing], settings: Settings, app: str, stream_of: StreamOf
+) -> list[Outgoing]:
     """Return messages, encrypted if the setting `encrypt` is set, or raise SettingsError."""
-    vault = vault_of(settings, app) if settings.encrypt else None
+    vault = vault_of(settings, app, stream_of) if settings.encrypt else None
     return messages if vault is None else [_sealed(each, vault) for each in messages]
 
 

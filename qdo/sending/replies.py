@@ -34,7 +34,7 @@ def sealed(sender: Sender, pool: str, value: Any) -> Content:
 def opened(sender: Sender, pool: str, content: Content) -> Any:
     """Return the value of a stored body or result; raise the errors of `BodyVault.open`."""
     body, headers = content
-    vault = vault_of(sender.settings, sender.name)
+    vault = vault_of(sender.settings, sender.name, sender._stream_of)
     if vault is not None:
         body, headers = vault.open(pool, body, headers)
     return body if headers and is_raw(parsed(headers) or {}) else ujson.loads(body)

@@ -7,7 +7,7 @@ import json
 import time
 import unicodedata
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from qdo.errors import (
     UsageError,
 )
 from qdo.message import NORMAL
-from qdo.queues import check_queue_name, stream_of
+from qdo.queues import check_queue_name
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
 from qdo.sending.replies import opened, reply_messages
 from qdo.sending.sender import Sender
@@ -265,7 +265,7 @@ class RequestCalls(Sender):
         terms = [_terms_of(each) for each in requests]
         plain = [_plain(each) for each in terms]
         parts = zip(terms, plain, self.ready(plain), strict=True)
-        new = [_new_request(*each) for each in parts]
+        new = [_new_request(*each, self._stream_of) for each in parts]
         if new:
             self.broker.requests.ask(new, connection)
         return [Handle(self, each.id) for each in new]
@@ -299,7 +299,9 @@ def _plain(request: RequestTerms) -> Outgoing:
     return Outgoing(request.pool, body, None, headers)
 
 
-def _new_request(request: RequestTerms, plain: Outgoing, stored: Outgoing) -> NewRequest:
+def _new_request(
+    request: RequestTerms, plain: Outgoing, stored: Outgoing, stream_of: Callable[[str], str]
+) -> NewRequest:
     keep = request.keep_seconds
     if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
         raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
@@ -311,7 +313,7 @@ def _new_request(request: RequestTerms, plain: Outgoing, stored: Outgoing) -> Ne
         digest=_digest(plain),
         priority=int(priority_text(request.priority)),
         due=max(0.0, (options and options.due) or 0.0),
-        reply=_reply(request),
+        reply=_reply(request, stream_of),
         keep_seconds=float(keep),
     )
 
@@ -322,7 +324,7 @@ def _digest(plain: Outgoing) -> bytes:
     return hashlib.sha256(b"%d %s%s" % (len(about), about, plain.body)).digest()
 
 
-def _reply(request: RequestTerms) -> str | None:
+def _reply(request: RequestTerms, stream_of: Callable[[str], str]) -> str | None:
     tag = request.tag
     if request.then is None:
         if request.key is not None or tag is not None or request.events:
@@ -330,7 +332,7 @@ def _reply(request: RequestTerms) -> str | None:
         return None
     given = request.then
     then = given._queue_of(request.key or "") if isinstance(given, Stream) else given
-    if stream_of(check_queue_name(then)) != then and request.key is None:
+    if request.key is None and stream_of(check_queue_name(then)) != then:
         raise keyless_error(then)  # the outcome could not be stored
     if request.key is not None:
         check_key(request.key)

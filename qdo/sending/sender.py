@@ -294,12 +294,16 @@ class Sender:
                 check_size(message, limit)
             if message.terms is not None:
                 check_terms(self.broker.capabilities, message.terms, self.settings.broker)
-        return encrypted(outgoing, self.settings, self.name)
+        return encrypted(outgoing, self.settings, self.name, self._stream_of)
 
     @property
     def broker(self) -> Broker:
         """The app's broker, opened at first use."""
         return self._broker.get().broker
+
+    def _stream_of(self, queue: str) -> str:
+        """Return `Broker.stream_of` of a queue; senders open their broker only if they need it."""
+        return self.broker.stream_of(queue)
 
     def _open_broker(self) -> OpenBroker:
         return open_broker_with_doorbell(self.settings, self.name)

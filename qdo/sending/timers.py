@@ -43,7 +43,7 @@ def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False
         headers = with_header(message.headers, qdo_timer=f"{name}/run" if runs else name)
         messages.append(replace(message, headers=headers))
     messages = with_defaults(messages, app.default_headers)
-    messages = encrypted(messages, app.settings, app.name)
+    messages = encrypted(messages, app.settings, app.name, app._stream_of)
     try:
         return app.broker.send_many(messages)
     except UnsupportedError:  # a standard queue of SQS

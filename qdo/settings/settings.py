@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdo.brokers.registry import kind_of
+from qdo.coordination.znodes.layout import DEFAULT_NAMESPACE
 from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.history.address import history_error
@@ -151,7 +152,7 @@ class AppSettings:
         "", "group of users that share new files of broker and coordinator; without, only this user"
     )
     namespace: str = setting(
-        "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
+        DEFAULT_NAMESPACE, "znode below which every app has its own znode", checks.namespace
     )
     keys: str = setting(
         "",
@@ -432,6 +433,14 @@ class Settings(AppSettings):
     def default_policy(self) -> PolicyInForce:
         """The policy of queues for which neither job nor settings have one."""
         return PolicyInForce(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
+
+    def scope(self, app: str) -> str:
+        """Return what separates an app in a table that apps share.
+
+        Its name, after a namespace that is not the default one: that of staging, for instance.
+        """
+        space = self.namespace.rstrip("/")
+        return app if space == DEFAULT_NAMESPACE else f"{space}/{app}"
 
     def policy_of(self, queue: str, job: Job | None) -> PolicyInForce:
         own = None if job is None else job.policy

@@ -9,36 +9,47 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from qdo.brokers.registry import kind_of
 from qdo.encryption.key_ring import KeyRing
 from qdo.encryption.marks import IdMarks, RowOpener
 from qdo.errors import SettingsError
-from qdo.queues import stream_of
+from qdo.queues import stream_named
 from qdo.settings.settings import Settings
 from qdo.text import how_to_install
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
+StreamOf: TypeAlias = Callable[[str], str]
+
 
 def key_ring_of(settings: Settings) -> KeyRing | None:
     return _key_ring(os.path.abspath(settings.keys)) if settings.keys else None
 
 
-def vault_of(settings: Settings, app: str) -> BodyVault | None:
-    """Return the vault that encrypts and decrypts the bodies of an app, None without keys."""
+def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | None:
+    """Return the vault that encrypts and decrypts the bodies of an app, None without keys.
+
+    :param stream_of: `Broker.stream_of`; called only for queues that are named like shards.
+    """
     ring = key_ring_of(settings)
     if ring is None:
         return None
     if settings.encrypt:
         ring.in_use("encrypt")
-    stream = kind_of(settings.broker).stream(settings.broker)
-    return _vault(ring, app, stream, settings.require_encryption)
+    try:
+        from qdo.encryption.bodies import BodyVault
+    except ImportError as error:
+        raise SettingsError(
+            name="keys",
+            reason=f"it needs the library cryptography ({error}); {how_to_install('encryption')}",
+        ) from error
+    return BodyVault(ring, _place(settings, app, stream_of), settings.require_encryption)
 
 
-def marks_of(settings: Settings, app: str) -> IdMarks | None:
+def marks_of(settings: Settings, app: str, stream_of: StreamOf) -> IdMarks | None:
     """Return the marks that prove the ids of an app's messages.
 
     None without a key to sign, and for a broker that only qdo writes to.
@@ -46,13 +57,13 @@ def marks_of(settings: Settings, app: str) -> IdMarks | None:
     ring, kind = key_ring_of(settings), kind_of(settings.broker)
     if ring is None or not ring.has("sign") or not kind.foreign_senders:
         return None
-    return IdMarks(ring, _place(app, kind.stream(settings.broker)))
+    return IdMarks(ring, _place(settings, app, stream_of))
 
 
-def opener_of(settings: Settings, app: str) -> RowOpener | None:
+def opener_of(settings: Settings, app: str, stream_of: StreamOf) -> RowOpener | None:
     """Return the opener of an app's stored messages, None without keys."""
-    vault = vault_of(settings, app)
-    return None if vault is None else RowOpener(vault, marks_of(settings, app))
+    vault = vault_of(settings, app, stream_of)
+    return None if vault is None else RowOpener(vault, marks_of(settings, app, stream_of))
 
 
 @functools.cache
@@ -61,25 +72,14 @@ def _key_ring(path: str) -> KeyRing:
     return KeyRing(path)
 
 
-@functools.cache
-def _vault(ring: KeyRing, app: str, stream: str | None, required: bool) -> BodyVault:
-    try:
-        from qdo.encryption.bodies import BodyVault
-    except ImportError as error:
-        raise SettingsError(
-            name="keys",
-            reason=f"it needs the library cryptography ({error}); {how_to_install('encryption')}",
-        ) from error
-    return BodyVault(ring, _place(app, stream), required)
-
-
-def _place(app: str, stream: str | None) -> Callable[[str], str]:
+def _place(settings: Settings, app: str, stream_of: StreamOf) -> Callable[[str], str]:
     """Return a function from a queue to the text that its messages are bound to.
 
     The shard that gets a message is not known when it is encrypted, and may be split. Any app may
     read a stream of Kinesis.
     """
+    stream = kind_of(settings.broker).stream(settings.broker)
     if stream is None:
-        return lambda queue: f"{app}\0{stream_of(queue)}"
+        return lambda queue: f"{app}\0{stream_of(queue) if stream_named(queue) else queue}"
     bound = f"\0{stream}"
     return lambda queue: bound

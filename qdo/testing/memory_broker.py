@@ -87,6 +87,9 @@ class Contents:
     def queue(self, name: str) -> _Queue:
         return self.queues.setdefault(name, _Queue())
 
+    def routed(self, message: Outgoing) -> Outgoing:
+        return routed(self.shards, self.queues, message)
+
 
 class MemoryStore:
     """Holds the messages of any number of apps, for any number of `MemoryBroker` objects.
@@ -141,7 +144,7 @@ class MemoryStore:
             headers = with_header(each.message.headers, qdo_id=each.id)
             message = replace(each.message, headers=headers)
             try:
-                message = routed(contents.shards, contents.queues, message)
+                message = contents.routed(message)
             except QdoError as error:
                 self._head += 1
                 letter = refused_when_due(message, self._head, error)
@@ -198,9 +201,7 @@ class MemoryBroker(Broker):
     def _add(self, messages: Sequence[Outgoing]) -> tuple[list[str], Callable[[], None]]:
         """Store messages; return their ids, and a function that wakes the listeners."""
         check_messages(messages)
-        messages = [
-            routed(self._contents.shards, self._contents.queues, message) for message in messages
-        ]
+        messages = [self._contents.routed(message) for message in messages]
         if self._closed:
             raise UsageError(reason="this broker is closed: open a new one to send")
         stored: list[str] = []
@@ -370,7 +371,7 @@ class MemoryDeadLetters(DeadLetterStore):
             return None
         headers = retried_headers(record.headers, message_id(position, ID_NODE))
         message = Outgoing(queue, record.body, record.key, headers)
-        message = routed(self._contents.shards, self._contents.queues, message)
+        message = self._contents.routed(message)
         self._take(queue, position)
         names.append(message.queue)
         return self._store.append(self._contents, message)

@@ -19,7 +19,7 @@ from qdo.brokers.streams import (
     split,
     taken_error,
 )
-from qdo.queues import stream_of
+from qdo.queues import stream_named
 
 
 class MemoryStreams(StreamStore):
@@ -37,6 +37,7 @@ class MemoryStreams(StreamStore):
         queues: Mapping[str, Any],
         make: Callable[[str], object],
     ) -> None:
+        super().__init__()
         self._known = known
         self._lock = lock
         self._queues = queues
@@ -78,8 +79,8 @@ def routed(
     known: Mapping[str, StreamShard], queues: Collection[str], message: Outgoing
 ) -> Outgoing:
     """Return a message for the open shard of its key, if its queue is, or may be, a shard."""
-    stream = stream_of(message.queue)
-    if stream == message.queue or (message.queue in queues and message.queue not in known):
+    stream = stream_named(message.queue)
+    if stream is None or (message.queue in queues and message.queue not in known):
         return message
     opened = [each for each in known.values() if each.stream == stream and each.end is None]
     if not opened:

@@ -164,7 +164,8 @@ class State:
 
     def requests(self, pool: str | None) -> list[dict[str, Any]]:
         """Return the requests of a pool, or of all, oldest first."""
-        store, vault = self.broker().requests, vault_of(self.settings, self.app.name)
+        broker = self.broker()
+        store, vault = broker.requests, vault_of(self.settings, self.app.name, broker.stream_of)
         found = [store.find(each.id) for each in store.records(pool, limit=sys.maxsize)]
         return [whole_item(each, self.clock.now, vault, True) for each in found if each]
 
@@ -202,7 +203,7 @@ class State:
 
     def body_of(self, queue: str, row: Row) -> Any:
         """Return the body as a job gets it, or the bytes if it cannot be decoded."""
-        opener = opener_of(self.settings, self.app.name)
+        opener = opener_of(self.settings, self.app.name, self.broker().stream_of)
         if opener is not None:
             with contextlib.suppress(BodyDecodeError, KeyMissingError):
                 row = Row(*opener.open(queue, row))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import qdo
-from qdo.queues import stream_of
 from tests.support.paths import ROOT
 
 sys.path.append(str(ROOT / "docs" / "examples"))
@@ -47,8 +46,7 @@ def noted(call_next: Callable[..., None], message: qdo.Message, context: Any) ->
         told.write_text(f"{message.id} {take}")
         run: tuple[object, ...] = (message.id, 0, take, message.attempt, os.getppid())
     else:
-        stream = stream_of(message.queue)
-        name = message.queue if stream == message.queue else f"{stream}|{message.key}"
+        name = f"{message.stream}|{message.key}" if message.stream else message.queue
         run = (name, message.position, message.fence, message.attempt, os.getpid())
     _note("S", *run)
     try:

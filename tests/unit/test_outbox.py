@@ -348,7 +348,7 @@ def test_the_relay_proves_ids_where_others_may_send(
     (id,) = put(outbox, engine, 1)
     outbox.relay(broker)
     (row,) = broker.reader("orders", 0).fetch(1)
-    marks = marks_of(app.settings, "shop")
+    marks = marks_of(app.settings, "shop", str)
     assert marks is not None
     assert marks.proven("orders", row[3], row[1]) == row[3]
     assert stored(broker)[0].id == id

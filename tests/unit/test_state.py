@@ -12,6 +12,7 @@ import pytest
 from qdo import Message
 from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.errors import StaleClaimError, UnsupportedError, UsageError
+from qdo.message import Origin
 from qdo.state import MAX_STATE_BYTES, KeyedState
 from tests.unit.test_idempotency import Transaction, core, orm, plain
 
@@ -134,12 +135,16 @@ def test_messages_that_cannot_have_a_state(transaction: Transaction) -> None:
 
 
 def test_the_state_of_a_key_outlives_the_shards_of_a_stream(transaction: Transaction) -> None:
-    """It is read with the stream's name; a state of the whole queue is that of the shard."""
+    """It is read with the stream's name; a state of the whole queue is that of the shard.
+
+    A queue that is only named like a shard has a state of its own.
+    """
     for position, queue in enumerate(("s.-80", "s.-80", "s.40-80", "s.40-80.2"), 1):
-        sent = Message(queue, position, None, "ada", fence=position)
+        sent = Message(queue, position, None, "ada", fence=position, origin=Origin(stream="s"))
         assert count(transaction, sent)
         assert count(transaction, sent, "")
     with transaction() as session:
         assert STATES.read(session, "s", "ada") == {"count": 4}
         assert STATES.read(session, "s.-80") == {"count": 2}
         assert STATES.read(session, "s.40-80.2") == {"count": 1}
+    assert count(transaction, Message("s.20-24", 1, None, "ada", fence=1))

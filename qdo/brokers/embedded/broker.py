@@ -26,7 +26,7 @@ from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encoding import is_utf8
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
 from qdo.positions import format_position, message_id, position_now, position_of_time
-from qdo.queues import check_queue_name, stream_of
+from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
@@ -270,7 +270,7 @@ class EmbeddedBroker(Broker):
 
     def delete_queue(self, queue: str, last: int) -> None:
         # Before, because one that may be deleted now may be deleted for ever.
-        check_deletable(queue, self.streams.shards(stream_of(queue)))
+        check_deletable(queue, self.streams)
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
             pass  # in parts, as in `trim`

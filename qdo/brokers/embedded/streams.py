@@ -38,6 +38,7 @@ class EmbeddedStreams(StreamStore):
     """The streams of one app. Safe to use from several threads."""
 
     def __init__(self, reading: sqlite3.Connection, path: str, app: str, writer: Writer) -> None:
+        super().__init__()
         self._reading = reading
         self._path = path
         self._app = app

@@ -22,7 +22,7 @@ from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.streams import ShardMap, keyless_error
 from qdo.errors import DatabaseBusyError, QueueLimitError
 from qdo.positions import position_now
-from qdo.queues import stream_of
+from qdo.queues import stream_named
 from qdo.system import wakeup_pipes
 from qdo.system.files import Rights, make_folder, open_file, opened_folder
 from qdo.system.fork_guard import ForkGuard, unforked
@@ -190,9 +190,11 @@ class Transaction:
         tail = self._find(name)
         if tail is not None and tail.root is None:
             return tail
-        stream = stream_of(name)
+        stream = stream_named(name)
+        if stream is None:
+            return self.tail(name)
         if (known := self._maps.get(stream)) is None:
-            rows = _OPEN_SHARDS.all(self.connection, (self._app, stream)) if stream != name else []
+            rows = _OPEN_SHARDS.all(self.connection, (self._app, stream))
             known = self._maps[stream] = ShardMap.of(rows)
         if not known.queues:
             return self.tail(name)

@@ -34,7 +34,7 @@ from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position, message_id
 from qdo.postgresql.session import PostgresqlConnection
 from qdo.postgresql.url import SchemaAddress
-from qdo.queues import check_queue_name, stream_of
+from qdo.queues import check_queue_name
 
 COUNTED = 1_000_000
 """Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
@@ -328,7 +328,7 @@ class PostgresqlBroker(Broker):
 
     def delete_queue(self, queue: str, last: int) -> None:
         # Before, because one that may be deleted now may be deleted for ever.
-        check_deletable(queue, self.streams.shards(stream_of(queue)))
+        check_deletable(queue, self.streams)
         counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):
             waiting, delayed, dead = counts

@@ -24,6 +24,7 @@ class PostgresqlStreams(StreamStore):
     """The streams of one app. Safe to use from several threads."""
 
     def __init__(self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str) -> None:
+        super().__init__()
         self._fetches = fetches
         self._writer = writer
         self._schema = schema

@@ -178,7 +178,7 @@ def _exported(
     broker: Broker, letters: Iterable[Letter], settings: Settings, rows: Rows
 ) -> Iterator[Any]:
     """Read one after the other: their bodies need not fit into memory together."""
-    vault = vault_of(settings, settings.app)
+    vault = vault_of(settings, settings.app, broker.stream_of)
 
     def item(letter: Letter) -> Any:
         try:
@@ -206,7 +206,8 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
         found = ops.named(broker, queue, [id]).letters if broker else ()
         if broker is None or not found:
             raise NotFoundError(what=f"dead letter of queue {queue}", name=id)
-        record, vault = ops.read(broker, found[0]), vault_of(settings, settings.app)
+        record = ops.read(broker, found[0])
+        vault = vault_of(settings, settings.app, broker.stream_of)
         item = ops.exported(found[0], record, broker.positions, vault)
     if form == "table":
         click.echo(dead_letter_page(item, found[0].entry.body_bytes))

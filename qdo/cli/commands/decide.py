@@ -378,7 +378,7 @@ def peek_messages(
         else:
             kinds = KINDS if kind is None else (kind,)
             found = peek(client, layout, broker, queue, kinds, limit)
-        vault = vault_of(settings, settings.app) if with_body else None
+        vault = vault_of(settings, settings.app, broker.stream_of) if with_body else None
         make = partial(peek_item, queue, vault=vault, with_body=with_body)
         with each_shown(lambda each: f"message {each.id or each.position}") as rows:
             items = list(rows(found, make))

@@ -138,8 +138,9 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
 
     They are decrypted if `keys` has their keys. The body of a request that is done is deleted.
     """
-    with _found(settings, id) as (_, record):
-        vault = vault_of(settings, settings.app) if with_body else None
+    with _found(settings, id) as (calls, record):
+        stream_of = calls.broker.stream_of
+        vault = vault_of(settings, settings.app, stream_of) if with_body else None
         item = ops.whole_item(record, time.time(), vault, with_body)
     if form != "table":
         emit("qdo.request/1", [item], form)

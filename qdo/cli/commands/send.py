@@ -426,8 +426,8 @@ def _message(
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
-    (outgoing,) = encrypted([outgoing], settings, app)
     with _broker(settings, app, outgoing.terms) as broker:
+        (outgoing,) = encrypted([outgoing], settings, app, broker.stream_of)
         print(printable(str(broker.send(outgoing))), flush=True)
 
 

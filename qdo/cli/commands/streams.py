@@ -22,7 +22,6 @@ from qdo.errors import NotFoundError
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.owners import find_owner
 from qdo.ops.streams import reshard, shard_items
-from qdo.queues import stream_of
 from qdo.sending.streams import check_stream_key
 from qdo.settings.settings import Settings
 
@@ -46,19 +45,21 @@ def streams() -> None:
 
 @contextmanager
 def _opened(
-    settings: Settings, stream: str, shard: str | None = None
+    settings: Settings, name: str, what: str = "stream"
 ) -> Iterator[tuple[Connections, Broker, list[StreamShard]]]:
     """Yield the connections, and every shard of a stream.
 
-    :param shard: what is looked for, if it is not the stream.
+    :param what: "shard" if the name is that of a shard.
     :raises NotFoundError: the stream does not exist.
     """
     require_app(settings)
     with open_connections(settings) as connections:
         broker = connections.known_broker()
-        shards = [] if broker is None else broker.streams.shards(stream)
+        shards = []
+        if broker is not None:
+            stream = name if what == "stream" else broker.streams.stream_of(name)
+            shards = broker.streams.shards(stream)
         if broker is None or not shards:
-            what, name = ("stream", stream) if shard is None else ("shard", shard)
             raise NotFoundError(what=what, name=name)
         ranges.check_ranges(shards)
         yield connections, broker, shards
@@ -149,7 +150,7 @@ def _change(
     settings: Settings,
 ) -> None:
     """Replace shards by others, and then write an entry of the action log."""
-    with _opened(settings, stream_of(parents[0]), parents[0]) as (_, broker, shards):
+    with _opened(settings, parents[0], "shard") as (_, broker, shards):
         children = plan(shards)
         show = partial(_show, verb, parents, children, False)
         if not consent.given(f"{verb} {' '.join(parents)}", show, form, asks=False):

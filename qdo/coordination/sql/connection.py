@@ -142,6 +142,7 @@ class StoreConnection(ConnectionHandler):
         cast(Any, super()).__init__(client, retry, logger=logger)  # kazoo has no types
         self.server = server
         self.last_fault: str | None = None
+        self._waits_until = 0.0
         self._open_store = open_store
         self._identities: tuple[Id, ...] = ()
         self._row: SessionRow | None = None
@@ -177,6 +178,14 @@ class StoreConnection(ConnectionHandler):
         return _COMMANDS.get(word, "")
 
     # --- connecting -------------------------------------------------------------------
+
+    @property
+    def waits_until(self) -> float:
+        """Until when the server, which answers, lets no session begin; on `clock`."""
+        link = self._link
+        if link is not None:
+            self._waits_until = max(self._waits_until, link.waits_until)
+        return self._waits_until
 
     def _connect_loop(self, retry: Any) -> Any:
         if self.client._stopped.is_set() or self._attempt(retry) is STOP_CONNECTING:

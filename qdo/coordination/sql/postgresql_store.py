@@ -49,6 +49,7 @@ REST_SECONDS = 0.005
 """Pause between two looks: each write of a large fleet notifies every process."""
 KEPT_CHANGES = 10_000
 _TRIM_EVERY = 64
+_COUNT_MILLISECONDS = 400
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +129,15 @@ SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owne
 _SESSIONS = "SELECT id, password, timeout, generation, 0, age, beats FROM {schema}.sessions"
 _GUARD = """
 INSERT INTO {schema}.sessions (id, password, timeout, generation, age)
-SELECT -1, '', greatest(max(timeout), %s), 1, %s FROM {schema}.sessions
-ON CONFLICT (id) DO UPDATE SET
-    timeout = excluded.timeout, age = excluded.age, beats = sessions.beats + 1
+SELECT -1, '', coalesce(max(timeout), %s), 1, %s FROM {schema}.sessions
+WHERE id = -1 OR id IN (
+    SELECT owner FROM {schema}.znodes WHERE owner <> 0 AND parent LIKE '%%/workers')
+ON CONFLICT (id) DO UPDATE SET timeout = excluded.timeout, age = excluded.age, beats = 0
 """
-"""A session of the earlier age, for all that are among the lost commits: new ones wait for it."""
+"""A session for all workers whose claims may be among the lost commits: new sessions wait for it.
+Its `beats` are the milliseconds for which it has certainly been silent."""
+_FORMER = "SELECT id, timeout, beats FROM {schema}.sessions WHERE age <> %s"
+_COUNT = "UPDATE {schema}.sessions SET beats = %s WHERE id = -1"
 _PUT_SESSION = """
 INSERT INTO {schema}.sessions (id, password, timeout, generation, age) VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET
@@ -168,6 +173,7 @@ class PostgresqlStore:
         self._nodes: dict[str, TreeNode | None] = {}
         self._names: dict[str, list[str]] = {}
         self._beats: dict[int, tuple[int, float]] = {}
+        self._counted: tuple[int, float] | None = None
         self.woken = self._writing = False
         self._saves = 0
         self._timeout_milliseconds = round(timeout_seconds * 1000)
@@ -321,15 +327,16 @@ class PostgresqlStore:
         """Begin the next epoch if another server or timeline was here before."""
         if server == self.age:
             return zxid
-        self._write("UPDATE {schema}.tree SET server = %s", (self.age,))
-        if not server:
-            return zxid
-        self._news = (self.name, self.age, server, zxid)
-        timeline = int(self.age.split(":")[1], 16)  # two recoveries may end at the same zxid
-        epoch = max(zxid // EPOCH + 1, timeline) * EPOCH
-        self._write(_CHANGE, (epoch, "[]"))
-        self._write(_GUARD, (self._timeout_milliseconds, server))
-        return epoch
+        parts = [self._filled("UPDATE {schema}.tree SET server = %s", (self.age,))]
+        if server:
+            self._news = (self.name, self.age, server, zxid)
+            timeline = int(self.age.split(":")[1], 16)  # two recoveries may end at the same zxid
+            zxid = max(zxid // EPOCH + 1, timeline) * EPOCH
+            parts.append(self._filled(_CHANGE, (zxid, "[]")))
+            parts.append(self._filled(_GUARD, (self._timeout_milliseconds, server)))
+        with self._guarded():
+            self._run(*parts)  # at once: the same transaction reads them
+        return zxid
 
     def _write(self, statement: str, values: Any = None) -> None:
         """Keep a statement for `commit`."""
@@ -409,6 +416,29 @@ class PostgresqlStore:
             for id, *_, beats in rows
         }
         return [(SessionRow(*row[:-1]), self._beats[row[0]][1]) for row in rows]
+
+    def outlast(self) -> tuple[float, list[int]]:
+        """Count the silence of the earlier age in the table; see `Store.outlast`.
+
+        What a process has read there has passed, and so has the time since, by its own clock. It
+        stores the sum. So the wait continues across processes and connections, and no clock of a
+        server is asked.
+        """
+        with self._guarded():
+            rows = self._rows(_FORMER, (self.age,))
+        guards = [row[1:] for row in rows if row[0] == -1]
+        if not guards:
+            return 0.0, []
+        [(timeout, stored)] = guards
+        if self._counted is None:
+            self._counted = stored, clock()
+        base, since = self._counted
+        silent = max(stored, base + int((clock() - since) * 1000))
+        if silent >= stored + _COUNT_MILLISECONDS:
+            self._write(_AT_ONCE)
+            self._write(_COUNT, (silent,))
+        over = [id for id, milliseconds, _ in rows if milliseconds <= silent]
+        return max(0, timeout - silent) / 1000, over
 
     def session(self, session: int) -> SessionRow | None:
         with self._guarded():

@@ -70,7 +70,7 @@ MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
 _BEATS_PER_TIMEOUT = 4
 _LOCK_BACKOFF = Backoff(0.0002, 0.01)
-_OUTLAST_SECONDS = 0.05
+_OUTLAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class StoreSession:
 
     :ivar seen: zxid up to which changes were reported to the client.
     :ivar due: when to call `tick`, on `qdo.system.clock.clock`.
+    :ivar waits_until: until when `enter` waits for sessions of an earlier age, on the same clock.
     """
 
     _is_stored = True
@@ -112,6 +113,7 @@ class StoreSession:
         self.seen = -1
         self._looked = 0.0
         self.due = 0.0
+        self.waits_until = 0.0
 
     def close(self) -> None:
         """Release the store; the session stays alive for its timeout."""
@@ -172,26 +174,28 @@ class StoreSession:
         return row
 
     def _outlast(self, patience_seconds: float) -> None:
-        """Wait until no client may still rely on a session of an earlier age, and end those."""
-        left = True
-        while left:
+        """Wait until no client may still rely on a lost session of an earlier age."""
+        while True:
             state = self._begin(write=True, patience_seconds=patience_seconds)
             try:
-                now = clock()
-                former = [
-                    (row, heard)
-                    for row, heard in self._store.sessions()
-                    if row.age != self._store.age and heard > float("-inf")
-                ]
-                silent = self._watchdog.silent(former, now)
-                self._end_sessions(state, silent)
+                left, over = self._store.outlast()
+                if left <= 0:
+                    self._end_sessions(state, over)
+                    return
+                self._store.commit()
             finally:
                 self._store.rollback()
-            left = len(former) > len(silent)
-            while left and clock() < self._watchdog.due:
-                if self._is_stopped():
-                    raise ConnectionDropped("the client was stopped")
-                self._pause(_OUTLAST_SECONDS)
+            if not self.waits_until:
+                log.warning(
+                    "no session begins at %s until %s: processes may still rely on sessions of the"
+                    " earlier server; queues continue then",
+                    self._store.name,
+                    time.strftime("%H:%M:%S", time.localtime(time.time() + left)),
+                )
+            self.waits_until = clock() + left
+            if self._is_stopped():
+                raise ConnectionDropped("the client was stopped")
+            self._pause(min(left, _OUTLAST_SECONDS))
 
     def _resumed(self, session: int, password: bytes) -> SessionRow:
         row = self._store.session(session)

@@ -370,6 +370,10 @@ class SqliteStore:
             return float("-inf")
         return beats[row.slot] if row.slot < len(beats) else 0.0
 
+    def outlast(self) -> tuple[float, list[int]]:
+        """Return no wait: processes of an earlier boot have ended."""
+        return 0.0, []
+
     def session(self, session: int) -> SessionRow | None:
         with self._guarded():
             row = self._db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()

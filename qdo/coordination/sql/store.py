@@ -125,6 +125,12 @@ class Store(Protocol):
         has certainly ended.
         """
 
+    def outlast(self) -> tuple[float, list[int]]:
+        """Return the seconds for which no session may begin, and sessions that are over by then.
+
+        Call it in a transaction that writes, and commit.
+        """
+
     def session(self, session: int) -> SessionRow | None: ...
 
     def put_session(self, row: SessionRow) -> SessionRow:

@@ -52,7 +52,6 @@ class Batches:
         self._counters = engine.counters
         self._in_flight = engine.in_flight
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
-        self._id_scheme = engine.broker.id_scheme
 
     def process(self, turn: Turn) -> TurnResult:
         """Run one batch, or wait for more messages; return how the turn ended."""
@@ -178,13 +177,13 @@ class Batches:
         if self._engine.decoder.opener is not None:
             return self._decode_each(turn, rows, attempt)
         queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
-        scheme, large_bytes = self._id_scheme, self._engine.decoder.large_bytes
+        origin, large_bytes = turn.slot.origin, self._engine.decoder.large_bytes
         try:
             # Decode all at once, which works for nearly every batch: a call for each message would
             # take as long as decoding it.
             return Batch(
                 [
-                    Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, scheme)
+                    Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, origin)
                     if headers is None and len(body) < large_bytes
                     else _raise_not_plain()
                     for position, body, key, headers in rows

@@ -87,13 +87,15 @@ class Engine:
         meters = JobMeters(app.job_for, clock) if settings.http else None
         observers = Observers(app.hooks.observers, history=recorder, meters=meters)
         limits = Limits(clock)
-        fetcher = Fetcher(broker, settings.fetch, clock, settings.max_body_bytes)
+        opener = opener_of(settings, app.name, broker.stream_of)
+        scope = settings.scope(app.name)
+        fetcher = Fetcher(broker, settings.fetch, clock, settings.max_body_bytes, scope)
         in_force.on_change(lambda changed: fetcher.limit(changed.fetch))
         return cls(
             app=app,
             broker=broker,
             fetcher=fetcher,
-            decoder=Decoder(broker, opener_of(settings, app.name), settings.max_body_bytes),
+            decoder=Decoder(broker, opener, settings.max_body_bytes),
             jobs=JobTable(app, executor, observers, Compatibility(broker), limits),
             limits=limits,
             observers=observers,

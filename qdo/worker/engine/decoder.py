@@ -69,7 +69,7 @@ class Decoder:
             headers,
             turn.claim.fence,
             attempt,
-            self._broker.id_scheme,
+            turn.slot.origin,
         )
         return message, None
 
@@ -84,7 +84,7 @@ class Decoder:
             {ID: turn.pool.id_of(position)} if turn.job.pool else NO_HEADERS,
             turn.claim.fence,
             attempt,
-            self._broker.id_scheme,
+            turn.slot.origin,
         )
 
     def undecodable(

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import length_hint
 
 from gevent.event import Event
 
 from qdo.brokers.base import Broker, check_reached
 from qdo.coordination.protocol.claims import Claim
+from qdo.message import Origin
 from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot
 
 FIRST_LIMIT = 16
@@ -40,6 +42,7 @@ class Fetcher:
 
     :ivar held_bytes: about the size of all fetched bodies, and of those that are on their way.
     :param body_bytes: largest size of a body.
+    :param app: the app's `Settings.scope`.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class Fetcher:
         fetch: int,
         clock: Callable[[], float],
         body_bytes: int = 1,
+        app: str = "",
     ) -> None:
         self._broker = broker
         self.most = fetch
         self._clock = clock
         self._largest = body_bytes
+        self._plain = Origin(app, None, broker.id_scheme)
         self.held_bytes = 0
         self._resting: dict[Slot, None] = {}
         self._waiting: deque[object] = deque()
@@ -134,7 +139,11 @@ class Fetcher:
         subscription = slot.subscription
         if slot.reader is None:
             check_reached(self._broker, slot.queue, claim.done)
+            slot.origin = self._plain
             if subscription is None:
+                stream = self._broker.stream_of(slot.queue)
+                if stream != slot.queue:
+                    slot.origin = replace(self._plain, stream=stream)
                 slot.reader = self._broker.reader(slot.queue, claim.done)
             else:
                 slot.reader = subscription.reader(claim.done)

@@ -285,6 +285,7 @@ class Lanes:
         if lane is None:
             claim = LaneClaim(self.claim, row[0] - 1)
             lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            lane.slot.origin = self._source.origin
             self._lanes[key] = lane
             self._ready.append(lane)
         failure = self.progress.take_failure(row[0])

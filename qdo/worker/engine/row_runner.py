@@ -58,7 +58,7 @@ class RowRunner:
         index = slot.in_flight_index
         queue = slot.queue
         fence = claim.fence
-        scheme = self._engine.broker.id_scheme
+        origin = slot.origin
         context = self._engine.context
         call = job.call
         clock = self._engine.clock
@@ -84,7 +84,7 @@ class RowRunner:
                     headers,
                     fence,
                     attempt,
-                    scheme,
+                    origin,
                 )
                 result = call(message, context)
                 if result is not None:

@@ -13,6 +13,7 @@ import gevent
 from qdo.brokers.base import Reader
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.message import UNKNOWN, Origin
 from qdo.system.logs import LogPlace
 from qdo.worker.executors.base import AttemptEnded
 from qdo.worker.metrics.durations import Durations
@@ -116,6 +117,7 @@ class Slot:
     :ivar woken: the queue was woken while running: check it again before it becomes idle.
     :ivar subscription: the claim's subscription at a polled broker.
     :ivar reader: reads the queue's messages; None while there is nothing to read.
+    :ivar origin: of its messages; known from the first fetch on.
     :ivar rows: fetched rows that were not started; the first one follows ``claim.done``.
     :ivar ahead: the next batch, which is fetched while `rows` are processed.
     :ivar limit: rows of the next fetch; follows the number that a turn processes.
@@ -167,6 +169,7 @@ class Slot:
         "message",
         "next_claim",
         "not_before",
+        "origin",
         "pending_dead_letter",
         "queue",
         "reader",
@@ -192,6 +195,7 @@ class Slot:
         self.woken = False
         self.subscription: Subscription | None = None
         self.reader: Reader | None = None
+        self.origin: Origin = UNKNOWN
         self.rows: Rows | None = None
         self.ahead: Prefetch | None = None
         self.limit = 0

@@ -45,7 +45,7 @@ from typing import Any
 
 from qdo import outcomes
 from qdo.encoding import JsonText
-from qdo.message import Message
+from qdo.message import Message, Origin
 from qdo.outcomes import Outcome
 from qdo.positions import position_of_time
 from qdo.system.processes import LINUX, SIGN, adopt_orphans, children, die_with_parent, set_name
@@ -116,6 +116,8 @@ def pack_message(message: Message, serial: int) -> bytes:
         "fence": message.fence,
         "attempt": message.attempt,
         "id": message.id,
+        "app": message.app,
+        "stream": message.stream,
         "registration": SIGN.registration(),
         "time": message.time,
         "stable": message.stable,
@@ -128,6 +130,7 @@ def pack_message(message: Message, serial: int) -> bytes:
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
     """Return the message of a frame; raise ValueError if its large body is not JSON."""
+    known = _WorkerPositions(head["id"], head["time"], head["stable"])
     message = Message(
         head["queue"],
         head["position"],
@@ -136,7 +139,7 @@ def message_of(head: dict[str, Any], blob: bytes) -> Message:
         head["headers"],
         head["fence"],
         head["attempt"],
-        _WorkerPositions(head["id"], head["time"], head["stable"]),
+        Origin(head["app"], head["stream"], known),
     )
     message._registration = head["registration"]
     return message

@@ -314,7 +314,7 @@ def test_ids_in_headers_are_proven(
 ) -> None:
     """Workers with a key to sign believe the id that a sender with the key got, and no other."""
     keys = write_keys(tmp_path / "keys", key("s1", "sign"))
-    marks = marks_of(Settings(keys=keys, broker=postgresql_url), "app")
+    marks = marks_of(Settings(keys=keys, broker=postgresql_url), "app", str)
     assert marks is not None
     broker.dead_letters.marks = lambda: marks
     id = ""

@@ -238,7 +238,7 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
     "a hidden parent counts as done": ("V1", STREAMS, "each.hidden or each.end", "each.end"),
     "senders go by their map": ("V3", MEMORY, "found.queue_of(message.key)", "message.queue"),
     "the end is not that of the seal": ("V3", MEMORY, "self._queues[parent].head", "0"),
-    "delayed messages stay": ("V1", BROKER, "message = routed(contents.shards", "(contents.shards"),
+    "delayed messages stay": ("V1", BROKER, "message = contents.routed(message)", "pass"),
     "parents are not sealed": ("V2", MEMORY, "end=self._queues[parent].head", "end=None"),
 }
 

@@ -235,6 +235,30 @@ def test_each_name_of_a_shard_leads_to_that_of_the_key(app: App, stream: Stream)
     stop()
 
 
+def test_a_queue_that_is_named_like_a_shard_is_none(
+    app: App, connect: Callable[..., Broker], tmp_path: Path
+) -> None:
+    """Only the broker knows: the names of months are those of shards."""
+    month, other = "user.2024-01", "user.2024-02"
+    app.send(month, 1)
+    assert app.broker.stream_of(month) == month
+    app.stream("user", shards=2).queue(LOW)
+    divide(app.broker, "user.-80")
+    broker = connect()
+    assert [broker.stream_of(each) for each in (month, "user.-80", "user.-40", "user")] == [
+        *(month, "user", "user", "user")
+    ]
+    app.send(month, 2)
+    assert [row.body for row in rows(broker, month)] == [b"1", b"2"]
+    app.request("p", 1, then=month)
+    keys = write_keys(tmp_path / "keys", key("k"))
+    vault = vault_of(Settings(app="app", keys=keys), "app", broker.stream_of)
+    assert vault is not None
+    sealed = vault.seal(month, b"1", None)
+    with pytest.raises(BodyAuthenticationError):
+        vault.open(other, *sealed)
+
+
 def test_a_message_without_a_key_is_refused(app: App, stream: Stream) -> None:
     """With those that are sent together with it; also by a shard that is open."""
     divide(app.broker, "user.-80")
@@ -338,7 +362,7 @@ def test_an_outcome_goes_to_the_shard_of_its_key(app: App, stream: Stream) -> No
     assert app.broker.requests.end(taken.take, "done", (b"2", None), messages=told)
     (row,) = rows(app.broker, heir(app.broker, children))
     assert (row.key, json.loads(row.body)["result"]) == (LOW, 2)
-    for then in (stream, "user.c0-"):
+    for then in (stream, "user.80-"):
         with pytest.raises(UsageError):
             app.request("p", 1, then=then)
 
@@ -356,7 +380,7 @@ def test_each_shard_opens_the_bodies_of_its_stream(
         old.send(LOW, {"n": 1})
         queue = heir(app.broker, children)
         (row,) = rows(app.broker, queue)
-        vault = vault_of(sealed.settings, "app")
+        vault = vault_of(sealed.settings, "app", app.broker.stream_of)
         assert vault is not None
         assert vault.open(queue, row.body, row.headers)[0] == b'{"n":1}'
         with pytest.raises(BodyAuthenticationError):

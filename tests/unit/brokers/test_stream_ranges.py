@@ -18,7 +18,7 @@ from qdo.brokers.streams import (
     split,
 )
 from qdo.errors import NotFoundError, QueueNameError, ShardStateError, UsageError
-from qdo.queues import stream_of
+from qdo.queues import stream_named
 
 FOUR = first_shards("user", 4)
 
@@ -87,7 +87,7 @@ def test_splits_and_merges_cover_what_was_there() -> None:
         assert [low for low, _ in ends] == ["", *(high for _, high in ends[:-1])]
         assert ends[-1][1] == ""
     assert len({*names(shards)}) == len(shards)
-    assert all(stream_of(each) == "s" for each in names(shards))
+    assert all(stream_named(each) == "s" for each in names(shards))
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_stream_has_the_name_of_queues(name: str) -> None:
     "queue", ["mail", "mail-eu", "mail.eu-1", "mail.4-8", "a.b.40-80", "user.40-80.x", ".40-80"]
 )
 def test_other_names_are_of_no_stream(queue: str) -> None:
-    assert stream_of(queue) == queue
+    assert stream_named(queue) is None

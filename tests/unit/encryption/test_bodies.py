@@ -120,7 +120,7 @@ def test_the_vault_of_kinesis_is_bound_to_the_stream(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", K1)
 
     def made(app: str, broker: str) -> BodyVault:
-        found = vault_of(Settings(broker=broker, keys=keys), app)
+        found = vault_of(Settings(broker=broker, keys=keys), app, str)
         assert found is not None
         return found
 
@@ -133,7 +133,7 @@ def test_the_vault_of_kinesis_is_bound_to_the_stream(tmp_path: Path) -> None:
 
 def test_no_vault_without_keys() -> None:
     """Apps without keys pay nothing, and cannot ask for encryption."""
-    assert vault_of(Settings(), "a") is None
+    assert vault_of(Settings(), "a", str) is None
     for wish in ({"encrypt": ("bodies",)}, {"require_encryption": True}):
         with pytest.raises(SettingsError) as caught:
             Settings(**wish)
@@ -145,9 +145,9 @@ def test_no_vault_without_keys() -> None:
 def test_a_key_file_without_a_key_to_encrypt_fails_at_once(tmp_path: Path) -> None:
     """Not at the first message."""
     keys = write_keys(tmp_path / "keys", key("s", "sign"))
-    assert vault_of(Settings(keys=keys), "a") is not None
+    assert vault_of(Settings(keys=keys), "a", str) is not None
     with pytest.raises(SettingsError):
-        vault_of(Settings(keys=keys, encrypt=("bodies",)), "a")
+        vault_of(Settings(keys=keys, encrypt=("bodies",)), "a", str)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ SQS = "sqs://eu-west-1/a-"
 
 def marks(folder: Path, name: str = "s1", broker: str = SQS) -> IdMarks:
     keys = write_keys(folder / name, key(name, "sign"))
-    found = marks_of(Settings(keys=keys, broker=broker), "a")
+    found = marks_of(Settings(keys=keys, broker=broker), "a", str)
     assert found is not None
     return found
 
@@ -72,12 +72,12 @@ def test_a_mark_proves_one_message_only(tmp_path: Path) -> None:
 def test_marks_need_a_key_and_foreign_senders(tmp_path: Path) -> None:
     """A file that only qdo writes to needs no proof."""
     keys = write_keys(tmp_path / "k", key("k1"))
-    assert marks_of(Settings(keys=keys, broker=SQS), "a") is None
-    assert marks_of(Settings(broker=SQS), "a") is None
+    assert marks_of(Settings(keys=keys, broker=SQS), "a", str) is None
+    assert marks_of(Settings(broker=SQS), "a", str) is None
     keys = write_keys(tmp_path / "s", key("s1", "sign"))
-    assert marks_of(Settings(keys=keys), "a") is None
+    assert marks_of(Settings(keys=keys), "a", str) is None
     for broker in ("kinesis://eu-west-1/s", "postgresql://localhost/d"):
-        assert marks_of(Settings(keys=keys, broker=broker), "a") is not None
+        assert marks_of(Settings(keys=keys, broker=broker), "a", str) is not None
 
 
 def test_a_retry_marks_only_ids_that_are_proven(tmp_path: Path) -> None:

@@ -767,3 +767,31 @@ def test_an_outage_of_half_an_hour_costs_no_message_its_place() -> None:
         kit.send("ada", 2)
         kit.run_until_settled()
         assert (kit.done("ada"), kit.dead_letters("ada")) == ([1, 2], [])
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "key"}, {"batch": 2}], ids=str)
+def test_the_broker_knows_which_queues_are_shards(options: dict[str, Any]) -> None:
+    """And messages say so, with their app, however their job runs them."""
+    app = qdo.App("shop", namespace="/staging")
+    found: list[tuple[str, str, str | None]] = []
+
+    @app.job(**options)
+    def note(given: Any, context: Any) -> None:
+        batch = given if "batch" in options else [given]
+        found.extend((each.queue, each.app, each.stream) for each in batch)
+
+    with TestKit(app) as kit:
+        kit.send("report.2024-01", 1, "ada")
+        users = app.stream("user", shards=1)
+        users.send("ada", 1)
+        kit.run_until_idle()
+        kit.streams.split("user.-")
+        users.send("ada", 2)
+        kit.send("report.2024-01", {"not": "plain"}, "ada", {"a": "b"})
+        kit.run_until_idle()
+    scope = "/staging/shop"
+    assert sorted(found) == [
+        *[("report.2024-01", scope, None)] * 2,
+        ("user.-", scope, "user"),
+        ("user.80-", scope, "user"),
+    ]

@@ -14,7 +14,7 @@ import pytest
 
 from qdo.brokers.base import Outgoing
 from qdo.errors import BodyDecodeError, JobCrashedError, JobTimeoutError
-from qdo.message import Message
+from qdo.message import Message, Origin
 from qdo.worker.engine import decoder
 from qdo.worker.executors import process as spawned
 from qdo.worker.executors import process_frames as wire
@@ -578,7 +578,8 @@ def test_a_process_decodes_its_large_bodies(shop: Shop, monkeypatch: pytest.Monk
 def test_bytes_headers_and_odd_bodies_arrive_unchanged() -> None:
     """The job in its process gets the same message as in this process."""
     for body in (b"\x00\xff" * 10, {"a": [1.5, None, True, "\ud800 ü"]}, 2**80, ""):
-        one = Message("q", 5, body, "k", {"h": "v"}, 7, 3, "id-1")
+        origin = Origin("shop", "s", "id-1")
+        one = Message("q", 5, body, "k", {"h": "v"}, 7, 3, origin)
         frame = wire.pack_message(one, 9)
         parts = [frame]
 
@@ -589,6 +590,17 @@ def test_bytes_headers_and_odd_bodies_arrive_unchanged() -> None:
         read = wire.read(receive)
         assert read is not None
         other = wire.message_of(*read)
-        for name in ("queue", "position", "body", "key", "headers", "fence", "attempt", "id"):
+        for name in (
+            "queue",
+            "position",
+            "body",
+            "key",
+            "headers",
+            "fence",
+            "attempt",
+            "id",
+            "app",
+            "stream",
+        ):
             assert getattr(one, name) == getattr(other, name)
         assert wire.read(receive) is None

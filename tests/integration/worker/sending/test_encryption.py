@@ -133,7 +133,7 @@ def test_a_dead_letter_keeps_the_ciphertext(make: Make) -> None:
     (record,) = engine.broker.dead_letters.records()
     assert key_id_of(record.body) == "k1"
     (letter,) = dead_letters.find(engine.broker, dead_letters.Filter(), record.dead_at)
-    shown = dead_letters.exported(letter, record, vault=vault_of(engine.settings, "test"))
+    shown = dead_letters.exported(letter, record, vault=vault_of(engine.settings, "test", str))
     assert (shown["body_base64"], shown["headers"]) == ("cG5n", {"content-type": "image/png"})
     assert "body_error" in dead_letters.exported(letter, record)
     assert "body" not in dead_letters.exported(letter, record)
@@ -352,7 +352,7 @@ def test_in_the_testing_kit_a_missing_key_blocks(tmp_path: Path) -> None:
     with TestKit(app, keys=keys, encrypt=("bodies",)) as kit:
         kit.send("q", 1)
         write_keys(tmp_path / "keys", K2)
-        vault = vault_of(app.settings, "a")
+        vault = vault_of(app.settings, "a", str)
         assert vault is not None
         vault._ring._check()
         assert kit.run_until_settled() == 0.0

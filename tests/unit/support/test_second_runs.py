@@ -1,0 +1,170 @@
+"""Second runs of failed items, in small suites with xdist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.runs.second_runs import without_group
+
+pytestmark = pytest.mark.slow
+
+START = """
+import os
+from pathlib import Path
+
+import pytest
+
+
+def is_first(name):
+    path = Path(__file__).with_name(name)
+    is_first = not path.exists()
+    path.touch()
+    return is_first
+
+
+@pytest.fixture
+def setup_once():
+    assert not is_first("setup"), "setup failed"
+
+
+@pytest.fixture
+def teardown_once():
+    yield
+    assert not is_first("teardown"), "teardown failed"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_passes(number):
+    assert "PYTEST_XDIST_WORKER" in os.environ
+"""
+ITEMS = {
+    "test_once[a@b]": """
+@pytest.mark.xdist_group("together")
+@pytest.mark.parametrize("name", ["a@b"])
+def test_once(name, teardown_once):
+    print("printed by the test")
+    assert not is_first("once"), "failed at first"
+""",
+    "test_setup": """
+def test_setup(setup_once):
+    pass
+""",
+    "test_crash": """
+def test_crash():
+    if is_first("crash"):
+        os._exit(3)
+""",
+    "test_fourth": """
+def test_fourth():
+    assert not is_first("fourth")
+""",
+    "test_twice": """
+def test_twice():
+    assert False, "first time" if is_first("twice") else "second time"
+""",
+    "test_skipped": """
+def test_skipped():
+    if not is_first("skipped"):
+        pytest.skip()
+    assert False
+""",
+    "broken": """
+raise ValueError("cannot be imported")
+""",
+}
+UNSTABLE = ["test_once[a@b]", "test_setup", "test_crash"]
+
+
+def run(folder: Path, names: list[str]) -> tuple[int, list[str], str]:
+    """Run a suite; return its exit code, the lines it has printed, and the outputs it kept."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_small.py").write_text(START + "".join(ITEMS[each] for each in names))
+    outputs = folder / "unstable.log"
+    outputs.write_text("of the run before")
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-ra"]
+    command += [f"-ptests.support.runs.{each}" for each in ("second_runs", "lost_processes")]
+    ended = subprocess.run(
+        [*command, "--unstable", outputs, "-n", "2", "--dist", "loadgroup", "test_small.py"],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # a third faster
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    return ended.returncode, lines, outputs.read_text() if outputs.exists() else ""
+
+
+def listed(lines: list[str]) -> list[str]:
+    """Return the names of unstable items in the last lines."""
+    starts = "unstable: test_small.py::"
+    return sorted(each.removeprefix(starts) for each in lines if each.startswith(starts))
+
+
+def closing(lines: list[str]) -> str:
+    """Return the counts of the closing line, by which CI knows pytest."""
+    found = re.fullmatch(r"=+ (.*) in [\d.]+s =+", lines[-1])
+    assert found, lines[-1]
+    return found[1]
+
+
+def test_second_runs_save_a_run(tmp_path: Path) -> None:
+    """An assertion with an error of its teardown, an error of a setup, and a lost process."""
+    code, lines, outputs = run(tmp_path, UNSTABLE)
+    assert (code, closing(lines)) == (0, "4 passed, 3 unstable"), "\n".join(lines)
+    assert listed(lines) == sorted(UNSTABLE)
+    assert lines[-2].endswith("/unstable.log")
+    for text in ("failed at first", "teardown failed", "setup failed", "crashed while running"):
+        assert text in outputs
+    assert outputs.count("second run: test_small.py::") == outputs.count(" 1 passed in ") == 3
+    assert outputs.count("\nprinted by the test") == 3  # by its call and teardown, and again
+    assert "of the run before" not in outputs
+
+
+@pytest.mark.parametrize(
+    ("names", "unstable", "counts"),
+    [
+        (
+            ["test_once[a@b]", "test_twice", "test_skipped"],
+            ["test_once[a@b]"],
+            "2 failed, 4 passed, 1 unstable",
+        ),
+        ([*UNSTABLE, "test_fourth"], [], "3 failed, 4 passed, 2 errors"),
+    ],
+    ids=["not green the second time", "more than three"],
+)
+def test_second_runs_hide_no_failure(
+    names: list[str], unstable: list[str], counts: str, tmp_path: Path
+) -> None:
+    """A test that fails twice, one that does not run again, and more than bad luck explains."""
+    code, lines, _ = run(tmp_path, names)
+    assert (code, closing(lines)) == (1, counts), "\n".join(lines)
+    assert listed(lines) == unstable
+    for text in ("first time", "second time") if "test_twice" in names else ():
+        assert f"E       AssertionError: {text}" in lines
+
+
+def test_a_broken_file_has_no_second_run(tmp_path: Path) -> None:
+    """It is not an item, and its tests are not known."""
+    code, lines, _ = run(tmp_path, ["broken"])
+    assert code != 0
+    assert not any("second run" in each for each in lines)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "expected"),
+    [
+        ("a.py::t[x@y]@group", "a.py::t[x@y]"),
+        ("a.py::t[x@y]", "a.py::t[x@y]"),
+        ("a.py::t", "a.py::t"),
+    ],
+)
+def test_groups_of_xdist_are_left_out_of_names(nodeid: str, expected: str) -> None:
+    """A developer pastes the name into a command."""
+    assert without_group(nodeid) == expected
