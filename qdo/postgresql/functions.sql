@@ -997,12 +997,14 @@ BEGIN
                 RAISE EXCEPTION 'the window of a deduplication key is too long'
                     USING ERRCODE = 'invalid_parameter_value';
             END IF;
-            digest := sha256(convert_to(length(session_user) || ':' || session_user
-                || CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
-                || dedup_keys[i], 'UTF8'));
+            dedup_keys[i] := CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
+                || dedup_keys[i];
+            digest := sha256(convert_to(':' || dedup_keys[i], 'UTF8'));
             keeper := coalesce(keeper, own);  -- it outlives a shard
-            SELECT dedup.id INTO known FROM {schema}.dedup
-                WHERE queue = keeper AND key = digest AND until > now;
+            -- Until format 5, each role had keys of its own.
+            SELECT dedup.id INTO known FROM {schema}.dedup WHERE queue = keeper AND until > now
+                AND key IN (digest, sha256(convert_to(length(session_user) || ':' || session_user
+                    || dedup_keys[i], 'UTF8'))) LIMIT 1;
             IF FOUND THEN
                 sent := sent || known;
                 CONTINUE;

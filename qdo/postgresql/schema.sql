@@ -90,7 +90,7 @@ CREATE TABLE {schema}.delayed (
 CREATE INDEX delayed_by_due ON {schema}.delayed (app, due, number);
 CREATE INDEX delayed_by_queue ON {schema}.delayed (queue);
 
--- The key is a digest of the sender's role and key: no role suppresses the message of another.
+-- The key is a digest, of a length that has a bound. It is the same for all roles.
 CREATE TABLE {schema}.dedup (
     queue bigint NOT NULL,
     key bytea NOT NULL,

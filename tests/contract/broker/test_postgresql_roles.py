@@ -65,6 +65,11 @@ class Roles:
     def grant(self, right: str) -> None:
         self._owner.execute(f"GRANT {right}".encode())
 
+    def age_dedup_keys(self, role: str, key: str) -> None:
+        """Change the digests to that of one role and key, as before format 5."""
+        old = f"UPDATE qdo.dedup SET key = sha256('{len(role)}:{role}{key}')"
+        self._owner.execute(old.encode())
+
     def rename_shard(self, queue: str, name: str) -> None:
         for table, column in (("streams", "queue"), ("queues", "name")):
             change = f"UPDATE qdo.{table} SET {column} = %s WHERE {column} = %s"
@@ -364,17 +369,19 @@ def test_no_role_chooses_names_or_ranges_of_shards(roles: Roles) -> None:
     assert len(broker.reader("a.-", 0).fetch(9)) == 1
 
 
-def test_a_sender_suppresses_no_message_of_another(roles: Roles) -> None:
-    """Deduplication keys of roles are separate, and their windows have an end."""
+def test_all_roles_share_deduplication_keys(roles: Roles) -> None:
+    """The window has an end. A key that a role used before format 5 holds for that role."""
     keyed = "SELECT qdo.send('app', ARRAY['a'], NULL, NULL, ARRAY['forged'::bytea], ARRAY['id'],"
     keyed += " NULL, ARRAY['order-1'], ARRAY[%s::bigint], NULL)"
     with roles.connect(roles.create("sender")) as connection:
         connection.execute(keyed, (366 * 86400 * 10_000_000,))
         with pytest.raises(errors.InvalidParameterValue):
             connection.execute(keyed.replace("order-1", "order-2"), (9_000_000_000_000_000,))
-    owner = roles.broker("postgres")
+    owner, worker = roles.broker("postgres"), roles.broker(roles.create("worker"))
     message = Outgoing("a", b"order", terms=SendOptions(dedup_key="order-1"))
-    assert owner.send(message) == owner.send(message) != "id"
+    assert owner.send(message) == worker.send(message) == "id"
+    roles.age_dedup_keys("postgres", "order-1")
+    assert owner.send(message) == "id" != worker.send(message)
     assert [row[1] for row in owner.reader("a", 0).fetch(9)] == [b"forged", b"order"]
 
 
