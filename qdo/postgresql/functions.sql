@@ -427,8 +427,43 @@ BEGIN
 END
 $$;
 
+-- Return whether the session may know and change a request: its role has asked for it, is a member
+-- of the role that has, or reads all requests.
+CREATE OR REPLACE FUNCTION {schema}.is_asker(asker text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN coalesce(asker = session_user, true)
+        OR has_table_privilege(session_user, '{schema}.requests', 'SELECT')
+        OR EXISTS (SELECT FROM pg_roles
+            WHERE rolname = asker AND pg_has_role(session_user, oid, 'USAGE'));
+END
+$$;
+
+-- Let an app have further pools, not more than queues; they are counted without a lock.
+CREATE OR REPLACE FUNCTION {schema}.add_pools(of_app text, names text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    missing text[] := ARRAY(
+        SELECT DISTINCT name FROM unnest(names) AS given(name) WHERE NOT EXISTS (
+            SELECT FROM {schema}.pools WHERE app = of_app AND pools.name = given.name));
+    most bigint;
+BEGIN
+    IF missing = '{}' THEN
+        RETURN;
+    END IF;
+    most := coalesce((SELECT max_queues FROM {schema}.apps WHERE name = of_app), 100000);
+    IF cardinality(missing) + (SELECT count(DISTINCT name) FROM {schema}.pools WHERE app = of_app)
+        > most THEN
+        RAISE EXCEPTION 'too many pools'
+            USING ERRCODE = 'QD001', DETAIL = missing[1], HINT = most;
+    END IF;
+    INSERT INTO {schema}.pools SELECT of_app, unnest(missing);
+END
+$$;
+
 -- Store requests unless their ids are known; return for each whether it was new. With a node, the
--- transaction is one of the app, and notifies at its commit; see `stage`.
+-- transaction is one of the app, and notifies at its commit; see `stage`. A due time below 0 is a
+-- delay.
 CREATE OR REPLACE FUNCTION {schema}.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
     replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
@@ -447,12 +482,14 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
+    PERFORM {schema}.add_pools(of_app, pools);
     LOOP
         WITH new AS (
             INSERT INTO {schema}.requests
                 (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
                 SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
-                    given.due, given.reply, given.keep, given.digest, given.head, given.body
+                    CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due ELSE given.due END,
+                    given.reply, given.keep, given.digest, given.head, given.body
                 FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
                     WITH ORDINALITY AS given(
                         pool, id, priority, due, reply, keep, digest, head, body, place)
@@ -464,7 +501,9 @@ BEGIN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
-            min(given.id) FILTER (WHERE known.digest <> given.digest) INTO missing, other
+            min(given.id) FILTER (
+                WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
+            INTO missing, other
             FROM unnest(ids, digests) AS given(id, digest)
             LEFT JOIN {schema}.requests AS known
                 ON app = of_app AND known.id = ANY (ids) AND known.id = given.id;
@@ -565,7 +604,8 @@ BEGIN
         RETURN QUERY
         WITH taken AS (
             UPDATE {schema}.requests AS held
-            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL
+            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL,
+                mark = CASE WHEN held.mark LIKE '{"cancel"%' THEN held.mark END
             WHERE app = of_app AND id = ANY (chosen)
             RETURNING held.*
         )
@@ -596,12 +636,44 @@ BEGIN
 END
 $$;
 
+-- Return the pools in which an owner may find requests to take, and the seconds until the next one
+-- is due.
+CREATE OR REPLACE FUNCTION {schema}.due_requests(of_app text, of_owner text, running text[])
+RETURNS TABLE (name text, seconds float8)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    now float8 := {schema}.unix_time();
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE found(pool) AS (  -- one search of the index for each pool
+        (SELECT pool FROM {schema}.requests WHERE app = of_app AND state = 0 ORDER BY pool LIMIT 1)
+        UNION ALL SELECT (
+            SELECT pool FROM {schema}.requests AS further
+            WHERE app = of_app AND state = 0 AND further.pool > found.pool ORDER BY pool LIMIT 1)
+        FROM found WHERE found.pool IS NOT NULL
+    )
+    SELECT found.pool, CASE WHEN EXISTS (
+            SELECT FROM {schema}.requests AS held
+            WHERE app = of_app AND held.pool = found.pool AND state = 0 AND due <= now
+        ) THEN 0 ELSE (
+            SELECT min(due) - now FROM {schema}.requests AS held
+            WHERE app = of_app AND held.pool = found.pool AND state = 0 AND due > asked
+        ) END
+    FROM found WHERE found.pool IS NOT NULL
+    UNION ALL SELECT DISTINCT pool, 0::float8 FROM {schema}.requests
+    WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND id <> ALL (running);
+END
+$$;
+
 -- The conditions on `state` in the next functions do not match those of an index of some states:
 -- the planner might read all its rows instead of those of the given ids.
 
 -- Set requests to a state if their takes are still valid, and send the messages of those; `places`
 -- names the request of each message. Return for each request whether its take was valid; for one
--- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay.
+-- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay; a
+-- due time below 0 is a delay. A pause makes a mark of its own, which only its answer replaces.
 CREATE OR REPLACE FUNCTION {schema}.report_requests(
     of_app text, of_ids text[], owners text[], takes integer[], states integer[], notes text[],
     failures integer[], due_times float8[], errors text[], outcomes text[], heads text[],
@@ -623,11 +695,14 @@ BEGIN
             owner = CASE given.state WHEN 0 THEN '' ELSE held.owner END,
             note = CASE WHEN given.state < 3 THEN given.note
                 WHEN given.outcome <> 'done' THEN held.note END,
-            mark = CASE WHEN given.state = 3 OR given.state = 1 AND held.state = 2
-                AND held.mark LIKE '{"resume"%' THEN NULL ELSE held.mark END,
+            mark = CASE WHEN given.state = 3 THEN NULL
+                WHEN held.mark LIKE '{"cancel"%' OR given.state = 2 AND held.state = 2
+                    THEN held.mark
+                WHEN given.state = 2 THEN format('{"paused": %s}', {schema}.unix_time()) END,
             crashed = held.crashed AND coalesce(given.failed = held.failed, true),
             failed = coalesce(given.failed, held.failed),
-            due = coalesce(given.due, held.due),
+            due = CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due
+                ELSE coalesce(given.due, held.due) END,
             error = CASE given.state WHEN 3 THEN given.error
                 ELSE coalesce(given.error, held.error) END,
             headers = CASE given.outcome WHEN 'done' THEN NULL ELSE held.headers END,
@@ -679,21 +754,24 @@ CREATE OR REPLACE FUNCTION {schema}.cancel_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN ({schema}.report_requests(
+    RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)) AND ({schema}.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
         ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
         bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;
 
--- Set the mark of a running or paused request; return whether it is one. One that is being
--- cancelled does not go on.
-CREATE OR REPLACE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RETURNS boolean
+-- Cancel a running or paused request, or answer the question `asked` of a paused one; return whether
+-- it is one.
+CREATE OR REPLACE FUNCTION {schema}.mark_request(
+    of_app text, of_id text, of_mark text, asked text DEFAULT NULL
+) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE {schema}.requests SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND state BETWEEN 1 AND 2
-            AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR of_mark LIKE '{"cancel"%');
+    UPDATE {schema}.requests AS held SET mark = of_mark
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
+            AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
+                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked END;
     RETURN FOUND;
 END
 $$;
@@ -719,18 +797,21 @@ DECLARE
     given bigint;
 BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', failed = failed + 1, crashed = true,
-        due = {schema}.unix_time(), note = NULL
+        due = {schema}.unix_time(), note = NULL,
+        mark = CASE WHEN mark LIKE '{"cancel"%' THEN mark END,
+        error = format('worker %s died, or lost its session', of_owner)
         WHERE app = of_app AND owner = of_owner AND state IN (1, 2);
     GET DIAGNOSTICS given = ROW_COUNT;
     RETURN given;
 END
 $$;
 
--- Return a request to those who know its id.
+-- Return a request to the role that has asked for it.
 CREATE OR REPLACE FUNCTION {schema}.find_request(of_app text, of_id text) RETURNS SETOF {schema}.requests
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT * FROM {schema}.requests WHERE app = of_app AND id = of_id;
+    RETURN QUERY SELECT * FROM {schema}.requests
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker);
 END
 $$;
 
@@ -747,6 +828,8 @@ BEGIN
         SELECT id FROM {schema}.requests WHERE app = of_app AND state = 3 AND until <= now
         ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS gone = ROW_COUNT;
+    DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (
+        SELECT FROM {schema}.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;
 END
 $$;

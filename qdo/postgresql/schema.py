@@ -83,7 +83,7 @@ _SENDING = (
     "channel(text)",
     "create_stream(text, text, text[], text[], text[])",
     "find_request(text, text)",
-    "mark_request(text, text, text)",
+    "mark_request(text, text, text, text)",
     f"send(text, {_MESSAGES}, integer)",
     f"stage(bigint, text, {_MESSAGES})",
 )
@@ -96,6 +96,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "drop_partitions()",
+        "due_requests(text, text, text[])",
         "expire_requests(text)",
         "give_back_requests(text, text)",
         "limit_queues(text, integer)",
