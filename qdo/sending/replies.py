@@ -126,7 +126,7 @@ def end_request(
             raise
         why = describe(refusal)
         _log.error("request %s of pool %s ends without its message: %s", take.id, pool, why)
-        if why not in (error or ""):
-            why = f"{error}; without its message: {why}" if error else f"without its message: {why}"
-        outcome = "failed" if outcome == "done" else outcome
-        return run(lambda: store.end(take, outcome, None, why))
+        known = error or ""
+        said = known if why in known else f"{known}{known and '; '}its message is refused: {why}"
+        kept = "failed" if outcome == "done" else outcome
+        return run(lambda: store.end(take, kept, None, said))

@@ -313,7 +313,12 @@ class PoolWorld:
                             self._cancelled.add(when)
                     elif row[4] == PAUSED and (self.healed or self.schedule.chance() < 0.5):
                         self._values += 1
-                        handle.resume(self._values)
+                        if self.schedule.chance() < 0.7:
+                            handle.resume(self._values)
+                            continue
+                        self.tasks.sleep(1.5 * self.schedule.chance())  # it answers what it saw
+                        answer = json.dumps({"resume": self._values})
+                        self.sender.broker.requests.mark(id, answer, row[9])
                     elif row[4] == OVER and self.schedule.chance() < 0.05:
                         self.sender.broker.requests.retry(id)
                 except (UnreachableError, RejectedError):
