@@ -439,31 +439,9 @@ BEGIN
 END
 $$;
 
--- Let an app have further pools, not more than queues; they are counted without a lock.
-CREATE OR REPLACE FUNCTION {schema}.add_pools(of_app text, names text[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    missing text[] := ARRAY(
-        SELECT DISTINCT name FROM unnest(names) AS given(name) WHERE NOT EXISTS (
-            SELECT FROM {schema}.pools WHERE app = of_app AND pools.name = given.name));
-    most bigint;
-BEGIN
-    IF missing = '{}' THEN
-        RETURN;
-    END IF;
-    most := coalesce((SELECT max_queues FROM {schema}.apps WHERE name = of_app), 100000);
-    IF cardinality(missing) + (SELECT count(DISTINCT name) FROM {schema}.pools WHERE app = of_app)
-        > most THEN
-        RAISE EXCEPTION 'too many pools'
-            USING ERRCODE = 'QD001', DETAIL = missing[1], HINT = most;
-    END IF;
-    INSERT INTO {schema}.pools SELECT of_app, unnest(missing);
-END
-$$;
-
 -- Store requests unless their ids are known; return for each whether it was new. With a node, the
 -- transaction is one of the app, and notifies at its commit; see `stage`. A due time below 0 is a
--- delay.
+-- delay. An app has as many pools as queues at most.
 CREATE OR REPLACE FUNCTION {schema}.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
     replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
@@ -471,6 +449,9 @@ CREATE OR REPLACE FUNCTION {schema}.ask_requests(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fresh text[] := ARRAY[]::text[];
+    opened text[] := ARRAY(SELECT DISTINCT pool FROM unnest(pools) AS given(pool) WHERE NOT EXISTS (
+        SELECT FROM {schema}.pools WHERE app = of_app AND name = pool));
+    most bigint;
     added text[];
     missing bigint;
     other text;
@@ -482,7 +463,14 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
-    PERFORM {schema}.add_pools(of_app, pools);
+    IF opened <> '{}' THEN
+        INSERT INTO {schema}.pools SELECT of_app, unnest(opened);
+        most := coalesce((SELECT max_queues FROM {schema}.apps WHERE name = of_app), 100000);
+        IF (SELECT count(DISTINCT name) FROM {schema}.pools WHERE app = of_app) > most THEN
+            RAISE EXCEPTION 'too many pools'
+                USING ERRCODE = 'QD001', DETAIL = opened[1], HINT = most;
+        END IF;
+    END IF;
     LOOP
         WITH new AS (
             INSERT INTO {schema}.requests
@@ -633,37 +621,6 @@ BEGIN
     entries := entries + {schema}.request_entries();
     spent := CASE WHEN entries > 2000 THEN {schema}.unix_time() - now ELSE 0 END;
     RETURN NEXT;
-END
-$$;
-
--- Return the pools in which an owner may find requests to take, and the seconds until the next one
--- is due.
-CREATE OR REPLACE FUNCTION {schema}.due_requests(of_app text, of_owner text, running text[])
-RETURNS TABLE (name text, seconds float8)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    now float8 := {schema}.unix_time();
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE found(pool) AS (  -- one search of the index for each pool
-        (SELECT pool FROM {schema}.requests WHERE app = of_app AND state = 0 ORDER BY pool LIMIT 1)
-        UNION ALL SELECT (
-            SELECT pool FROM {schema}.requests AS further
-            WHERE app = of_app AND state = 0 AND further.pool > found.pool ORDER BY pool LIMIT 1)
-        FROM found WHERE found.pool IS NOT NULL
-    )
-    SELECT found.pool, CASE WHEN EXISTS (
-            SELECT FROM {schema}.requests AS held
-            WHERE app = of_app AND held.pool = found.pool AND state = 0 AND due <= now
-        ) THEN 0 ELSE (
-            SELECT min(due) - now FROM {schema}.requests AS held
-            WHERE app = of_app AND held.pool = found.pool AND state = 0 AND due > asked
-        ) END
-    FROM found WHERE found.pool IS NOT NULL
-    UNION ALL SELECT DISTINCT pool, 0::float8 FROM {schema}.requests
-    WHERE app = of_app AND owner = of_owner AND state IN (1, 2) AND id <> ALL (running);
 END
 $$;
 

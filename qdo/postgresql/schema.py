@@ -96,7 +96,6 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "drop_partitions()",
-        "due_requests(text, text, text[])",
         "expire_requests(text)",
         "give_back_requests(text, text)",
         "limit_queues(text, integer)",

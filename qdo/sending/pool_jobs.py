@@ -128,17 +128,14 @@ class Request(Message):
     def _tell(self, event: str, state: int, note: str | None) -> None:
         """Store a state with the message of an event; a message that is refused is left out."""
         try:
-            events = self._replies(event)
-            if events:
-                self._note(state, note, events)
+            self._note(state, note, self._replies(event))
         except Exception as refusal:  # noqa: BLE001 - the headers come from code of the app
             _log.warning("%s: its message %r is dropped: %s", self._name, event, describe(refusal))
-            events = []
-        if state == PAUSED and not events:
             self._note(state, note)
 
     def _begin(self) -> None:
-        self._tell("started", RUNNING, None)
+        if (decoded_headers(self.headers.get("qdo-reply")) or {}).get("events"):
+            self._tell("started", RUNNING, None)
 
     def _cancel(self, error: RequestCancelledError) -> None:
         """End as cancelled; raise the error again if it is about another request."""

@@ -310,23 +310,18 @@ def _new_request(request: RequestTerms, plain: Outgoing, stored: Outgoing) -> Ne
     keep = request.keep_seconds
     if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
         raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
-    options = build_send_options(request.delay_seconds, request.at)
+    delay = request.delay_seconds  # from the time of the store: its clock may differ
+    options = build_send_options(delay, request.at)
     return NewRequest(
         pool=request.pool,
         id=uuid.uuid4().hex if request.id is None else _checked_id(request.id),
         content=(stored.body, stored.headers),
         digest=_digest(plain),
         priority=int(priority_text(request.priority)),
-        due=_due(request, options.due if options else None),
+        due=-float(delay) if delay else max(0.0, (options and options.due) or 0.0),
         reply=_reply(request),
         keep_seconds=float(keep),
     )
-
-
-def _due(request: RequestTerms, due: float | None) -> float:
-    if request.delay_seconds is not None:
-        return -float(request.delay_seconds)  # from the time of the store: its clock may differ
-    return max(0.0, due or 0.0)
 
 
 def _digest(plain: Outgoing) -> bytes:

@@ -87,7 +87,22 @@ ORDER BY number {{order}} LIMIT %(limit)s
 """  # nosec B608 # constants, and numbers of states
 _OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
 _DUE = """
-SELECT name, seconds FROM {schema}.due_requests(%(app)s, %(owner)s, %(running)b::text[])
+WITH RECURSIVE found(pool) AS (
+    (SELECT pool FROM {schema}.requests WHERE app = %(app)s AND state = 0 ORDER BY pool LIMIT 1)
+    UNION ALL SELECT (
+        SELECT pool FROM {schema}.requests AS further
+        WHERE app = %(app)s AND state = 0 AND further.pool > found.pool ORDER BY pool LIMIT 1)
+    FROM found WHERE found.pool IS NOT NULL
+), clock AS MATERIALIZED (SELECT extract(epoch FROM clock_timestamp())::float8 AS now)
+SELECT pool, CASE WHEN NOT EXISTS (
+        SELECT FROM {schema}.requests AS held
+        WHERE app = %(app)s AND held.pool = found.pool AND state = 0 AND due <= now
+    ) THEN (
+        SELECT min(due) - now FROM {schema}.requests AS held
+        WHERE app = %(app)s AND held.pool = found.pool AND state = 0 AND due > asked
+    ) END FROM found, clock WHERE pool IS NOT NULL
+UNION ALL SELECT DISTINCT pool, NULL::float8 FROM {schema}.requests
+WHERE app = %(app)s AND owner = %(owner)s AND state IN (1, 2) AND id <> ALL (%(running)b::text[])
 """
 _COUNTS = """
 SELECT pool, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),

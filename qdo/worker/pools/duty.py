@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 
@@ -80,8 +80,6 @@ class PoolDuty(Duty):
         self._has_globs = any(map(is_glob, globs))
         self._member: Member | None = None
         self._claims: dict[str, tuple[PoolSubscription, Claim]] = {}
-        self._used: dict[str, float] = {}
-        """When a claimed pool last had requests, by `clock`."""
         self._found: Mapping[str, float] = {}
         self._look_at = 0.0
         self._woken = Event()
@@ -136,7 +134,7 @@ class PoolDuty(Duty):
                     ready.append(pool)
             except Exception as error:  # noqa: BLE001 - as above; other pools go on
                 _warn(f"requests of pool {pool}", error)
-        self._forget(due.keys())
+        self._forget()
         self._dispatcher.wake(ready)
         busy = any(own.busy for own, _ in self._claims.values())
         now = self._now()
@@ -154,15 +152,12 @@ class PoolDuty(Duty):
             self._look_at = began + min(LOOK_SECONDS, 10 * spent if spent > SLOW_SECONDS else 0.0)
         return self._found
 
-    def _forget(self, waiting: Container[str]) -> None:
+    def _forget(self) -> None:
         """Drop claims of pools that a glob has found, and that have had no requests for long."""
-        now = clock()
         for pool in self._claims.keys() - self._named:
             own, claim = self._claims[pool]
-            if pool in waiting or not own.at_tip():
-                self._used[pool] = now
-            elif now - self._used.setdefault(pool, now) > FORGET_SECONDS:
-                del self._claims[pool], self._used[pool]
+            if clock() - own.used_at > FORGET_SECONDS:
+                del self._claims[pool]
                 claim.close()
                 self._dispatcher.releasing(own, claim)
 
@@ -195,7 +190,7 @@ class PoolDuty(Duty):
 
     def _lose(self) -> None:
         """Drop the claims of a registration that is over."""
-        claims, self._claims, self._used = self._claims, {}, {}
+        claims, self._claims = self._claims, {}
         for _, claim in claims.values():
             self._dispatcher.lost(claim)
 
