@@ -95,7 +95,7 @@ setup(
     packages=find_packages(include=["qdo", "qdo.*"]),
     package_data={
         "qdo": ["py.typed"],
-        "qdo.postgresql": ["schema.sql"],
+        "qdo.postgresql": ["schema.sql", "functions.sql"],
         "qdo.dashboard": ["templates/*.html", "static/*"],
     },
     install_requires=REQUIRES,

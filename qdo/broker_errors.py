@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdo.errors import (
     DatabaseError,
+    FailureKind,
     MessageTooLargeError,
     NotFoundError,
     QdoError,
@@ -24,6 +25,8 @@ class CredentialsError(UsageError):
     """the credentials for {service} in region {region} cannot be used: {reason}; provide them
     where boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a
     role of this machine"""
+
+    kind = FailureKind.UNREACHABLE
 
 
 class ExpiredCredentialsError(CredentialsError):
@@ -114,10 +117,19 @@ class PostgresqlBusyError(PostgresqlError):
     """PostgreSQL at {server} gave up a statement ({reason}), so nothing of this call was stored;
     find the transaction that holds its lock in pg_stat_activity"""
 
+    kind = FailureKind.BUSY
+
+
+class PostgresqlRefusedError(RejectedError):
+    """PostgreSQL at {server} refuses this ({state}): {reason}; nothing of this call was stored, and
+    the same call will not succeed"""
+
 
 class PostgresqlLoginError(UsageError):
     """PostgreSQL at {server} refuses the login: {reason}; name the role in the address, and give
     its password in PGPASSWORD, in ~/.pgpass, or in a service file"""
+
+    kind = FailureKind.UNREACHABLE
 
 
 class PostgresqlRightsError(UsageError):
@@ -125,19 +137,26 @@ class PostgresqlRightsError(UsageError):
     `qdo admin broker grants` prints all rights that a role needs"""
 
     exit_code = 5
+    kind = FailureKind.UNREACHABLE
 
 
 class DatabaseMissingError(UsageError):
     """PostgreSQL at {server} has no such database; create it with `createdb {name}`, or correct
     the address"""
 
+    kind = FailureKind.UNREACHABLE
+
 
 class PostgresqlUnsuitableError(UsageError):
     """PostgreSQL at {server} cannot be used: {reason}"""
 
+    kind = FailureKind.UNREACHABLE
+
 
 class SchemaMissingError(UsageError):
     """database {server} has no schema {schema} of qdo; create it with `qdo admin broker init`"""
+
+    kind = FailureKind.UNREACHABLE
 
 
 class SchemaNewerError(DatabaseError):

@@ -21,19 +21,30 @@
 
 The docstring of an error is its message: a template that is filled with the error's keyword
 arguments, which `details` keeps. It states the problem and ends with the remedy. ``exit_code`` is
-the exit code of the command line for it. `broker_errors` has the errors of PostgreSQL and AWS.
+the exit code of the command line for it, and ``kind`` tells loops over many rows which of them it
+concerns. `broker_errors` has the errors of PostgreSQL and AWS.
 """
 
 from __future__ import annotations
 
+import enum
 import inspect
 from typing import Any, ClassVar
+
+
+class FailureKind(enum.Enum):
+    """The reach of a failure, see `refusals`."""
+
+    REFUSED = "refused"
+    BUSY = "busy"
+    UNREACHABLE = "unreachable"
 
 
 class QdoError(Exception):
     """qdo failed: {reason}"""
 
     exit_code: ClassVar[int] = 1
+    kind: ClassVar[FailureKind] = FailureKind.REFUSED
 
     def __init__(self, **details: Any) -> None:
         self.details = details
@@ -188,6 +199,7 @@ class UnreachableError(QdoError):
     """cannot reach {what}: {reason}"""
 
     exit_code = 3
+    kind = FailureKind.UNREACHABLE
 
 
 class CoordinatorUnreachableError(UnreachableError):

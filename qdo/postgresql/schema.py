@@ -29,7 +29,10 @@ Requests are the opposite: few rows that are changed, in one table that autovacu
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.resources
+import logging
 
 from psycopg import errors
 
@@ -42,8 +45,12 @@ from qdo.errors import UsageError
 from qdo.postgresql.session import PostgresqlConnection
 from qdo.postgresql.url import SchemaAddress
 
-FORMAT = 4
+_log = logging.getLogger(__name__)
+
+FORMAT = 5
 OLDEST_SERVER = 15
+UPGRADE_LOCK_SECONDS = 5
+"""How long an upgrade waits for a lock, and how long senders may wait behind it."""
 PARTITION_SECONDS = 3600
 """Default length of a partition. The space of processed messages is free after the retention time
 and at most two partitions."""
@@ -131,13 +138,26 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
-    """Return the statements that create the schema, or add what its format `have` lacks."""
-    resource = importlib.resources.files("qdo.postgresql").joinpath("schema.sql")
-    text = resource.read_text(encoding="utf-8")
+    """Return the statements that create the schema, or bring its format `have` up to date.
+
+    Tables grow by formats. All functions are replaced: their texts have no history.
+    """
+    tables = _text("schema.sql")
     if have:
-        _, mark, rest = text.partition(f"\n-- Format {have + 1}:")
-        text = mark + rest
+        _, mark, rest = tables.partition(f"\n-- Format {have + 1}:")
+        tables = mark + rest
+    named = f"UPDATE {{schema}}.about SET format = {FORMAT}, functions = '{digest()}';\n"  # nosec B608 # constants
+    text = "\n".join((tables, _text("functions.sql"), named))
     return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
+
+
+def digest() -> str:
+    """Return a digest of the functions of this version, which `about` has once they are stored."""
+    return hashlib.sha256(_text("functions.sql").encode()).hexdigest()[:16]
+
+
+def _text(name: str) -> str:
+    return importlib.resources.files("qdo.postgresql").joinpath(name).read_text(encoding="utf-8")
 
 
 def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> None:
@@ -194,6 +214,25 @@ def check_format(
         raise SchemaNewerError(
             path=address.server, schema=address.schema, found=found, known=FORMAT
         )
+    if found == oldest == FORMAT and _differs(connection, address):
+        _tell_of_difference(address.server, address.schema)
+
+
+def _differs(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
+    """Return whether the schema has functions of another version of this format."""
+    query = f"SELECT functions FROM {address.schema}.about"  # nosec B608 # the address allows a-z, 0-9 and _
+    return connection.execute(query).fetchone() != (digest(),)
+
+
+@functools.cache  # once for each process
+def _tell_of_difference(server: str, schema: str) -> None:
+    _log.warning(
+        "the functions of schema %s in database %s are those of another version of qdo, and"
+        " mistakes that this version corrects may be in them; when all processes have this version,"
+        " replace them with `qdo admin broker init`",
+        schema,
+        server,
+    )
 
 
 _OWNERS = """
@@ -221,7 +260,7 @@ def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
     if found is None:
         return "create"
     check_format(connection, address, oldest=1)
-    return "upgrade" if found < FORMAT else ""
+    return "upgrade" if found < FORMAT or _differs(connection, address) else ""
 
 
 def create(
@@ -230,6 +269,8 @@ def create(
     """Create or upgrade the schema unless it is current; return whether it was not.
 
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
+    :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that an upgrade needs;
+        nothing was changed.
     """
     if change(connection, address):
         exists = found_format(connection, address) is not None
@@ -238,9 +279,13 @@ def create(
         try:
             with connection.transaction():
                 if exists:
+                    # All senders would wait behind an upgrade that waits for an open transaction.
+                    connection.execute(f"SET LOCAL lock_timeout = '{UPGRADE_LOCK_SECONDS}s'")
                     # One upgrade at a time: the server gives a sequence another name beside an
                     # uncommitted one of the same name, and functions would not find it.
-                    connection.execute(f"SELECT FROM {address.schema}.about FOR UPDATE")  # nosec B608 # the address allows a-z, 0-9 and _
+                    connection.execute(
+                        f"LOCK TABLE {address.schema}.about IN SHARE UPDATE EXCLUSIVE MODE"
+                    )
                     if not change(connection, address):
                         return False
                 have = found_format(connection, address) or 0

@@ -27,14 +27,16 @@ from qdo.broker_errors import (
     PostgresqlFullError,
     PostgresqlLoginError,
     PostgresqlReadOnlyError,
+    PostgresqlRefusedError,
     PostgresqlRightsError,
     PostgresqlUnansweredError,
     PostgresqlUnreachableError,
     PostgresqlUnsuitableError,
     SchemaMissingError,
 )
-from qdo.errors import QdoError
+from qdo.errors import FailureKind, QdoError
 from qdo.postgresql.url import SchemaAddress
+from qdo.refusals import sqlstate_kind
 from qdo.system.home_loop import check_descriptors
 from qdo.system.native import original
 from qdo.text import printable
@@ -385,7 +387,10 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
     if _REACH.match(error.sqlstate):
         return PostgresqlUnreachableError(server=server, reason=reason)
     hint = printable(error.diag.message_hint or "")
-    return PostgresqlError(server=server, reason=f"{reason} ({hint})" if hint else reason)
+    reason = f"{reason} ({hint})" if hint else reason
+    if sqlstate_kind(error.sqlstate) is FailureKind.REFUSED:
+        return PostgresqlRefusedError(server=server, state=error.sqlstate, reason=reason)
+    return PostgresqlError(server=server, reason=reason)
 
 
 def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> QdoError:

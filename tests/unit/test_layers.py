@@ -21,6 +21,7 @@ LAYERS = (
     {"__init__", "_version", "errors", "outcomes", "positions", "text"},
     {"backoff", "broker_errors", "callables"},
     {"encoding", "queues", "system"},
+    {"refusals"},
     {"postgresql"},
     {"coordination", "encryption", "message", "signatures"},
     {"fleet"},

@@ -1,4 +1,4 @@
-"""Requests in a table of the PostgreSQL schema; its functions in `schema.sql` do each step.
+"""Requests in a table of the PostgreSQL schema; `functions.sql` does each step.
 
 Requests that several callers ask or report at once share a statement, see `writer`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from qdo.broker_errors import PostgresqlError
+from qdo.broker_errors import PostgresqlError, PostgresqlRefusedError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.writer import (
@@ -126,7 +126,7 @@ class _Report(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the last take of a pool has seen, see `take_requests` in `schema.sql`.
+    """What the last take of a pool has seen, see `take_requests` in `functions.sql`.
 
     :ivar until: when the next one looks at everything, a time of `clock`.
     """
@@ -181,7 +181,7 @@ class PostgresqlRequests(RequestStore):
         parameters = (self._node, self._app, *_arrays(requests), None)
         try:
             cursor = execute_within(connection, self._address, self._sql(_ASK), parameters)
-        except PostgresqlError as error:
+        except (PostgresqlError, PostgresqlRefusedError) as error:
             raise refusal(error) from error.__cause__
         return list(cursor.fetchone()[0])
 

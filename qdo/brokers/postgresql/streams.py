@@ -1,4 +1,4 @@
-"""Streams in the PostgreSQL schema; its functions in `schema.sql` change them."""
+"""Streams in the PostgreSQL schema; its functions in `functions.sql` change them."""
 
 from __future__ import annotations
 

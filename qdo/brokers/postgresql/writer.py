@@ -36,7 +36,7 @@ from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.streams import keyless_error, sealed_error, taken_error
 from qdo.encoding import is_utf8, with_header
 from qdo.encryption.marks import IdMarks
-from qdo.errors import QdoError, QueueLimitError, RequestExistsError, UsageError
+from qdo.errors import FailureKind, QdoError, QueueLimitError, RequestExistsError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
 from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import (
@@ -46,6 +46,7 @@ from qdo.postgresql.session import (
     with_lock_timeout,
 )
 from qdo.postgresql.url import SchemaAddress
+from qdo.refusals import failure_kind
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -364,9 +365,7 @@ def _queues(work: Work) -> frozenset[str]:
 
 def _is_of_one(error: BaseException) -> bool:
     """Return whether another call of the same group may succeed."""
-    kinds = PostgresqlBusyError | QueueLimitError | RequestExistsError | UsageError
-    refused = isinstance(error, kinds)
-    return refused or type(error) is PostgresqlError or not isinstance(error, QdoError)
+    return failure_kind(error) is not FailureKind.UNREACHABLE
 
 
 def refusal(error: BaseException) -> BaseException:

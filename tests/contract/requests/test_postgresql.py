@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,7 +21,8 @@ from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import RUNNING, NewRequest, RequestStore, Take
 from qdo.encoding import LEFT_ON_SERVER
 from qdo.errors import RequestExistsError, UsageError
-from qdo.postgresql.schema import FORMAT, script
+from qdo.postgresql import schema
+from qdo.postgresql.schema import FORMAT
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
@@ -291,13 +293,20 @@ def test_a_resume_before_the_pause_stays(broker: Broker) -> None:
 # --- formats --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("older", [1, 2])
+def old_schema(older: int) -> str:
+    """Return the statements that once created an older format."""
+    text = (Path(__file__).parents[2] / "golden" / "schema-4.sql").read_text(encoding="utf-8")
+    text, mark, _ = (text + "\n-- Format 5:").partition(f"\n-- Format {older + 1}:")
+    assert mark
+    return text.replace("{schema}", "qdo").replace("{seconds}", "3600")
+
+
+@pytest.mark.parametrize("older", range(1, FORMAT))
 def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int) -> None:
     """Its messages stay; only its owner may upgrade it."""
-    first, mark, _ = script("qdo", 3600).partition(f"\n-- Format {older + 1}:")
-    assert mark
     with postgresql.connect() as connection:
-        connection.execute((first + _REPLACED).encode())
+        replaced = _REPLACED if older < 3 else ""
+        connection.execute((old_schema(older) + replaced + _MESSAGE).encode())
         with pytest.raises(UsageError) as error:
             open_broker(postgresql.url(), "app")
         assert error.value.details["found"] == older
@@ -315,13 +324,46 @@ def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int)
         assert connection.execute(_PARTS).fetchall() == upgraded
 
 
+def test_functions_of_another_version_are_replaced(
+    postgresql: PostgresqlDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A worker says that they differ, and works; `init` replaces them and keeps the rights."""
+    text = schema._text
+    monkeypatch.setattr(
+        schema,
+        "_text",
+        lambda name: text(name).replace("+ 122192928000000000", "+ 122192928000000000 "),
+    )
+    prepared(postgresql.url())
+    monkeypatch.undo()
+    with postgresql.role() as role, postgresql.connect() as connection:
+        for statement in schema.grants("qdo", role, "sender"):
+            connection.execute(statement.encode())
+        with contextlib.closing(open_broker(postgresql.url(role), "app")) as broker:
+            broker.send_many([Outgoing("q", b"x")])
+        assert ["another version of qdo" in each.message for each in caplog.records] == [True]
+        rights = connection.execute(_RIGHTS).fetchall()
+        prepared(postgresql.url())
+        assert connection.execute("SELECT functions FROM qdo.about").fetchone() == (
+            schema.digest(),
+        )
+        assert connection.execute(_RIGHTS).fetchall() == rights
+
+
+_RIGHTS = """
+SELECT oid::regprocedure::text, proacl::text FROM pg_proc
+WHERE pronamespace = 'qdo'::regnamespace ORDER BY 1
+"""
+
+
 def test_upgrades_wait_for_each_other(postgresql: PostgresqlDatabase) -> None:
     """The server would give a sequence another name beside an uncommitted one."""
-    first, _, _ = script("qdo", 3600).partition("\n-- Format 2:")
     with postgresql.connect() as connection, ThreadPoolExecutor(1) as threads:
-        connection.execute(first.encode())
+        connection.execute(old_schema(1).encode())
         with connection.transaction():
-            connection.execute("SELECT FROM qdo.about FOR UPDATE")
+            connection.execute("LOCK TABLE qdo.about IN SHARE UPDATE EXCLUSIVE MODE")
             connection.execute("CREATE SEQUENCE qdo.requests_number_seq")
             upgrade = threads.submit(prepared, postgresql.url())
             with postgresql.connect() as looking:
@@ -340,6 +382,8 @@ CREATE FUNCTION qdo.lock_queues(text, text[], integer) RETURNS void LANGUAGE sql
 CREATE FUNCTION qdo.append(
     of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
 ) RETURNS bigint LANGUAGE sql AS 'SELECT 1';
+"""
+_MESSAGE = """
 INSERT INTO qdo.queues (app, name) VALUES ('app', 'q');
 SELECT qdo.add_partition(qdo.clock());
 INSERT INTO qdo.messages SELECT id, qdo.reserve(1), 0, NULL, NULL, 'x' FROM qdo.queues;
@@ -349,7 +393,14 @@ _PARTS = """
 SELECT proname::text || proargtypes::text, proacl::text, prosrc FROM pg_proc
 WHERE pronamespace = 'qdo'::regnamespace
 UNION ALL SELECT relname::text, relacl::text, reloptions::text FROM pg_class
-WHERE relnamespace = 'qdo'::regnamespace AND relname !~ '[0-9]' ORDER BY 1
+WHERE relnamespace = 'qdo'::regnamespace AND relname !~ '[0-9]'
+UNION ALL SELECT conrelid::regclass || '.' || conname, pg_get_constraintdef(oid), ''
+FROM pg_constraint
+WHERE connamespace = 'qdo'::regnamespace AND conrelid::regclass::text !~ '[0-9]'
+UNION ALL SELECT attrelid::regclass || '.' || attname, atttypid::regtype::text, attnotnull::text
+FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+WHERE relnamespace = 'qdo'::regnamespace AND relname !~ '[0-9]' AND relkind = 'r' AND attnum > 0
+ORDER BY 1
 """
 
 

@@ -1,0 +1,62 @@
+"""How far a failure reaches, for loops over rows that others wrote.
+
+=============  ====================================  ==========================================
+kind           meaning                               a loop
+=============  ====================================  ==========================================
+refused        this row will not succeed as it is    sets it aside with the reason, and goes on
+busy           this row may succeed later            leaves it, and later rows of its queue
+unreachable    no row can succeed now                ends, and repeats all later
+=============  ====================================  ==========================================
+
+The kind is decided here, from the classes of errors and the codes of each store. The text of an
+error tells nothing: servers translate it. An error that is not known here, such as one that the
+app's code raised for a row, concerns that row.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from qdo.errors import FailureKind, QdoError
+from qdo.system.sqlite import DamagedRowError
+
+__all__ = ["failure_kind", "sqlstate_kind"]
+
+_BUSY_STATES = re.compile("40|55|57014")
+"""SQLSTATEs of locks, of transactions that met another one, and of statements that were ended."""
+_ALL_STATES = re.compile("08|25006|3D|28|3F|42501|42P01|42883|53|57|58|F0|HV|XX")
+"""SQLSTATEs about the server, the login, a right, or the schema."""
+_SQLITE_ROWS = (DamagedRowError, sqlite3.IntegrityError, sqlite3.DataError)
+_UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "TimeoutError"}
+"""Errors of other drivers of databases (PEP 249), and of SQLAlchemy's pool."""
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    """Return how far a failure reaches.
+
+    >>> failure_kind(QueueLimitError(queue="a", limit=1))
+    FailureKind.REFUSED
+    """
+    if isinstance(error, QdoError):
+        if not isinstance(error.__cause__, sqlite3.Error):
+            return error.kind
+        error = error.__cause__  # one class for a file and for one row of it
+    error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the errors of drivers
+    if isinstance(error, sqlite3.Error):
+        of_row = isinstance(error, _SQLITE_ROWS)
+        return FailureKind.REFUSED if of_row else FailureKind.UNREACHABLE
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return sqlstate_kind(state)
+    names = {each.__name__ for each in type(error).__mro__}
+    if isinstance(error, OSError) or names & _UNREACHABLE_CLASSES:
+        return FailureKind.UNREACHABLE
+    return FailureKind.REFUSED
+
+
+def sqlstate_kind(state: str) -> FailureKind:
+    """Return how far a failure of PostgreSQL reaches."""
+    if _BUSY_STATES.match(state):
+        return FailureKind.BUSY
+    return FailureKind.UNREACHABLE if _ALL_STATES.match(state) else FailureKind.REFUSED

@@ -1,0 +1,97 @@
+"""How far a failure reaches is decided from classes and codes, never from texts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg import errors
+
+from qdo.broker_errors import PostgresqlRightsError, ThrottledError
+from qdo.errors import FailureKind, QdoError, QueueLimitError
+from qdo.postgresql.session import translated
+from qdo.postgresql.url import postgresql_address
+from qdo.refusals import failure_kind
+from qdo.system.sqlite import DamagedRowError, translate
+
+ROW, LATER, ALL = FailureKind.REFUSED, FailureKind.BUSY, FailureKind.UNREACHABLE
+ADDRESS = postgresql_address("postgresql://localhost/shop")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.CheckViolation, ROW),
+        (errors.NumericValueOutOfRange, ROW),
+        (errors.UntranslatableCharacter, ROW),
+        (errors.RaiseException, ROW),
+        (errors.ProgramLimitExceeded, ROW),
+        (errors.LockNotAvailable, LATER),
+        (errors.DeadlockDetected, LATER),
+        (errors.SerializationFailure, LATER),
+        (errors.QueryCanceled, LATER),
+        (errors.AdminShutdown, ALL),
+        (errors.DiskFull, ALL),
+        (errors.TooManyConnections, ALL),
+        (errors.InsufficientPrivilege, ALL),
+        (errors.UndefinedTable, ALL),
+        (errors.ReadOnlySqlTransaction, ALL),
+        (errors.InvalidPassword, ALL),
+        (psycopg.OperationalError, ALL),
+        (psycopg.DataError, ROW),
+    ],
+)
+def test_an_error_of_postgresql_has_one_kind(error: type[psycopg.Error], kind: FailureKind) -> None:
+    """The driver's, SQLAlchemy's and qdo's error for it are of one kind."""
+    found = error("Texte traduit")
+    assert failure_kind(found) is kind
+    assert failure_kind(sqlalchemy.exc.DBAPIError("SELECT", {}, found)) is kind
+    if found.sqlstate is not None:
+        assert failure_kind(translated(ADDRESS, found)) is kind
+
+
+def sqlite_error(act: Callable[[sqlite3.Connection], object]) -> sqlite3.Error:
+    connection = sqlite3.connect(":memory:")
+    try:
+        with pytest.raises(sqlite3.Error) as raised:
+            act(connection)
+        return raised.value
+    finally:
+        connection.close()
+
+
+def wrapped(error: sqlite3.Error) -> QdoError:
+    """Return qdo's error, raised from one of sqlite3."""
+    found = translate("file.db", error)
+    found.__cause__ = error
+    return found
+
+
+@pytest.mark.parametrize(
+    ("statements", "kind"),
+    [("CREATE TABLE t (a CHECK (a < 3)); INSERT INTO t VALUES (4)", ROW), ("SELECT FROM", ALL)],
+)
+def test_an_error_of_sqlite_has_one_kind(statements: str, kind: FailureKind) -> None:
+    error = sqlite_error(lambda connection: connection.executescript(statements))
+    assert failure_kind(error) is kind
+    assert failure_kind(wrapped(error)) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (DamagedRowError("a text instead of a number"), ROW),
+        (wrapped(DamagedRowError("a text instead of a number")), ROW),
+        (QueueLimitError(queue="a", limit=1), ROW),
+        (LookupError("no tenant"), ROW),
+        (ThrottledError(service="SQS", action="Send", resource="a", reason="slow down"), ALL),
+        (PostgresqlRightsError(server="s", role="r", reason="no", remedy="GRANT"), ALL),
+        (ConnectionResetError(104, "reset"), ALL),
+        (sqlalchemy.exc.TimeoutError("no connection is free"), ALL),
+    ],
+)
+def test_other_errors_have_a_kind(error: Exception, kind: FailureKind) -> None:
+    assert failure_kind(error) is kind
