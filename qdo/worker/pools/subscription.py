@@ -143,7 +143,7 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._told.discard(position)
         else:
             self._done[found[0].take.id] = found[0].take.number
-        self._forget(position, found[0])
+            self._forget(position, found[0])
         self._wake()
 
     def poll_now(self) -> None:
