@@ -505,8 +505,21 @@ BEGIN
 END
 $$;
 
+-- Return whether the session may know and change a request: its role has asked for it, is a member
+-- of the role that has, or reads all requests.
+CREATE OR REPLACE FUNCTION {schema}.is_asker(asker text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN coalesce(asker = session_user, true)
+        OR has_table_privilege(session_user, '{schema}.requests', 'SELECT')
+        OR EXISTS (SELECT FROM pg_roles
+            WHERE rolname = asker AND pg_has_role(session_user, oid, 'USAGE'));
+END
+$$;
+
 -- Store requests unless their ids are known; return for each whether it was new. With a node, the
--- transaction is one of the app, and notifies at its commit; see `stage`.
+-- transaction is one of the app, and notifies at its commit; see `stage`. A due time below 0 is a
+-- delay. An app has as many pools as queues at most.
 CREATE OR REPLACE FUNCTION {schema}.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
     replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
@@ -514,6 +527,9 @@ CREATE OR REPLACE FUNCTION {schema}.ask_requests(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fresh text[] := ARRAY[]::text[];
+    opened text[] := ARRAY(SELECT DISTINCT pool FROM unnest(pools) AS given(pool) WHERE NOT EXISTS (
+        SELECT FROM {schema}.pools WHERE app = of_app AND name = pool));
+    most bigint;
     added text[];
     missing bigint;
     other text;
@@ -525,12 +541,21 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
+    IF opened <> '{}' THEN
+        INSERT INTO {schema}.pools SELECT of_app, unnest(opened);
+        most := coalesce((SELECT max_queues FROM {schema}.apps WHERE name = of_app), 100000);
+        IF (SELECT count(DISTINCT name) FROM {schema}.pools WHERE app = of_app) > most THEN
+            RAISE EXCEPTION 'too many pools'
+                USING ERRCODE = 'QD001', DETAIL = opened[1], HINT = most;
+        END IF;
+    END IF;
     LOOP
         WITH new AS (
             INSERT INTO {schema}.requests
                 (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
                 SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
-                    given.due, given.reply, given.keep, given.digest, given.head, given.body
+                    CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due ELSE given.due END,
+                    given.reply, given.keep, given.digest, given.head, given.body
                 FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
                     WITH ORDINALITY AS given(
                         pool, id, priority, due, reply, keep, digest, head, body, place)
@@ -542,7 +567,9 @@ BEGIN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
-            min(given.id) FILTER (WHERE known.digest <> given.digest) INTO missing, other
+            min(given.id) FILTER (
+                WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
+            INTO missing, other
             FROM unnest(ids, digests) AS given(id, digest)
             LEFT JOIN {schema}.requests AS known
                 ON app = of_app AND known.id = ANY (ids) AND known.id = given.id;
@@ -643,7 +670,8 @@ BEGIN
         RETURN QUERY
         WITH taken AS (
             UPDATE {schema}.requests AS held
-            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL
+            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL,
+                mark = CASE WHEN held.mark LIKE '{"cancel"%' THEN held.mark END
             WHERE app = of_app AND id = ANY (chosen)
             RETURNING held.*
         )
@@ -679,7 +707,8 @@ $$;
 
 -- Set requests to a state if their takes are still valid, and send the messages of those; `places`
 -- names the request of each message. Return for each request whether its take was valid; for one
--- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay.
+-- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay; a
+-- due time below 0 is a delay. A pause makes a mark of its own, which only its answer replaces.
 CREATE OR REPLACE FUNCTION {schema}.report_requests(
     of_app text, of_ids text[], owners text[], takes integer[], states integer[], notes text[],
     failures integer[], due_times float8[], errors text[], outcomes text[], heads text[],
@@ -701,11 +730,14 @@ BEGIN
             owner = CASE given.state WHEN 0 THEN '' ELSE held.owner END,
             note = CASE WHEN given.state < 3 THEN given.note
                 WHEN given.outcome <> 'done' THEN held.note END,
-            mark = CASE WHEN given.state = 3 OR given.state = 1 AND held.state = 2
-                AND held.mark LIKE '{"resume"%' THEN NULL ELSE held.mark END,
+            mark = CASE WHEN given.state = 3 THEN NULL
+                WHEN held.mark LIKE '{"cancel"%' OR given.state = 2 AND held.state = 2
+                    THEN held.mark
+                WHEN given.state = 2 THEN format('{"paused": %s}', {schema}.unix_time()) END,
             crashed = held.crashed AND coalesce(given.failed = held.failed, true),
             failed = coalesce(given.failed, held.failed),
-            due = coalesce(given.due, held.due),
+            due = CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due
+                ELSE coalesce(given.due, held.due) END,
             error = CASE given.state WHEN 3 THEN given.error
                 ELSE coalesce(given.error, held.error) END,
             headers = CASE given.outcome WHEN 'done' THEN NULL ELSE held.headers END,
@@ -757,21 +789,24 @@ CREATE OR REPLACE FUNCTION {schema}.cancel_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN ({schema}.report_requests(
+    RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)) AND ({schema}.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
         ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
         bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;
 
--- Set the mark of a running or paused request; return whether it is one. One that is being
--- cancelled does not go on.
-CREATE OR REPLACE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RETURNS boolean
+-- Cancel a running or paused request, or answer the question `asked` of a paused one; return whether
+-- it is one.
+CREATE OR REPLACE FUNCTION {schema}.mark_request(
+    of_app text, of_id text, of_mark text, asked text DEFAULT NULL
+) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE {schema}.requests SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND state BETWEEN 1 AND 2
-            AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR of_mark LIKE '{"cancel"%');
+    UPDATE {schema}.requests AS held SET mark = of_mark
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
+            AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
+                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked END;
     RETURN FOUND;
 END
 $$;
@@ -797,18 +832,21 @@ DECLARE
     given bigint;
 BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', failed = failed + 1, crashed = true,
-        due = {schema}.unix_time(), note = NULL
+        due = {schema}.unix_time(), note = NULL,
+        mark = CASE WHEN mark LIKE '{"cancel"%' THEN mark END,
+        error = format('worker %s died, or lost its session', of_owner)
         WHERE app = of_app AND owner = of_owner AND state IN (1, 2);
     GET DIAGNOSTICS given = ROW_COUNT;
     RETURN given;
 END
 $$;
 
--- Return a request to those who know its id.
+-- Return a request to the role that has asked for it.
 CREATE OR REPLACE FUNCTION {schema}.find_request(of_app text, of_id text) RETURNS SETOF {schema}.requests
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT * FROM {schema}.requests WHERE app = of_app AND id = of_id;
+    RETURN QUERY SELECT * FROM {schema}.requests
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker);
 END
 $$;
 
@@ -825,6 +863,8 @@ BEGIN
         SELECT id FROM {schema}.requests WHERE app = of_app AND state = 3 AND until <= now
         ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS gone = ROW_COUNT;
+    DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (
+        SELECT FROM {schema}.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;
 END
 $$;

@@ -83,7 +83,7 @@ _SENDING = (
     "channel(text)",
     "create_stream(text, text, integer)",
     "find_request(text, text)",
-    "mark_request(text, text, text)",
+    "mark_request(text, text, text, text)",
     f"send(text, {_MESSAGES}, integer)",
     f"stage(bigint, text, {_MESSAGES})",
 )

@@ -232,3 +232,11 @@ ALTER TABLE {schema}.streams ADD is_first boolean;
 CREATE UNIQUE INDEX streams_once ON {schema}.streams (app, stream) WHERE is_first;
 DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
 DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);
+
+-- A request belongs to the role that asked for it, those of earlier formats to all. A pool is known
+-- while it has requests that wait; without a unique name, no sender waits for an open transaction.
+ALTER TABLE {schema}.requests ADD asker text;
+ALTER TABLE {schema}.requests ALTER asker SET DEFAULT session_user;
+CREATE TABLE {schema}.pools (app text NOT NULL, name text NOT NULL);
+CREATE INDEX pools_named ON {schema}.pools (app, name);
+DROP FUNCTION IF EXISTS {schema}.mark_request(text, text, text);

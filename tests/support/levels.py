@@ -20,14 +20,16 @@ COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
 """Marks of items that `make check` leaves out."""
 SEVERAL_PARTS = "tests/integration/"
 """Tests of several parts: `make check` leaves them out, too."""
-LONG = {
+LONG: dict[str, str | None] = {
+    "tests/acceptance/test_strange_rows.py": None,
     "tests/acceptance/": "whole fleets",
     "tests/contract/coordinator/test_kazoo_recipes.py": "kazoo's own tests",
     "tests/integration/deployment/": "containers and units of systemd",
     "tests/integration/dashboard/test_browser.py": "pictures of all pages in Chromium",
     "tests/live_aws/": "AWS itself, on request",
 }
-"""Files whose items only `make test-rest` runs, with the reason. The mark `long` names others."""
+"""Files whose items only `make test-rest` runs, with the reason, and exceptions from that. The mark
+`long` names others."""
 SHARES = {
     "tests/faults/test_decisions.py": 3,
     "tests/faults/test_fault_points.py": 4,

@@ -53,7 +53,7 @@ TOGETHER = {
     **dict.fromkeys(
         (
             f"tests/acceptance/test_{name}.py"
-            for name in ("attacks", "encryption", "holds", "stream_fleet")
+            for name in ("attacks", "encryption", "holds", "strange_rows", "stream_fleet")
         ),
         "fleets",
     ),

@@ -1,0 +1,316 @@
+"""Rows that cannot succeed, beside a fleet of real workers: each costs itself only, and is listed.
+
+Roles put them in that may: a sender, a worker, the app in its own database, an operator who repairs
+a table by hand. Meanwhile queues, pools, timers, an outbox, a stream and delayed messages go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, insert
+
+import qdo
+from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.registry import open_broker
+from qdo.brokers.requests import NewRequest
+from qdo.brokers.streams import first_shards
+from qdo.errors import QdoError
+from qdo.outbox import Outbox
+from qdo.postgresql.schema import grants
+from tests.support.app_runs import AppRuns
+from tests.support.cli import QDO, command
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase
+from tests.support.processes import Proc, children, wait_until, whole_lines
+
+WORKERS = 2
+SEND_EVERY = 0.1
+CALM_SECONDS, AFTER_SECONDS, LISTED_SECONDS = 4.0, 5.0, 10.0
+PAUSE_SECONDS = 1.0
+"""How long untouched work may pause, beside its longest pause before: a machine may be slow."""
+QUEUES = ("plain", "later", "boxed", "ticks", "answers", "spoilt", "user.-80", "user.80-")
+KINDS = {"plain": 0, "later": 0, "boxed": 0, "ticks": 1, "answers": 0, "work": 0, "user": 0}
+"""Untouched work, with the seconds of its period if it is longer than `SEND_EVERY`."""
+LAST, LAST_TIMEOUT = 2**63 - 1, 2**31 - 1
+NUMBERS = {
+    "embedded": (
+        f"INSERT INTO session VALUES (4711, x'00', {LAST_TIMEOUT}, 1, 4711, 'another boot')",
+        f"UPDATE node SET version = {LAST} WHERE name = 'spoilt'",
+        f"INSERT INTO change VALUES ({LAST}, '[]')",
+    ),
+    "database": (
+        "INSERT INTO sessions (id, password, timeout, generation, age)"
+        f" SELECT 4711, '', {LAST_TIMEOUT}, 1, server FROM tree",
+        f"UPDATE znodes SET version = {LAST} WHERE name = 'spoilt'",
+        f"INSERT INTO changes VALUES ({LAST}, '[]')",
+    ),
+}
+"""Statements that put numbers at the end of their range into the tables of coordinators."""
+SOURCE = f"""
+import time
+
+import qdo
+from qdo.outbox import Outbox
+from sqlalchemy import create_engine
+
+app = qdo.App("shop", attempts=1, max_queues={len(QUEUES)})
+Outbox(app, create_engine("sqlite:///orders.db"))
+app.timer("ticks", every_seconds=1, queue="ticks")
+app.timer("too-many", every_seconds=1, queue="of-a-timer")
+
+
+def ran(kind):
+    with open("out", "a") as out:
+        out.write(f"{{time.monotonic()}} {{kind}}\\n")
+
+
+@app.job("work", pool=True, concurrency=1)
+def work(request, context):
+    ran("work")
+
+
+@app.job("*")
+def job(message, context):
+    ran(message.queue.partition(".")[0])
+"""
+
+Execute = Callable[[str], object]
+
+
+class StrangeRow(NamedTuple):
+    """A row, or a few.
+
+    :ivar put: stores it; an error of qdo or of the server means that it was refused at the door.
+    :ivar listed: the command that lists it, without its `qdo`.
+    :ivar texts: what the command then prints: the row, and the reason.
+    """
+
+    put: Callable[[], object]
+    listed: str
+    texts: tuple[str, ...]
+
+
+class StrangeFleet(AppRuns):
+    """A fleet with work of each kind, and a sender outside of it.
+
+    :param guest: address of the broker for a role that may only send.
+    :param execute: runs a statement as the owner of the broker's tables.
+    """
+
+    def __init__(
+        self, folder: Path, coordinator: str, broker: str, guest: str, execute: Execute
+    ) -> None:
+        super().__init__("shop", folder, coordinator, broker)
+        self._guest = open_broker(guest, "shop")
+        self._execute = execute
+        self._engine = create_engine(f"sqlite:///{folder}/orders.db")
+        self._outbox = Outbox(self.app, self._engine)
+        self._parents: list[Proc] = []
+        self._processes: list[list[int]] = []
+        self._over = threading.Event()
+        self._sender = threading.Thread(target=self._send_on)
+
+    def begin(self) -> None:
+        """Return once work of each kind runs."""
+        with self._engine.begin() as connection:
+            self._outbox.create(connection)
+        self.app.send_many([qdo.NewMessage(each, None) for each in QUEUES if "." not in each])
+        self.app.stream("user", shards=2).send("k", None)
+        self._parents = [self.start(SOURCE) for _ in range(WORKERS)]
+        self._sender.start()
+        wait_until(lambda: set(KINDS) <= set(self._starts(0.0)), "work of each kind runs", 60.0)
+        wait_until(lambda: all(children(each.pid) for each in self._parents), "processes")
+        self._processes = [children(each.pid) for each in self._parents]
+
+    def _send_on(self) -> None:
+        stream = self.app.stream("user", shards=2)
+        while not self._over.wait(SEND_EVERY):
+            self.app.send("plain", None)
+            self.app.send("later", None, delay_seconds=SEND_EVERY)
+            self.app.request("work", None, then="answers", keep_seconds=0)
+            stream.send("k", None)
+            with self._engine.begin() as connection:
+                self._outbox.send(connection, "boxed", None)
+
+    def play(self, rows: Mapping[str, StrangeRow]) -> list[str]:
+        """Put rows in, one after the other; return what is wrong then."""
+        calm = self._pauses(time.monotonic(), CALM_SECONDS)
+        begin = time.monotonic()
+        times: list[tuple[float, str]] = []
+        found = []
+        for name, row in rows.items():
+            times.append((time.monotonic(), name))
+            with contextlib.suppress(QdoError, psycopg.Error, sqlite3.Error):
+                row.put()
+                found += self._unlisted(name, row)
+        for kind, (pause, since) in self._pauses(begin, AFTER_SECONDS).items():
+            if pause > PAUSE_SECONDS + calm[kind][0]:
+                before = [name for at, name in times if at < since + PAUSE_SECONDS]
+                found.append(f"{kind} paused for {pause:.1f} s, after {before[-1:]}")
+        return found
+
+    def _pauses(self, begin: float, seconds: float) -> dict[str, tuple[float, float]]:
+        """Return the longest pause of each kind of work, and its begin; wait some time before."""
+        end = time.monotonic() + seconds
+        wait_until(lambda: time.monotonic() >= end, "the time is over", seconds + 10)
+        starts = self._starts(begin)
+        found = {}
+        for kind, period in KINDS.items():
+            pairs = pairwise([begin, *starts.get(kind, ()), end])
+            found[kind] = max((after - before - period, before) for before, after in pairs)
+        return found
+
+    def _starts(self, begin: float) -> dict[str, list[float]]:
+        """Return when work of each kind started since then."""
+        found: dict[str, list[float]] = {}
+        for line in whole_lines(self.folder / "out"):
+            at, kind = line.split()
+            if float(at) > begin:
+                found.setdefault(kind, []).append(float(at))
+        return found
+
+    def _unlisted(self, name: str, row: StrangeRow) -> list[str]:
+        places = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
+        end = time.monotonic() + LISTED_SECONDS
+        while True:
+            ended = command(
+                *(*QDO, *row.listed.split()), cwd=self.folder, env={"QDO_APP": "jobs:app", **places}
+            )
+            if all(each in ended.out for each in row.texts):
+                return []
+            if time.monotonic() > end:
+                return [f"{name}: `qdo {row.listed}` says {ended.out}{ended.err}"]
+
+    def finish(self) -> list[str]:
+        """Stop the workers; return what is wrong with their processes."""
+        self._over.set()
+        self._sender.join()
+        now = [children(each.pid) for each in self._parents]
+        for parent in self._parents:
+            parent.send(signal.SIGTERM)
+        codes = [parent.wait(40.0) for parent in self._parents]
+        return [f"{now} were {self._processes}"] * (now != self._processes) + [
+            f"exit code {code}" for code in codes if code
+        ]
+
+    def close(self) -> None:
+        self._over.set()
+        if self._sender.ident is not None:
+            self._sender.join()
+        self._guest.close()
+        self._engine.dispose()
+        super().close()
+
+    def rows(self) -> dict[str, StrangeRow]:
+        """Return rows for timers, requests, delayed messages, streams, the outbox and a node."""
+        spoil = partial(self.client.set, self.layout.queue("spoilt"), b"[" * 5000 + b"]" * 5000)
+        return {
+            "timer": StrangeRow(bool, "timers list", ("refused", "of-a-timer")),
+            "limit": self._request("limit", {"then": "of-a-request"}, "QueueLimitError"),
+            "keyless": self._request("keyless", {"then": "user.-80"}, "UsageError"),
+            "tag": self._request("tag", {"then": "answers", "tag": "x"}, "UsageError"),
+            "damaged": self._request("damaged", {}, "headers", "headers = '['"),
+            "delayed": StrangeRow(self._delay, "dead-letters list", ("user.-80", "key")),
+            "circle": StrangeRow(self._circle, "streams list", ("one", "two")),
+            "boxed limit": self._box("of-a-box", None, "QueueLimitError"),
+            "boxed shard": self._box("user.-80", None, "UsageError"),
+            "boxed name": self._box("a/b", None, "QueueNameError"),
+            "boxed key": self._box("plain", "a\0b", "UsageError"),
+            "node": StrangeRow(spoil, "queues", ("spoilt", "damaged")),
+        }
+
+    def _request(self, id: str, reply: Any, error: str, change: str = "") -> StrangeRow:
+        """Ask as a sender who does not use `App.request`; change the stored row by hand."""
+
+        def put() -> None:
+            due = time.time() + 1.0 if change else 0.0
+            told = json.dumps(reply)
+            new = NewRequest("work", id, (b"null", None), b"digest", due=due, reply=told)
+            self._guest.requests.ask([new])
+            if change:
+                self._execute(f"UPDATE requests SET {change} WHERE id = '{id}'")
+
+        return StrangeRow(put, f"requests show {id}", (f"{id}: failed", error))
+
+    def _delay(self) -> None:
+        """Send a delayed message to a shard, and take its key away by hand."""
+        soon = SendOptions(due=time.time() + 1.0)
+        self._guest.send(Outgoing("user.-80", b"1", "lost", terms=soon))
+        self._execute("UPDATE delayed SET key = NULL WHERE key = 'lost'")
+
+    def _circle(self) -> None:
+        """Let the shards of two streams have each other's names."""
+        (shard,) = first_shards("one", 1)
+        soon = SendOptions(due=time.time() + 1.0)
+        self._guest.streams.add([replace(shard, queue="two.-")])
+        self._guest.send(Outgoing("two.-", b"1", "k", terms=soon))
+        self._guest.streams.add([replace(shard, stream="two", queue="one.-")])
+        self._guest.send(Outgoing("one.-", b"1", "k"))
+
+    def _box(self, queue: str, key: str | None, error: str) -> StrangeRow:
+        """Write into the outbox by SQL."""
+        row = {"id": f"of {queue}", "queue": queue, "key": key, "body": b"1"}
+
+        def put() -> None:
+            with self._engine.begin() as connection:
+                connection.execute(insert(self._outbox.table).values(row))
+
+        return StrangeRow(put, "outbox list", (row["id"], error))
+
+
+def executed(connect: Callable[[], Any], statement: str) -> None:
+    with contextlib.closing(connect()) as connection, connection:
+        connection.execute(statement)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("coordinator", ["embedded", "zookeeper", "database"])
+@pytest.mark.parametrize("broker", ["sqlite", "postgresql"])
+def test_strange_rows_cost_themselves_only(
+    broker: str, coordinator: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Other work goes on, no process ends, and a command lists each row with its reason."""
+    files = {"sqlite": tmp_path / "messages.db", "embedded": tmp_path / "coordination.db"}
+    urls = {kind: f"sqlite:{path}" for kind, path in files.items()}
+    owners: dict[str, Any] = {kind: partial(sqlite3.connect, path) for kind, path in files.items()}
+    guests = dict(urls)
+    with contextlib.ExitStack() as stack:
+        if {broker, coordinator} & {"postgresql", "database"}:
+            database: PostgresqlDatabase = request.getfixturevalue("postgresql")
+            prepared(database.url())
+            roles = {
+                kind: stack.enter_context(database.role(kind)) for kind in ("worker", "sender")
+            }
+            for kind, role in roles.items():
+                for statement in grants("qdo", role, kind):
+                    executed(database.connect, statement)
+            urls |= dict.fromkeys(("postgresql", "database"), database.url(roles["worker"]))
+            owners |= dict.fromkeys(("postgresql", "database"), database.connect)
+            guests["postgresql"] = database.url(roles["sender"])
+        if coordinator == "zookeeper":
+            urls["zookeeper"] = request.getfixturevalue("zookeeper_url")
+        execute = partial(executed, owners[broker])
+        fleet = StrangeFleet(tmp_path, urls[coordinator], urls[broker], guests[broker], execute)
+        stack.enter_context(contextlib.closing(fleet))
+        fleet.begin()
+        rows = fleet.rows()
+        for statement in NUMBERS.get(coordinator, ()):
+            put = partial(executed, owners[coordinator], statement)
+            rows[statement] = StrangeRow(put, "queues", ("plain",))
+        found = fleet.play(rows) + fleet.finish()
+        assert found == [], "\n".join(found)
