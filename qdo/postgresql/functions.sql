@@ -149,6 +149,20 @@ BEGIN
 END
 $$;
 
+-- End transactions of a sender that are idle, because others wait for what they lock. Only some roles
+-- may set this for others.
+CREATE OR REPLACE FUNCTION {schema}.limit_idle(role regrole) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setrole = role
+            AND setconfig::text LIKE '%idle_in_transaction_session_timeout=%') THEN
+        EXECUTE format('ALTER ROLE %s SET idle_in_transaction_session_timeout = 600000', role);
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'set idle_in_transaction_session_timeout for % as a role that may alter it', role;
+END
+$$;
+
 -- The id of the message at a position: its UUID version 1.
 CREATE OR REPLACE FUNCTION {schema}.message_id(place bigint) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -136,19 +136,8 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",
         *(f"GRANT {rights} ON {schema}.{table} TO {role}" for table, rights in tables),
         *(f"GRANT EXECUTE ON FUNCTION {schema}.{each} TO {role}" for each in _FUNCTIONS[kind]),
-        *([_IDLE.format(role=role, literal=literal)] if kind == "sender" else []),
+        *([f"SELECT {schema}.limit_idle('{literal}')"] if kind == "sender" else []),  # nosec B608 # quoted
     ]
-
-
-_IDLE = """DO $qdo$ BEGIN
-  IF NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setrole = '{literal}'::regrole
-      AND setconfig::text LIKE '%idle_in_transaction_session_timeout=%') THEN
-    ALTER ROLE {role} SET idle_in_transaction_session_timeout = '10min';
-  END IF;
-EXCEPTION WHEN insufficient_privilege THEN
-  RAISE WARNING 'only a role that may change it can set idle_in_transaction_session_timeout';
-END $qdo$"""
-"""What a sender's transaction locks, other senders wait for."""
 
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
