@@ -66,11 +66,11 @@ class Roles:
                 self._owner.execute(statement.encode())
         return name
 
-    def grant(self, right: str) -> None:
-        self.run(f"GRANT {right}")
-
     def run(self, statement: str) -> None:
         self._owner.execute(statement.encode())
+
+    def grant(self, right: str) -> None:
+        self.run(f"GRANT {right}")
 
     def age_dedup_keys(self, role: str, key: str) -> None:
         """Change the digests to that of one role and key, as before format 5."""
@@ -171,6 +171,7 @@ def work_all(roles: Roles, name: str) -> None:
     client.close()
     with roles.connect(name) as connection:
         connection.execute("SELECT qdo.drop_partitions()")
+        connection.execute("SELECT qdo.tidy(0)")
         connection.execute("SELECT qdo.move_due('app', 1, 1)")
 
 
@@ -470,7 +471,7 @@ def test_every_right_is_needed(roles: Roles, kind: str) -> None:
     # limit of another role holds.
     given = grants("qdo", roles.create(kind), kind)
     rare = ("channel", "advance", "limit_queues")
-    needed = [each for each in given if not any(name in each for name in rare)]
+    needed = [each for each in given if not any(name in each for name in (*rare, "limit_idle"))]
     for statement in needed:
         name = f"{kind}_{roles.names[0].rpartition('_')[2]}"
         roles.take(name)
@@ -486,6 +487,24 @@ def test_every_right_is_needed(roles: Roles, kind: str) -> None:
             continue
         superfluous.append(statement)
     assert superfluous == []
+
+
+def test_a_sender_has_a_limit_of_idle_transactions(roles: Roles) -> None:
+    """Unless its role has another. Who may not set it gets the rights and a warning."""
+    limit = "SELECT current_setting('idle_in_transaction_session_timeout')"
+    for kind, expected in (("sender", "10min"), ("worker", "0"), ("sender", "7s")):
+        name = roles.create(kind)
+        with roles.connect(name) as connection:
+            assert connection.execute(limit).fetchone() == (expected,)
+            connection.execute("SET idle_in_transaction_session_timeout = 0")
+        if expected == "10min":
+            roles.run(f"ALTER ROLE {name} SET idle_in_transaction_session_timeout = '7s'")
+    notices: list[str] = []
+    roles.grant(f"EXECUTE ON FUNCTION qdo.limit_idle TO {name}")
+    with roles.connect(name) as powerless:
+        powerless.add_notice_handler(lambda notice: notices.append(notice.sqlstate or ""))
+        powerless.execute(grants("qdo", roles.create("worker"), "sender")[-1].encode())
+    assert notices == ["01000"]
 
 
 def test_strangers_may_nothing(roles: Roles) -> None:
@@ -529,7 +548,7 @@ def test_a_stranger_holds_no_sender_back(roles: Roles, postgresql: PostgresqlDat
         used = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
         with owner.transaction():
             for call in ("append('app', ARRAY['new'], NULL, NULL, ARRAY[''::bytea], NULL)",
-                         "move_due('app', 9, 9)", "drop_partitions()"):  # fmt: skip
+                         "move_due('app', 9, 9)", "drop_partitions()", "tidy(0)"):  # fmt: skip
                 owner.execute(f"SELECT qdo.{call}".encode())
             owner.execute(STAGE)
             owner.execute("SET CONSTRAINTS ALL IMMEDIATE")
