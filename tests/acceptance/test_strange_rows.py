@@ -39,7 +39,7 @@ from tests.support.processes import Proc, children, wait_until, whole_lines
 
 WORKERS = 2
 SEND_EVERY = 0.1
-CALM_SECONDS, AFTER_SECONDS, LISTED_SECONDS = 4.0, 5.0, 10.0
+CALM_SECONDS, AFTER_SECONDS, LISTED_SECONDS = 4.0, 5.0, 20.0
 PAUSE_SECONDS = 1.0
 """How long untouched work may pause, beside its longest pause before: a machine may be slow."""
 QUEUES = ("plain", "later", "boxed", "ticks", "answers", "spoilt", "user.-80", "user.80-")
@@ -150,16 +150,15 @@ class StrangeFleet(AppRuns):
         """Put rows in, one after the other; return what is wrong then."""
         calm = self._pauses(time.monotonic(), CALM_SECONDS)
         begin = time.monotonic()
-        times: list[tuple[float, str]] = []
-        found = []
+        times: dict[str, float] = {}
         for name, row in rows.items():
-            times.append((time.monotonic(), name))
             with contextlib.suppress(QdoError, psycopg.Error, sqlite3.Error):
                 row.put()
-                found += self._unlisted(name, row)
+                times[name] = time.monotonic()
+        found = self._unlisted({name: rows[name] for name in times})
         for kind, (pause, since) in self._pauses(begin, AFTER_SECONDS).items():
             if pause > PAUSE_SECONDS + calm[kind][0]:
-                before = [name for at, name in times if at < since + PAUSE_SECONDS]
+                before = [name for name, at in times.items() if at < since + PAUSE_SECONDS]
                 found.append(f"{kind} paused for {pause:.1f} s, after {before[-1:]}")
         return found
 
@@ -183,17 +182,21 @@ class StrangeFleet(AppRuns):
                 found.setdefault(kind, []).append(float(at))
         return found
 
-    def _unlisted(self, name: str, row: StrangeRow) -> list[str]:
-        places = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
+    def _unlisted(self, rows: dict[str, StrangeRow]) -> list[str]:
+        """Return which rows are not listed in time."""
+        env = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
         end = time.monotonic() + LISTED_SECONDS
         while True:
-            ended = command(
-                *(*QDO, *row.listed.split()), cwd=self.folder, env={"QDO_APP": "jobs:app", **places}
-            )
-            if all(each in ended.out for each in row.texts):
-                return []
-            if time.monotonic() > end:
-                return [f"{name}: `qdo {row.listed}` says {ended.out}{ended.err}"]
+            found = []
+            for name, row in [*rows.items()]:
+                argv = (*row.listed.split(), "--app", "jobs:app")
+                ended = command(*QDO, *argv, cwd=self.folder, env=env)
+                if all(each in ended.out for each in row.texts):
+                    del rows[name]
+                else:
+                    found.append(f"{name}: `qdo {row.listed}` says {ended.out}{ended.err}")
+            if not found or time.monotonic() > end:
+                return found
 
     def finish(self) -> list[str]:
         """Stop the workers; return what is wrong with their processes."""
@@ -203,9 +206,8 @@ class StrangeFleet(AppRuns):
         for parent in self._parents:
             parent.send(signal.SIGTERM)
         codes = [parent.wait(40.0) for parent in self._parents]
-        return [f"{now} were {self._processes}"] * (now != self._processes) + [
-            f"exit code {code}" for code in codes if code
-        ]
+        found = [f"exit code {code}" for code in codes if code]
+        return found if now == self._processes else [*found, f"{now} were {self._processes}"]
 
     def close(self) -> None:
         self._over.set()
