@@ -100,7 +100,7 @@ JOIN {{schema}}.znodes USING (parent, name) WHERE true
 _NAMES = "SELECT parent, name FROM {schema}.znodes WHERE parent = ANY (%s)"
 _UNHEARD = """
     AND owner NOT IN (SELECT id FROM {schema}.sessions
-        WHERE clock_timestamp() > heard + 2 * timeout * interval '1 ms')
+        WHERE clock_timestamp() > heard + 2.0 * timeout * interval '1 ms')
 """
 """Leaves out nodes of sessions that seem to have ended, by the server's clock."""
 _DELETE = """

@@ -194,6 +194,11 @@ class NodeSource(Protocol):
     def names(self, path: str) -> Iterable[str]: ...
 
 
+def _next(version: int) -> int:
+    """Return the next version, also after one that another program wrote."""
+    return version + 1 if version < MAX_VERSION else 0
+
+
 def parent_of(path: str) -> str:
     """Return the path of the parent of a node other than the root."""
     return path[: path.rindex("/")] or ROOT
@@ -201,6 +206,7 @@ def parent_of(path: str) -> str:
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
+MAX_VERSION = 2**31 - 1
 EPHEMERAL = 1
 SEQUENTIAL = 2
 
@@ -362,7 +368,7 @@ class Tree:
         node.data = request.data
         node.mzxid = self.zxid + 1
         node.mtime = self._now
-        node.version += 1
+        node.version = _next(node.version)
         self._put(path, node)
         self._events.append((CHANGED_EVENT, path))
         return node.stat()
@@ -375,7 +381,7 @@ class Tree:
         _require_version(node.aversion, request.version)
         node = node.copy()
         node.acl = rights
-        node.aversion += 1
+        node.aversion = _next(node.aversion)
         self._put(request.path, node)
         return node.stat()
 
