@@ -12,7 +12,8 @@ write. There are two kinds of proof:
   a new position, such as a dead letter that is sent again. The table grows; old rows can be
   deleted by age.
 
-Both work in a transaction of the app: in a SQLAlchemy session or connection, in a connection of
+Apps may share a table: the name of the app is in its key, as in `message.app`. Both kinds work in a
+transaction of the app: in a SQLAlchemy session or connection, in a connection of
 psycopg 3, or in one of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL.
 SQLAlchemy is only imported for its own sessions (``pip install -e '.[sql]'``).
 """
@@ -68,31 +69,101 @@ class ProofTable:
     """A table in the app's database that proves which messages were processed.
 
     :param table: its name, of letters, digits and underscores.
+    :param columns: those behind `app`.
+    :param key: those of the primary key behind `app`.
     :ivar schema: the statement that creates the table, for tools that create all tables of an app.
     :raises UsageError: the name is invalid.
     """
 
-    schema: str
-
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, columns: str, key: str) -> None:
         self.table = table_name(table)
+        self._key = f"PRIMARY KEY (app, {key})"
+        self._columns = f"(app TEXT NOT NULL, {columns}, {self._key})"
+        self.schema = f"CREATE TABLE IF NOT EXISTS {table} {self._columns}"
+        self._apps: set[str] = set()
+        """Those that have used the table, as it is now, in this process."""
+        self._changed = False
+        """This process has changed a table of an older version, and a rollback may undo that."""
 
     def create(self, session: SqlSession) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables."""
+        """Create the table unless it exists; call it where the app creates its own tables.
+
+        A table of an older version gets the column `app`.
+        """
         execute(session, self.schema, {})
+        self._add_app(session)
+
+    def _use(self, session: SqlSession, app: str) -> None:
+        """Prepare the first use by an app in this process.
+
+        Rows from before the column `app` become those of the first app that uses the table.
+        """
+        if app in self._apps:
+            return
+        adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # nosec B608 # table_name checks it
+        self._add_app(session)
+        if execute(session, adopt, {"app": app}).rowcount:
+            self._changed = True
+        if not self._changed:
+            self._apps.add(app)
+
+    def _only_app(self, session: SqlSession, app: str | None) -> str:
+        """Return the app, or that of the table's rows; raise UsageError if these are of several."""
+        self._add_app(session)
+        if app is not None:
+            return app
+        ends = [f"(SELECT {each}(app) FROM {self.table})" for each in ("min", "max")]  # nosec B608 # table_name checks it
+        first, last = execute(session, f"SELECT {', '.join(ends)}", {}).fetchone()
+        if first != last:
+            raise UsageError(
+                reason=f"app must be given, because table {self.table} has rows of several apps, "
+                f"such as {first!r} and {last!r}"
+            )
+        return first or ""
+
+    def _add_app(self, session: SqlSession) -> None:
+        """Add the column `app` to a table of an older version."""
+        table, old = self.table, [] if self._apps else self._stored_columns(session)
+        if not old or "app" in old:
+            return
+        self._changed = True
+        if not _is_sqlite(session):
+            execute(session, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", {})
+            if "app" not in self._stored_columns(session):
+                (name,) = execute(session, _PRIMARY_KEY, {"table": table}).fetchone()
+                add = f"ADD COLUMN app TEXT NOT NULL DEFAULT '', DROP CONSTRAINT {name}"
+                execute(session, f"ALTER TABLE {table} {add}, ADD {self._key}", {})
+            return
+        execute(session, "SAVEPOINT qdo_app", {})
+        execute(session, f"DELETE FROM {table} WHERE 0", {})  # nosec B608 # locks the file
+        if "app" not in self._stored_columns(session):
+            names, new = ", ".join(old), f"{table}_with_app"
+            execute(session, f"CREATE TABLE {new} {self._columns}", {})
+            copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # nosec B608 # table_name checks it
+            execute(session, copy, {})
+            execute(session, f"DROP TABLE {table}", {})
+            execute(session, f"ALTER TABLE {new} RENAME TO {table}", {})
+        execute(session, "RELEASE qdo_app", {})
+
+    def _stored_columns(self, session: SqlSession) -> list[str]:
+        query = "SELECT name FROM pragma_table_info(:table)" if _is_sqlite(session) else _COLUMNS
+        return [name for (name,) in execute(session, query, {"table": self.table}).fetchall()]
 
 
 class FenceTable(ProofTable):
     """One that has fences."""
 
-    def reset_fences(self, session: SqlSession) -> int:
-        """Reset every fence but no position; return the number of rows.
+    def reset_fences(self, session: SqlSession, app: str | None = None) -> int:
+        """Reset every fence of an app but no position; return the number of rows.
 
         For an app that moves to another coordinator, whose fences may be smaller. No worker may
         be running.
+
+        :param app: the app as in `message.app`; needed if the table has rows of several.
         """
-        reset = f"UPDATE {self.table} SET fence = 0"  # nosec B608 # table_name checks it
-        return int(execute(session, reset, {}).rowcount)
+        row = {"app": self._only_app(session, app)}
+        reset = f"UPDATE {self.table} SET fence = 0 WHERE app = :app"  # nosec B608 # table_name checks it
+        return int(execute(session, reset, row).rowcount)
 
 
 class FencedWrites(FenceTable):
@@ -103,20 +174,17 @@ class FencedWrites(FenceTable):
     """
 
     def __init__(self, table: str = "qdo_writes") -> None:
-        super().__init__(table)
-        self.schema = f"""
-            CREATE TABLE IF NOT EXISTS {table} (
-                queue VARCHAR({MAX_NAME}) NOT NULL,
-                part VARCHAR({MAX_NAME}) NOT NULL,
-                fence BIGINT NOT NULL,
-                position VARCHAR({POSITION_DIGITS}) NOT NULL,
-                PRIMARY KEY (queue, part)
-            )
+        columns = f"""
+            queue VARCHAR({MAX_NAME}) NOT NULL,
+            part VARCHAR({MAX_NAME}) NOT NULL,
+            fence BIGINT NOT NULL,
+            position VARCHAR({POSITION_DIGITS}) NOT NULL
         """
+        super().__init__(table, columns, "queue, part")
         self._advance = f"""
-            INSERT INTO {table} (queue, part, fence, position)
-            VALUES (:queue, :part, :fence, :position)
-            ON CONFLICT (queue, part) DO UPDATE
+            INSERT INTO {table} (app, queue, part, fence, position)
+            VALUES (:app, :queue, :part, :fence, :position)
+            ON CONFLICT (app, queue, part) DO UPDATE
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
         """  # nosec B608 # table_name checks it
@@ -124,10 +192,11 @@ class FencedWrites(FenceTable):
         # which may be ahead of the recorded progress, is rejected.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
-            WHERE queue = :queue AND part = :part AND fence < :fence
+            WHERE app = :app AND queue = :queue AND part = :part AND fence < :fence
         """  # nosec B608 # table_name checks it
         self._stale = f"""
-            SELECT 1 FROM {table} WHERE queue = :queue AND part = :part AND fence > :fence
+            SELECT 1 FROM {table}
+            WHERE app = :app AND queue = :queue AND part = :part AND fence > :fence
         """  # nosec B608 # table_name checks it
 
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
@@ -149,7 +218,9 @@ class FencedWrites(FenceTable):
             raise UsageError(
                 reason=f"part must have at most {MAX_NAME} characters, got {part!r:.60}..."
             )
+        self._use(session, message.app)
         row = {
+            "app": message.app,
             "queue": message.queue,
             "part": part,
             "fence": message.fence,
@@ -174,21 +245,18 @@ class ProcessedMessages(ProofTable):
     def __init__(
         self, table: str = "qdo_done_messages", *, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(table)
-        self._clock = clock
-        self.schema = f"""
-            CREATE TABLE IF NOT EXISTS {table} (
-                queue VARCHAR({MAX_NAME}) NOT NULL,
-                id VARCHAR({MAX_NAME}) NOT NULL,
-                done_at BIGINT NOT NULL,
-                PRIMARY KEY (queue, id)
-            )
+        columns = f"""
+            queue VARCHAR({MAX_NAME}) NOT NULL,
+            id VARCHAR({MAX_NAME}) NOT NULL,
+            done_at BIGINT NOT NULL
         """
+        super().__init__(table, columns, "queue, id")
+        self._clock = clock
         self._record = f"""
-            INSERT INTO {table} (queue, id, done_at) VALUES (:queue, :id, :done_at)
-            ON CONFLICT (queue, id) DO NOTHING
+            INSERT INTO {table} (app, queue, id, done_at) VALUES (:app, :queue, :id, :done_at)
+            ON CONFLICT (app, queue, id) DO NOTHING
         """  # nosec B608 # table_name checks it
-        self._forget = f"DELETE FROM {table} WHERE done_at < :done_at"  # nosec B608 # table_name checks it
+        self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # nosec B608 # table_name checks it
 
     def record(self, session: SqlSession, message: Message) -> bool:
         """Record that the message is done; if it returns False, it was done before: write nothing.
@@ -200,15 +268,22 @@ class ProcessedMessages(ProofTable):
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
         """
         _check_transaction(session)
-        row = {"queue": message.queue, "id": message.id, "done_at": int(self._clock())}
+        self._use(session, message.app)
+        row = {
+            "app": message.app,
+            "queue": message.queue,
+            "id": message.id,
+            "done_at": int(self._clock()),
+        }
         return bool(execute(session, self._record, row).rowcount)
 
-    def forget(self, session: SqlSession, older_than_seconds: float) -> int:
-        """Delete the rows that are older than this age; return their number.
+    def forget(self, session: SqlSession, older_than_seconds: float, app: str | None = None) -> int:
+        """Delete the rows of an app that are older than this age; return their number.
 
         A message that is delivered again after that counts as new. Keep rows for as long as the
         broker keeps messages (`retention_seconds`) and dead letters may be sent again.
 
+        :param app: the app as in `message.app`; needed if the table has rows of several.
         :raises UsageError: the age is negative, or not a finite number.
         """
         if not 0 <= older_than_seconds < math.inf:
@@ -217,7 +292,8 @@ class ProcessedMessages(ProofTable):
                 f"{older_than_seconds!r}"
             )
         limit = int(self._clock() - older_than_seconds)
-        return int(execute(session, self._forget, {"done_at": limit}).rowcount)
+        row = {"app": self._only_app(session, app), "done_at": limit}
+        return int(execute(session, self._forget, row).rowcount)
 
 
 def table_name(name: str) -> str:
@@ -284,6 +360,20 @@ def execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
 
 
 _PARAMETER = re.compile(r":(\w+)")
+_COLUMNS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped
+"""
+_PRIMARY_KEY = """
+SELECT quote_ident(conname) FROM pg_constraint
+WHERE conrelid = to_regclass(:table) AND contype = 'p'
+"""
+
+
+def _is_sqlite(session: SqlSession) -> bool:
+    if isinstance(session, sqlite3.Connection):
+        return True
+    return not _is_psycopg(session) and _dialect(session) == "sqlite"
 
 
 def _dialect(session: SqlSession) -> str:

@@ -15,13 +15,16 @@ between sending and deleting       its successor sends again; the broker recogni
 The same applies to two relays at once, for instance when a frozen relay resumes after its
 successor has started.
 
+A row that the broker refuses stays in the table with the reason, and later rows are sent. Apps may
+share a table: each relays its own rows.
+
 Needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -36,21 +39,29 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
     delete,
     func,
     insert,
+    inspect,
     or_,
     select,
+    text,
+    update,
 )
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateColumn
 
 from qdo.app import App
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker, Outgoing, SendOptions
+from qdo.brokers.outgoing import check_text
+from qdo.brokers.registry import kind_of
 from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import UsageError
 from qdo.message import NORMAL
 from qdo.positions import new_id, position_now, time_of_position
+from qdo.refusals import send_each
 from qdo.sending.messages import (
     Moment,
     NewMessage,
@@ -61,6 +72,7 @@ from qdo.sending.messages import (
     with_defaults,
 )
 from qdo.settings.vaults import marks_of
+from qdo.text import describe
 
 __all__ = ["Outbox"]
 
@@ -96,12 +108,30 @@ class Outbox:
         self._clock = clock
         self.table = _table(table, MetaData() if metadata is None else metadata)
         """SQLAlchemy's `Table`."""
+        self._is_current = self._changed = False
         app.outboxes.append(self)
 
     def create(self, session: Session | Connection) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables."""
+        """Create the table unless it exists; call it where the app creates its own tables.
+
+        A table of an older version gets the columns that it lacks.
+        """
         connection = session.connection() if isinstance(session, Session) else session
         self.table.create(connection, checkfirst=True)
+        self._add_columns(connection)
+
+    def _add_columns(self, connection: Connection) -> None:
+        found = None if self._is_current else inspect(connection)
+        if found is None or not found.has_table(self.table.name, self.table.schema):
+            return
+        known = {each["name"] for each in found.get_columns(self.table.name, self.table.schema)}
+        table = connection.dialect.identifier_preparer.format_table(self.table)
+        for column in self.table.columns:
+            if column.name not in known:
+                self._changed = True
+                new = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {new}"))
+        self._is_current = not self._changed  # a rollback may undo a change
 
     def send(
         self,
@@ -130,12 +160,14 @@ class Outbox:
         new = NewMessage(queue, body, key, headers, delay_seconds, at, priority=priority)
         message = build_outgoing(new)
         (message,) = with_defaults([message], self._app.default_headers)
-        check_size(message, self._app.settings.max_body_bytes)
         app = self._app
+        check_size(message, app.settings.max_body_bytes)
+        check_text(message, kind_of(app.settings.broker).stores_nul)
         (message,) = encrypted([message], app.settings, app.name, app._stream_of)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
         row = {
+            "app": self._scope,
             "id": id,
             "queue": message.queue,
             "key": message.key,
@@ -143,42 +175,106 @@ class Outbox:
             "body": message.body,
             "due": None if message.terms is None else message.terms.due,
         }
+        self._add_columns(session.connection() if isinstance(session, Session) else session)
         session.execute(insert(self.table).values(**row))
         return id
 
     def relay(self, broker: Broker) -> int:
         """Send the oldest rows that are due, and delete them; return their number.
 
-        Errors of the database and the broker are raised; the rows then stay.
+        Those that the broker refuses are set aside, and count, too. Errors of the database are
+        raised, and those for which the broker takes no row; the rows then stay.
         """
-        rows = self._oldest()
-        if rows:
+        count, held, busy = 0, set[str](), None
+        while rows := self._oldest(list(held)):
             marks = marks_of(self._app.settings, self._app.name, broker.stream_of)
-            broker.send_many([_outgoing(row, marks) for row in rows])
-            self._delete([row.place for row in rows])
-        return len(rows)
+            sent = send_each(
+                [(row, _outgoing(row, marks)) for row in rows],
+                lambda some: broker.send_many([message for _, message in some]),
+                lambda each: each[1].queue,
+            )
+            self._delete([row.place for (row, _), _ in sent.done])
+            self._set_aside((row, error) for (row, _), error in sent.refused)
+            count += len(sent.done) + len(sent.refused)
+            if sent.ended is not None:
+                raise sent.ended
+            if not sent.held:
+                break
+            held |= {row.queue for (row, _), _ in sent.held}
+            busy = sent.held[0][1]
+        if busy is not None and not count:
+            raise busy
+        return count
+
+    def refused(self) -> Sequence[Any]:
+        """Return the rows that were set aside, the oldest first."""
+        columns = self.table.c
+        query = select(columns.id, columns.queue, columns.key, columns.refused)
+        with self._engine.connect() as connection:
+            self._add_columns(connection)
+            found = query.where(self._own, columns.refused.is_not(None)).order_by(columns.place)
+            return connection.execute(found).all()
+
+    def retry(self, ids: Collection[str]) -> None:
+        """Let rows that were set aside be sent again."""
+        wanted = self._own, self.table.c.id.in_(ids)
+        with self._engine.begin() as connection:
+            connection.execute(update(self.table).where(*wanted).values(refused=None))
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Delete rows that were set aside."""
+        wanted = self._own, self.table.c.id.in_(ids), self.table.c.refused.is_not(None)
+        with self._engine.begin() as connection:
+            connection.execute(delete(self.table).where(*wanted))
+
+    @property
+    def _scope(self) -> str:
+        return self._app.settings.scope(self._app.name)
+
+    @property
+    def _own(self) -> Any:
+        """Whether a row is the app's; those of an older version are that of the first relay."""
+        return or_(self.table.c.app == self._scope, self.table.c.app.is_(None))
 
     def next_due(self) -> float | None:
         """Return the Unix time at which the first delayed row is due, None without one."""
+        columns = self.table.c
+        query = select(func.min(columns.due)).where(self._own, columns.refused.is_(None))
         with self._engine.connect() as connection:
-            found: float | None = connection.execute(select(func.min(self.table.c.due))).scalar()
+            found: float | None = connection.execute(query).scalar()
         return found
 
-    def _oldest(self) -> Sequence[Any]:
+    def _oldest(self, held: Collection[str] = ()) -> Sequence[Any]:
+        """Return the oldest rows that are due, without those of some queues."""
         columns = self.table.c
         due = or_(columns.due.is_(None), columns.due <= self._clock())
-        sizes = select(columns.place, func.length(columns.body).label("size")).where(due)
-        with self._engine.connect() as connection:
+        wanted = and_(self._own, due, columns.refused.is_(None), columns.queue.not_in(held))
+        sizes = select(columns.place, func.length(columns.body).label("size")).where(wanted)
+        with self._engine.begin() as connection:
+            self._add_columns(connection)
             found = connection.execute(sizes.order_by(columns.place).limit(BATCH)).all()
             chosen = _fitting((row.place, row.size) for row in found)
             if not chosen:
                 return []
-            wanted = select(self.table).where(columns.place.in_(chosen)).order_by(columns.place)
-            return connection.execute(wanted).all()
+            rows = select(self.table).where(columns.place.in_(chosen)).order_by(columns.place)
+            return connection.execute(rows).all()
 
     def _delete(self, places: Sequence[int]) -> None:
         with self._engine.begin() as connection:
             connection.execute(delete(self.table).where(self.table.c.place.in_(places)))
+
+    def _set_aside(self, rows: Iterable[tuple[Any, Exception]]) -> None:
+        """Keep rows that the broker refuses, with the reason."""
+        for row, error in rows:
+            reason = describe(error)
+            with self._engine.begin() as connection:
+                one = update(self.table).where(self.table.c.place == row.place)
+                connection.execute(one.values(refused=reason))
+            _log.error(
+                "message %s of queue %s stays in %s, because the broker refuses it; later messages"
+                " are sent; `qdo outbox retry` or `qdo outbox drop` it: %s",
+                *(row.id, row.queue, self.table.name, reason),
+            )
 
 
 def _table(name: str, metadata: MetaData) -> Table:
@@ -194,6 +290,8 @@ def _table(name: str, metadata: MetaData) -> Table:
         Column("headers", Text),
         Column("body", LargeBinary, nullable=False),
         Column("due", Float(53)),
+        Column("app", Text),
+        Column("refused", Text),
         # Numbers are never reused: a late delete must not hit a new row.
         sqlite_autoincrement=True,
     )

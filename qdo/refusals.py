@@ -17,11 +17,17 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from qdo.errors import FailureKind, QdoError
 from qdo.system.sqlite import DamagedRowError
 
-__all__ = ["failure_kind", "sqlstate_kind"]
+__all__ = ["Passage", "failure_kind", "send_each", "sqlstate_kind"]
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 _BUSY_STATES = re.compile("40|55|57014")
 """SQLSTATEs of locks, of transactions that met another one, and of statements that were ended."""
@@ -60,3 +66,50 @@ def sqlstate_kind(state: str) -> FailureKind:
     if _BUSY_STATES.match(state):
         return FailureKind.BUSY
     return FailureKind.UNREACHABLE if _ALL_STATES.match(state) else FailureKind.REFUSED
+
+
+@dataclass(slots=True)
+class Passage(Generic[Row, Result]):
+    """The rows of `send_each` by what became of them.
+
+    :ivar done: with their results.
+    :ivar refused: with the errors for which they were refused.
+    :ivar held: with the error, or None for later rows of the same queue. They come again later.
+    :ivar ended: why no row can succeed now. The rows that are in no list come again later.
+    """
+
+    done: list[tuple[Row, Result]] = field(default_factory=list)
+    refused: list[tuple[Row, Exception]] = field(default_factory=list)
+    held: list[tuple[Row, Exception | None]] = field(default_factory=list)
+    ended: Exception | None = None
+
+
+def send_each(
+    rows: Sequence[Row],
+    send: Callable[[Sequence[Row]], Sequence[Result]],
+    queue_of: Callable[[Row], str],
+) -> Passage[Row, Result]:
+    """Send rows in their order, as many at once as can be; a row that fails concerns no other.
+
+    :param send: sends all or none, and returns a result for each. After an error, halves are sent.
+    """
+    passage, waiting = Passage[Row, Result](), [list(rows)]
+    while waiting and passage.ended is None:
+        held = {queue_of(row) for row, _ in passage.held}
+        some = waiting.pop()
+        passage.held += [(row, None) for row in some if queue_of(row) in held]
+        if not (some := [row for row in some if queue_of(row) not in held]):
+            continue
+        try:
+            passage.done += zip(some, send(some), strict=True)
+        except Exception as error:  # noqa: BLE001 - each store raises what its library raises
+            kind, middle = failure_kind(error), len(some) // 2
+            if kind is FailureKind.UNREACHABLE:
+                passage.ended = error
+            elif middle:
+                waiting += [some[middle:], some[:middle]]
+            elif kind is FailureKind.BUSY:
+                passage.held.append((some[0], error))
+            else:
+                passage.refused.append((some[0], error))
+    return passage

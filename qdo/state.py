@@ -37,38 +37,37 @@ class SavedState(dict[str, Any]):
 
 
 class KeyedState(FenceTable):
-    """A JSON object for each queue and key, saved in transactions of the app.
+    """A JSON object for each app, queue and key, saved in transactions of the app.
 
     :param table: name of the table, of letters, digits and underscores.
     :raises UsageError: the name is invalid.
     """
 
     def __init__(self, table: str = "qdo_state") -> None:
-        super().__init__(table)
-        self.schema = f"""
-            CREATE TABLE IF NOT EXISTS {table} (
-                scope VARCHAR({MAX_NAME}) NOT NULL,
-                name VARCHAR({MAX_NAME}) NOT NULL,
-                fence BIGINT NOT NULL,
-                positions TEXT NOT NULL,
-                value TEXT NOT NULL,
-                PRIMARY KEY (scope, name)
-            )
+        columns = f"""
+            scope VARCHAR({MAX_NAME}) NOT NULL,
+            name VARCHAR({MAX_NAME}) NOT NULL,
+            fence BIGINT NOT NULL,
+            positions TEXT NOT NULL,
+            value TEXT NOT NULL
         """
+        super().__init__(table, columns, "scope, name")
         # Each statement locks the row, so two owners decide one after the other. Even a repetition
         # raises the fence, which shuts out a former owner that is ahead of the recorded progress.
         self._enter = f"""
-            INSERT INTO {table} (scope, name, fence, positions, value)
-            VALUES (:scope, :name, :fence, '{{}}', '{{}}')
-            ON CONFLICT (scope, name) DO UPDATE SET fence = CASE
+            INSERT INTO {table} (app, scope, name, fence, positions, value)
+            VALUES (:app, :scope, :name, :fence, '{{}}', '{{}}')
+            ON CONFLICT (app, scope, name) DO UPDATE SET fence = CASE
                 WHEN excluded.fence > {table}.fence THEN excluded.fence ELSE {table}.fence END
             RETURNING fence, positions, value
         """  # nosec B608 # table_name checks it
         self._save = f"""
             UPDATE {table} SET positions = :positions, value = :value
-            WHERE scope = :scope AND name = :name
+            WHERE app = :app AND scope = :scope AND name = :name
         """  # nosec B608 # table_name checks it
-        self._read = f"SELECT value FROM {table} WHERE scope = :scope AND name = :name"  # nosec B608 # table_name checks it
+        self._read = f"""
+            SELECT value FROM {table} WHERE app = :app AND scope = :scope AND name = :name
+        """  # nosec B608 # table_name checks it
 
     @contextlib.contextmanager
     def of(
@@ -92,7 +91,7 @@ class KeyedState(FenceTable):
         own = key is None or key == message.key
         # The state of a key of a stream outlives its shards.
         scope = message.stream if own and message.key and message.stream else message.queue
-        row = _row(scope, message.key if key is None else key)
+        row = _row(message.app, scope, message.key if key is None else key)
         write, positions, value = self._decide(session, message, row)
         if write is Write.STALE:
             raise StaleClaimError(queue=message.queue, fence=message.fence)
@@ -104,9 +103,14 @@ class KeyedState(FenceTable):
             saved = {"positions": json.dumps(positions), "value": _encoded(state, row)}
             execute(session, self._save, {**row, **saved})
 
-    def read(self, session: SqlSession, queue: str, key: str = "") -> dict[str, Any]:
-        """Return the saved state of a queue, or stream, and key; empty if there is none."""
-        row = _row(queue, key)
+    def read(
+        self, session: SqlSession, queue: str, key: str = "", app: str | None = None
+    ) -> dict[str, Any]:
+        """Return the saved state of a queue, or stream, and key; empty if there is none.
+
+        :param app: the app as in `message.app`; needed if the table has states of several.
+        """
+        row = _row(self._only_app(session, app), queue, key)
         found = execute(session, self._read, row).fetchone()
         return {} if found is None else _decoded(found[0], row)
 
@@ -115,6 +119,7 @@ class KeyedState(FenceTable):
     ) -> tuple[Write, dict[str, Any], dict[str, Any]]:
         """Lock the row; return the decision, the positions and the value."""
         check_proof(session, message)
+        self._use(session, message.app)
         entered = execute(session, self._enter, {**row, "fence": message.fence})
         # Reads to the end, without which SQLite refuses the commit.
         ((fence, positions, value),) = entered.fetchall()
@@ -125,13 +130,13 @@ class KeyedState(FenceTable):
         return (Write.NEW if new else Write.REPEATED), known, state
 
 
-def _row(queue: str, key: str | None) -> dict[str, str]:
+def _row(app: str, queue: str, key: str | None) -> dict[str, str]:
     if key and len(key) > MAX_NAME:
         raise UsageError(
             reason=f"the key of a state must have at most {MAX_NAME} characters, got "
             f"{key!r:.60}...; pass a digest of it as key="
         )
-    return {"scope": queue, "name": key or ""}
+    return {"app": app, "scope": queue, "name": key or ""}
 
 
 def _encoded(state: SavedState, row: dict[str, str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdo.encoding import is_utf8
+from qdo.errors import UsageError
 from qdo.message import Message
 
 DEDUP_SECONDS = 300.0
@@ -39,3 +41,24 @@ class Outgoing:
     """JSON object of str to str, or None."""
     terms: SendOptions | None = None
     """None for most: one field, because a million of these are made a minute."""
+
+
+def check_text(message: Outgoing, nul: bool = True) -> None:
+    """Raise UsageError for characters that a broker cannot store.
+
+    :param nul: it can store NUL.
+    """
+    options = message.terms
+    texts = (
+        ("key", message.key),
+        ("headers", message.headers),
+        ("dedup_key", None if options is None else options.dedup_key),
+    )
+    for word, text in texts:
+        if text is None or ((text.isascii() or is_utf8(text)) and (nul or "\0" not in text)):
+            continue
+        what = "surrogate characters" if nul else "NUL or surrogate characters"
+        raise UsageError(
+            reason=f"the {word} of a message for queue {message.queue!r} must not contain {what}, "
+            f"which the broker cannot store, got {text!r}"
+        )

@@ -50,6 +50,7 @@ class BrokerKind:
     :ivar foreign_senders: whether programs other than qdo may send; see `encryption.marks`.
     :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
     :ivar schema: None if opening a broker creates everything that it needs.
+    :ivar stores_nul: whether keys may contain NUL.
     :ivar stores_requests: whether it has `Broker.requests`.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
@@ -62,6 +63,7 @@ class BrokerKind:
     closing_seconds: Callable[[str], float] = lambda url: 0.0
     stream: Callable[[str], str | None] = lambda url: None
     foreign_senders: bool = False
+    stores_nul: bool = True
     stores_requests: bool = True
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
     dead_letter_remedy: str = ""

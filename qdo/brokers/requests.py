@@ -35,6 +35,7 @@ TAKEN_BYTES = 32 * 1024 * 1024
 WAITING, RUNNING, PAUSED, OVER = range(4)
 STATES = ("waiting", "running", "paused", "over")
 """The names of the states, by number."""
+PAUSED_MARK = '{"paused"'
 
 Content = tuple[bytes, "str | None"]
 """A body or a result as it is stored, with its headers (JSON object of str to str, or None)."""
@@ -58,7 +59,8 @@ class NewRequest:
     """A request to store.
 
     :ivar digest: of pool and body as they were given; it tells whether a known `id` has the same.
-    :ivar due: Unix time in seconds before which it is not taken; 0: at once.
+    :ivar due: Unix time in seconds before which it is not taken; 0: at once; below 0: so many
+        seconds from now, by the clock of the store.
     :ivar reply: JSON object that the store keeps for those who end it, or None.
     :ivar keep_seconds: how long it is kept once it is over.
     """
@@ -99,9 +101,9 @@ class Taken:
     """The answer to `RequestStore.take`.
 
     :ivar marks: the marks of this worker's requests of the pool that have one, by id.
-    :ivar next_due: Unix time in seconds at which the next waiting request of the pool is due, None
-        without any; in the past if all places were filled and there may be more. It says nothing
-        after a take without places.
+    :ivar next_due: Unix time in seconds, by the clock of this machine, at which the next waiting
+        request of the pool is due, None without any; in the past if all places were filled and
+        there may be more. It says nothing after a take without places.
     """
 
     requests: Sequence[TakenRequest] = ()
@@ -113,7 +115,8 @@ class Taken:
 class RequestRecord:
     """A request as it is stored; times are Unix times in seconds.
 
-    :ivar mark: JSON object, ``{"cancel": reason}`` or ``{"resume": value}``; None without any.
+    :ivar mark: JSON object: ``{"cancel": reason}``; while it is paused ``{"paused": time}``, which
+        names the question that its job asks, and then ``{"resume": value}``; None without any.
     :ivar started: when it was taken, 0 if never.
     :ivar outcome: "done", "failed", "cancelled" or "skipped"; None until it is over.
     :ivar until: when it is deleted, 0 until it is over.
@@ -144,6 +147,11 @@ class RequestRecord:
     def is_cancelled(self) -> bool:
         """Whether its worker is told to cancel it."""
         return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
+
+    @property
+    def asks(self) -> bool:
+        """Whether its job waits for an answer that was not given yet."""
+        return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
 
 
 RECORD_FIELDS = (
@@ -219,11 +227,6 @@ def storable_text(text: str | None) -> str | None:
     return None if text is None else utf8_text(text).replace("\0", "\\x00")
 
 
-def is_resume(mark: str | None) -> bool:
-    """Return whether a mark resumes a request."""
-    return mark is not None and mark.startswith('{"resume"')
-
-
 def refuse_connection(connection: Any) -> None:
     """Raise UnsupportedError for a connection of the app: this broker is no database of apps."""
     if connection is not None:
@@ -267,7 +270,7 @@ class RequestStore(abc.ABC):
     ) -> bool:
         """Set a running or paused request to `RUNNING` or `PAUSED`, with a note; send messages.
 
-        It deletes the mark ``resume`` when a request goes on.
+        A pause makes a mark that no other pause has. Only the mark ``cancel`` outlives it.
 
         :return: whether the take is still valid; if not, nothing has changed.
         """
@@ -290,9 +293,10 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
+    def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
         """Let a running or paused request wait again; return whether the take was still valid.
 
+        :param seconds: until it may be taken, by the clock of the store.
         :param error: None keeps that of an earlier attempt.
         """
 
@@ -305,10 +309,10 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def mark(self, id: str, mark: str) -> bool:
-        """Set the mark of a running or paused request; return whether it is one.
+    def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
+        """Cancel a running or paused request, or answer a paused one; return whether it is one.
 
-        One that is being cancelled is not resumed.
+        :param asked: the mark of the question that the answer is for: it answers no other.
         """
 
     @abc.abstractmethod
@@ -318,6 +322,8 @@ class RequestStore(abc.ABC):
     @abc.abstractmethod
     def give_back(self, owner: str) -> int:
         """Let all requests of a worker that is gone wait again, each with one more failed attempt.
+
+        The error of that attempt names the worker.
 
         :param owner: its name is never used again. Nothing is decided about attempts here.
         :return: the number of requests.
@@ -346,8 +352,14 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def pools(self) -> list[str]:
-        """Return the pools with requests that wait, due or not."""
+    def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
+        """Return the pools in which a worker may find requests, each with `Taken.next_due`.
+
+        These are the pools with requests that wait, and those with requests that the worker owns
+        and does not run.
+
+        :param running: ids of the requests that the worker runs.
+        """
 
     @abc.abstractmethod
     def counts(self) -> dict[str, PoolCounts]:

@@ -213,6 +213,27 @@ def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
     return _named(shards, [_shard(parents[0].stream, parents[0].low, parents[-1].high, names)])
 
 
+def check_ranges(shards: Sequence[StreamShard]) -> None:
+    """Raise ShardStateError unless each key has one shard that gets its messages.
+
+    :param shards: all of a stream. Earlier versions let senders with SQL choose the ranges.
+    """
+    known = sorted((each for each in shards if each.end is None), key=lambda each: each.low)
+    ends = ["", *(each.high or "-" for each in known)]
+    wrong = [
+        each
+        for each, end in zip(known, ends, strict=False)
+        if each.low != end or not all(map(_BOUND.fullmatch, filter(None, (each.low, each.high))))
+    ]
+    if wrong or ends[-1] != "-":
+        names = [each.queue for each in wrong or known[-1:] or shards]
+        state = f"is among the shards with wrong ranges, {', '.join(names)}"
+        remedy = (
+            "correct their rows in the broker's table `streams`, so that each key has one shard"
+        )
+        raise ShardStateError(queue=names[0], state=state, remedy=remedy)
+
+
 def find_shard(shards: Iterable[StreamShard], queue: str) -> StreamShard:
     """Return the shard of a name; raise NotFoundError without one."""
     for each in shards:

@@ -228,7 +228,8 @@ BEGIN
             SELECT queue FROM {schema}.delayed
             WHERE app = of_app AND due <= now AND queue <> ALL (locked)
             ORDER BY due, number LIMIT most) AS due;
-        IF asked IS NULL THEN  -- all queues are locked; any of them, or one could keep others back
+        -- All queues are locked, or too many: any of them, or one could keep others back.
+        IF asked IS NULL OR cardinality(locked) > most THEN
             free := ARRAY[locked[1 + floor(random() * cardinality(locked))]];
             PERFORM FROM {schema}.queues WHERE id = ANY (free) FOR NO KEY UPDATE;
             EXIT;
@@ -456,8 +457,21 @@ BEGIN
 END
 $$;
 
+-- Return whether the session may know and change a request: its role has asked for it, is a member
+-- of the role that has, or reads all requests.
+CREATE OR REPLACE FUNCTION {schema}.is_asker(asker text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN coalesce(asker = session_user, true)
+        OR has_table_privilege(session_user, '{schema}.requests', 'SELECT')
+        OR EXISTS (SELECT FROM pg_roles
+            WHERE rolname = asker AND pg_has_role(session_user, oid, 'USAGE'));
+END
+$$;
+
 -- Store requests unless their ids are known; return for each whether it was new. With a node, the
--- transaction is one of the app, and notifies at its commit; see `stage`.
+-- transaction is one of the app, and notifies at its commit; see `stage`. A due time below 0 is a
+-- delay. An app has as many pools as queues at most.
 CREATE OR REPLACE FUNCTION {schema}.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
     replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
@@ -465,6 +479,9 @@ CREATE OR REPLACE FUNCTION {schema}.ask_requests(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fresh text[] := ARRAY[]::text[];
+    opened text[] := ARRAY(SELECT DISTINCT pool FROM unnest(pools) AS given(pool) WHERE NOT EXISTS (
+        SELECT FROM {schema}.pools WHERE app = of_app AND name = pool));
+    most bigint;
     added text[];
     missing bigint;
     other text;
@@ -476,12 +493,21 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
+    IF opened <> '{}' THEN
+        INSERT INTO {schema}.pools SELECT of_app, unnest(opened);
+        most := coalesce((SELECT max_queues FROM {schema}.apps WHERE name = of_app), 100000);
+        IF (SELECT count(DISTINCT name) FROM {schema}.pools WHERE app = of_app) > most THEN
+            RAISE EXCEPTION 'too many pools'
+                USING ERRCODE = 'QD001', DETAIL = opened[1], HINT = most;
+        END IF;
+    END IF;
     LOOP
         WITH new AS (
             INSERT INTO {schema}.requests
                 (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
                 SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
-                    given.due, given.reply, given.keep, given.digest, given.head, given.body
+                    CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due ELSE given.due END,
+                    given.reply, given.keep, given.digest, given.head, given.body
                 FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
                     WITH ORDINALITY AS given(
                         pool, id, priority, due, reply, keep, digest, head, body, place)
@@ -493,7 +519,9 @@ BEGIN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
-            min(given.id) FILTER (WHERE known.digest <> given.digest) INTO missing, other
+            min(given.id) FILTER (
+                WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
+            INTO missing, other
             FROM unnest(ids, digests) AS given(id, digest)
             LEFT JOIN {schema}.requests AS known
                 ON app = of_app AND known.id = ANY (ids) AND known.id = given.id;
@@ -594,7 +622,8 @@ BEGIN
         RETURN QUERY
         WITH taken AS (
             UPDATE {schema}.requests AS held
-            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL
+            SET state = 1, owner = of_owner, take = held.take + 1, started = now, note = NULL,
+                mark = CASE WHEN held.mark LIKE '{"cancel"%' THEN held.mark END
             WHERE app = of_app AND id = ANY (chosen)
             RETURNING held.*
         )
@@ -630,7 +659,8 @@ $$;
 
 -- Set requests to a state if their takes are still valid, and send the messages of those; `places`
 -- names the request of each message. Return for each request whether its take was valid; for one
--- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay.
+-- that ends, also if it has ended it before. NULL lets failed attempts, due time and error stay; a
+-- due time below 0 is a delay. A pause makes a mark of its own, which only its answer replaces.
 CREATE OR REPLACE FUNCTION {schema}.report_requests(
     of_app text, of_ids text[], owners text[], takes integer[], states integer[], notes text[],
     failures integer[], due_times float8[], errors text[], outcomes text[], heads text[],
@@ -652,11 +682,14 @@ BEGIN
             owner = CASE given.state WHEN 0 THEN '' ELSE held.owner END,
             note = CASE WHEN given.state < 3 THEN given.note
                 WHEN given.outcome <> 'done' THEN held.note END,
-            mark = CASE WHEN given.state = 3 OR given.state = 1 AND held.state = 2
-                AND held.mark LIKE '{"resume"%' THEN NULL ELSE held.mark END,
+            mark = CASE WHEN given.state = 3 THEN NULL
+                WHEN held.mark LIKE '{"cancel"%' OR given.state = 2 AND held.state = 2
+                    THEN held.mark
+                WHEN given.state = 2 THEN format('{"paused": %s}', {schema}.unix_time()) END,
             crashed = held.crashed AND coalesce(given.failed = held.failed, true),
             failed = coalesce(given.failed, held.failed),
-            due = coalesce(given.due, held.due),
+            due = CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due
+                ELSE coalesce(given.due, held.due) END,
             error = CASE given.state WHEN 3 THEN given.error
                 ELSE coalesce(given.error, held.error) END,
             headers = CASE given.outcome WHEN 'done' THEN NULL ELSE held.headers END,
@@ -708,21 +741,24 @@ CREATE OR REPLACE FUNCTION {schema}.cancel_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN ({schema}.report_requests(
+    RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)) AND ({schema}.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
         ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
         bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;
 
--- Set the mark of a running or paused request; return whether it is one. One that is being
--- cancelled does not go on.
-CREATE OR REPLACE FUNCTION {schema}.mark_request(of_app text, of_id text, of_mark text) RETURNS boolean
+-- Cancel a running or paused request, or answer the question `asked` of a paused one; return whether
+-- it is one.
+CREATE OR REPLACE FUNCTION {schema}.mark_request(
+    of_app text, of_id text, of_mark text, asked text DEFAULT NULL
+) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE {schema}.requests SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND state BETWEEN 1 AND 2
-            AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR of_mark LIKE '{"cancel"%');
+    UPDATE {schema}.requests AS held SET mark = of_mark
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
+            AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
+                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked END;
     RETURN FOUND;
 END
 $$;
@@ -748,18 +784,21 @@ DECLARE
     given bigint;
 BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', failed = failed + 1, crashed = true,
-        due = {schema}.unix_time(), note = NULL
+        due = {schema}.unix_time(), note = NULL,
+        mark = CASE WHEN mark LIKE '{"cancel"%' THEN mark END,
+        error = format('worker %s died, or lost its session', of_owner)
         WHERE app = of_app AND owner = of_owner AND state IN (1, 2);
     GET DIAGNOSTICS given = ROW_COUNT;
     RETURN given;
 END
 $$;
 
--- Return a request to those who know its id.
+-- Return a request to the role that has asked for it.
 CREATE OR REPLACE FUNCTION {schema}.find_request(of_app text, of_id text) RETURNS SETOF {schema}.requests
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT * FROM {schema}.requests WHERE app = of_app AND id = of_id;
+    RETURN QUERY SELECT * FROM {schema}.requests
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker);
 END
 $$;
 
@@ -776,6 +815,8 @@ BEGIN
         SELECT id FROM {schema}.requests WHERE app = of_app AND state = 3 AND until <= now
         ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS gone = ROW_COUNT;
+    DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (
+        SELECT FROM {schema}.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;
 END
 $$;
@@ -798,7 +839,7 @@ BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
-    LOOP
+    FOR round IN 1 .. 10 LOOP
         IF wanted > 1 THEN
             SELECT count(*) INTO found FROM {schema}.queues
                 WHERE app = of_app AND name = ANY (names);
@@ -808,7 +849,9 @@ BEGIN
                 SELECT root FROM {schema}.queues
                 WHERE app = of_app AND name = ANY (names) ORDER BY id FOR NO KEY UPDATE
             ) AS locked;
-            EXIT WHEN found >= wanted;
+            IF found >= wanted THEN
+                RETURN has_shards;
+            END IF;
         END IF;
         IF EXISTS (SELECT FROM unnest(names) AS given(name)
                 JOIN {schema}.streams ON app = of_app AND stream = {schema}.stream_of(given.name)
@@ -833,7 +876,7 @@ BEGIN
             ON CONFLICT DO NOTHING;
         found := wanted;
     END LOOP;
-    RETURN has_shards;
+    RAISE EXCEPTION 'these queues are deleted all the time' USING ERRCODE = 'lock_not_available';
 END
 $$;
 
@@ -901,15 +944,18 @@ DECLARE
     next text[];
     found text[];
 BEGIN
-    LOOP
+    FOR round IN 1 .. 10 LOOP
         next := {schema}.route(of_app, names, keys);
-        EXIT WHEN next IS NULL;  -- none of the locked ones is sealed
+        IF next IS NULL THEN  -- none of the locked ones is sealed
+            RETURN found;
+        END IF;
         names := next;
         found := next;
         PERFORM {schema}.lock_queues(of_app, names, NULL);
         PERFORM pg_notify({schema}.channel(of_app), '');
     END LOOP;
-    RETURN found;
+    RAISE EXCEPTION 'the shards of a stream change all the time'
+        USING ERRCODE = 'lock_not_available', DETAIL = names[1];
 END
 $$;
 
@@ -991,12 +1037,14 @@ BEGIN
                 RAISE EXCEPTION 'the window of a deduplication key is too long'
                     USING ERRCODE = 'invalid_parameter_value';
             END IF;
-            digest := sha256(convert_to(length(session_user) || ':' || session_user
-                || CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
-                || dedup_keys[i], 'UTF8'));
+            dedup_keys[i] := CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
+                || dedup_keys[i];
+            digest := sha256(convert_to(':' || dedup_keys[i], 'UTF8'));
             keeper := coalesce(keeper, own);  -- it outlives a shard
-            SELECT dedup.id INTO known FROM {schema}.dedup
-                WHERE queue = keeper AND key = digest AND until > now;
+            -- Until format 5, each role had keys of its own.
+            SELECT dedup.id INTO known FROM {schema}.dedup WHERE queue = keeper AND until > now
+                AND key IN (digest, sha256(convert_to(length(session_user) || ':' || session_user
+                    || dedup_keys[i], 'UTF8'))) LIMIT 1;
             IF FOUND THEN
                 sent := sent || known;
                 CONTINUE;
@@ -1051,9 +1099,11 @@ BEGIN
 END
 $$;
 
--- Store the first shards of a stream unless it has some, or seal parents and store children.
+-- Store the first shards of a stream unless it has some; or seal neighbors and store their child, or
+-- one shard and store two, divided at a bound. As in `qdo.brokers.streams`, but no caller chooses
+-- names or ranges: so the shards of a stream have each key once.
 CREATE OR REPLACE FUNCTION {schema}.add_shards(
-    of_app text, of_stream text, of_parents text[], names text[], lows text[], highs text[]
+    of_app text, of_stream text, shards integer, of_parents text[], bound text
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1061,14 +1111,45 @@ DECLARE
     taken text;
     parent record;
     of_root bigint;
+    lows text[];
+    highs text[];
+    bounds text[];
+    names text[];
 BEGIN
     INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
     SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
-    IF of_parents = '{}' AND EXISTS (
-        SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream
-    ) THEN
-        RETURN;
+    IF of_parents = '{}' THEN
+        IF EXISTS (SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream) THEN
+            RETURN;
+        END IF;
+        IF (of_stream ~ '^[^.]+$' AND shards BETWEEN 1 AND 4096 AND shards & (shards - 1) = 0)
+            IS NOT TRUE
+        THEN
+            RAISE EXCEPTION 'shards must be a power of two up to 4096 of a stream without a dot'
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        bounds := ARRAY(
+            SELECT regexp_replace(lpad(to_hex(65536 / shards * place), 4, '0'), '(00)+$', '')
+            FROM generate_series(0, shards - 1) AS place ORDER BY place) || ''::text;
+    ELSE
+        SELECT array_agg(low ORDER BY low), array_agg(high ORDER BY low) INTO lows, highs
+            FROM {schema}.streams WHERE app = of_app AND queue = ANY (of_parents);
+        bounds := array_remove(ARRAY[lows[1], bound, highs[cardinality(highs)]], NULL);
+        IF lows IS NULL OR lows[2:] <> trim_array(highs, 1)
+            OR (cardinality(lows) = 1) <> (bound IS NOT NULL)
+            OR bound !~ '^([0-9a-f]{2}){0,7}([0-9a-f][1-9a-f]|[1-9a-f]0)$'
+            OR NOT (bound COLLATE "C" > lows[1] AND (highs[1] = '' OR bound < highs[1]))
+        THEN
+            RAISE EXCEPTION 'shards must be neighbors, or one that is divided at a bound within it'
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
     END IF;
+    -- A range that returns gets a number: a name is a queue's node.
+    names := ARRAY(SELECT of_stream || '.' || bounds[place] || '-' || bounds[place + 1]
+        || CASE WHEN used > 0 THEN '.' || used + 1 ELSE '' END
+        FROM generate_series(1, cardinality(bounds) - 1) AS place CROSS JOIN LATERAL (
+            SELECT count(*) AS used FROM {schema}.streams WHERE app = of_app AND stream = of_stream
+                AND low = bounds[place] AND high = bounds[place + 1]) AS known ORDER BY place);
     SELECT name INTO taken FROM {schema}.queues
         WHERE app = of_app AND name = ANY (names) LIMIT 1;
     IF FOUND THEN
@@ -1085,7 +1166,8 @@ BEGIN
         LEFT JOIN {schema}.queues ON app = of_app AND queues.name = given.name
     LOOP
         UPDATE {schema}.streams SET end_position = {schema}.newest(parent.id, parent.trimmed)
-            WHERE app = of_app AND queue = parent.name AND end_position IS NULL;
+            WHERE app = of_app AND stream = of_stream AND queue = parent.name
+                AND end_position IS NULL;
         IF NOT FOUND OR parent.id IS NULL THEN
             RAISE EXCEPTION 'sealed' USING ERRCODE = 'QD005', DETAIL = parent.name;
         END IF;
@@ -1100,19 +1182,16 @@ BEGIN
             SELECT min(id) FROM {schema}.queues WHERE app = of_app AND name = ANY (names))
         WHERE app = of_app AND name = ANY (names) AND root IS NULL;
     INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden)
-        SELECT of_app, of_stream, given.name, given.low, given.high, of_parents, of_parents <> '{}'
-        FROM unnest(names, lows, highs) WITH ORDINALITY AS given(name, low, high, place)
-        ORDER BY place;
+        SELECT of_app, of_stream, names[place], bounds[place], bounds[place + 1], of_parents,
+            of_parents <> '{}' FROM generate_series(1, cardinality(names)) AS place ORDER BY place;
 END
 $$;
 
 -- Senders may create streams, but not divide them.
-CREATE OR REPLACE FUNCTION {schema}.create_stream(
-    of_app text, of_stream text, names text[], lows text[], highs text[]
-) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.create_stream(of_app text, of_stream text, shards integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM {schema}.add_shards(of_app, of_stream, '{}', names, lows, highs);
+    PERFORM {schema}.add_shards(of_app, of_stream, shards, '{}', NULL);
 END
 $$;
 

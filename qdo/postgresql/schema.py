@@ -81,9 +81,9 @@ _SENDING = (
     " text[], bytea[], integer)",
     f"cancel_request(text, text, integer, text, {_MESSAGES})",
     "channel(text)",
-    "create_stream(text, text, text[], text[], text[])",
+    "create_stream(text, text, integer)",
     "find_request(text, text)",
-    "mark_request(text, text, text)",
+    "mark_request(text, text, text, text)",
     f"send(text, {_MESSAGES}, integer)",
     f"stage(bigint, text, {_MESSAGES})",
 )
@@ -91,7 +91,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
     "worker": (
         *_SENDING,
-        "add_shards(text, text, text[], text[], text[], text[])",
+        "add_shards(text, text, integer, text[], text)",
         "advance(bigint)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",

@@ -90,7 +90,7 @@ CREATE TABLE {schema}.delayed (
 CREATE INDEX delayed_by_due ON {schema}.delayed (app, due, number);
 CREATE INDEX delayed_by_queue ON {schema}.delayed (queue);
 
--- The key is a digest of the sender's role and key: no role suppresses the message of another.
+-- The key is a digest, of a length that has a bound. It is the same for all roles.
 CREATE TABLE {schema}.dedup (
     queue bigint NOT NULL,
     key bytea NOT NULL,
@@ -228,3 +228,13 @@ INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 -- Format 5: the functions are replaced as a whole; `functions` is their digest.
 ALTER TABLE {schema}.about ADD functions text NOT NULL DEFAULT '';
+DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
+DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);
+
+-- A request belongs to the role that asked for it, those of earlier formats to all. A pool is known
+-- while it has requests that wait; without a unique name, no sender waits for an open transaction.
+ALTER TABLE {schema}.requests ADD asker text;
+ALTER TABLE {schema}.requests ALTER asker SET DEFAULT session_user;
+CREATE TABLE {schema}.pools (app text NOT NULL, name text NOT NULL);
+CREATE INDEX pools_named ON {schema}.pools (app, name);
+DROP FUNCTION IF EXISTS {schema}.mark_request(text, text, text);

@@ -6,16 +6,17 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
-from qdo.sending.replies import reply_messages, sealed
+from qdo.sending.replies import end_request, reply_messages, sealed, until_answered
 from qdo.system.clock import clock
 from qdo.text import describe
 
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
     from qdo.sending.sender import Sender
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 NOTE_SECONDS = 1.0
 """`Request.progress` is stored this often at most."""
 LOOK_SECONDS = 0.25
 """How often a paused request looks whether it goes on."""
-REPEAT_SECONDS = 1.0
-"""Pause after an end that could not be stored; the first one is shorter."""
 MOST_NOTE = 200
 
 
@@ -97,10 +95,9 @@ class Request(Message):
         :raises RequestCancelledError: it was cancelled.
         """
         store = self._app.broker.requests
-        events = self._replies("paused")
-        _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE], events))
+        self._tell("paused", PAUSED, note[:MOST_NOTE])
         while True:
-            found = _repeated(lambda: store.find(self.id, whole=False))
+            found = until_answered(lambda: store.find(self.id, whole=False), self._name)
             mark = (None if found is None else decoded_headers(found.mark)) or {}
             if found is None or found.state == OVER or found.take != self._take or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
@@ -108,42 +105,63 @@ class Request(Message):
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason
                 )
             if "resume" in mark:
-                _repeated(lambda: store.note(self._take, RUNNING, None))
+                self._note(RUNNING, None)
                 return mark["resume"]
             if found.state == RUNNING:  # an earlier note came late: its answer was lost
-                _repeated(lambda: store.note(self._take, PAUSED, note[:MOST_NOTE]))
+                self._note(PAUSED, note[:MOST_NOTE])
             if self.stopping:
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
 
-    def _replies(self, outcome: str, result: Any = None, error: str | None = None) -> list[Any]:
+    def _replies(self, outcome: str, result: Any = None) -> list[Outgoing]:
         reply = self.headers.get("qdo-reply")
-        return reply_messages(self._app, self.id, self.pool, reply, outcome, result, error)
+        return reply_messages(self._app, self.id, self.pool, reply, outcome, result)
+
+    @property
+    def _name(self) -> str:
+        return f"request {self.id} of pool {self.pool}"
+
+    def _note(self, state: int, note: str | None, messages: Sequence[Outgoing] = ()) -> None:
+        store = self._app.broker.requests
+        until_answered(lambda: store.note(self._take, state, note, messages), self._name)
+
+    def _tell(self, event: str, state: int, note: str | None) -> None:
+        """Store a state with the message of an event; a message that is refused is left out."""
+        try:
+            self._note(state, note, self._replies(event))
+        except Exception as refusal:  # noqa: BLE001 - the headers come from code of the app
+            _log.warning("%s: its message %r is dropped: %s", self._name, event, describe(refusal))
+            self._note(state, note)
 
     def _begin(self) -> None:
-        events = self._replies("started")
-        if events:
-            _repeated(lambda: self._app.broker.requests.note(self._take, RUNNING, None, events))
+        if (decoded_headers(self.headers.get("qdo-reply")) or {}).get("events"):
+            self._tell("started", RUNNING, None)
 
     def _cancel(self, error: RequestCancelledError) -> None:
         """End as cancelled; raise the error again if it is about another request."""
         if error.details["id"] != self.id:
             raise error
-        reason, store = error.details["reason"], self._app.broker.requests
-        told = self._replies("cancelled", None, reason)
-        _repeated(lambda: store.end(self._take, "cancelled", None, reason, told))
+        reply, reason = self.headers.get("qdo-reply"), error.details["reason"]
+        end_request(
+            *(self._app, self._take, self.pool, reply, "cancelled", reason),
+            lambda call: until_answered(call, self._name),
+        )
 
     def _finish(self, result: Any, function: Callable[..., Any]) -> None:
         """Store the result: the request is over with it, unless another worker has it by now."""
+        store = self._app.broker.requests
+
+        def end() -> bool:
+            content, messages = sealed(self._app, self.pool, result), self._replies("done", result)
+            return store.end(self._take, "done", content, messages=messages)
+
         try:
             if result is not None:
                 check_done(result, function, "job")
-            content = sealed(self._app, self.pool, result)
-            messages = self._replies("done", result)
-        except UsageError as error:
-            raise DeadLetter(f"its result cannot be stored: {error}") from None
-        store = self._app.broker.requests
-        if not _repeated(lambda: store.end(self._take, "done", content, messages=messages)):
+            ended = until_answered(end, self._name)
+        except Exception as error:  # noqa: BLE001 - it would be refused after another run, too
+            raise DeadLetter(f"its result cannot be stored: {describe(error)}") from None
+        if not ended:
             _log.warning(
                 "request %s of pool %s: the result of take %d is dropped, because the request is"
                 " over or was taken again",
@@ -151,18 +169,6 @@ class Request(Message):
                 self.pool,
                 self.take,
             )
-
-
-def _repeated(call: Callable[[], _T]) -> _T:
-    """Call until the broker answers: the place of a request stays taken meanwhile."""
-    pause = REPEAT_SECONDS / 20
-    while True:
-        try:
-            return call()
-        except UnreachableError as error:
-            _log.warning("retrying in %.2f s: %s", pause, describe(error))
-            time.sleep(pause)
-            pause = REPEAT_SECONDS
 
 
 def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:

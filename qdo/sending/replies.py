@@ -1,23 +1,33 @@
-"""Results of requests as they are stored, and the messages that tell of their ends."""
+"""Results of requests as they are stored, and their ends with the messages that tell of them."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ujson
 
+from qdo.backoff import Backoff
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import Content
+from qdo.brokers.requests import Content, Take
 from qdo.encoding import decoded_headers, encoded, is_raw, parsed
-from qdo.errors import UsageError
+from qdo.errors import FailureKind, UsageError
+from qdo.refusals import failure_kind
 from qdo.sending.messages import NewMessage, build_outgoing
 from qdo.settings.vaults import vault_of
+from qdo.text import describe
 
 if TYPE_CHECKING:
     from qdo.sending.sender import Sender
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+REPEAT = Backoff(0.05, 5.0)
+"""Pauses between attempts to tell the broker about a request; its place is taken meanwhile."""
 
 
 def sealed(sender: Sender, pool: str, value: Any) -> Content:
@@ -59,13 +69,64 @@ def reply_messages(
     is_event = outcome in ("started", "paused")
     if not wanted.get("then") or (is_event and not wanted.get("events")):
         return []
-    value = None if isinstance(result, bytes) else result
+    value, tag = None if isinstance(result, bytes) else result, wanted.get("tag") or {}
+    if not isinstance(tag, dict):
+        raise UsageError(reason=f"the tag of request {id!r} must be a JSON object, got {tag!r:.80}")
     told = {"request": id, "pool": pool, "outcome": outcome, "result": value, "error": error}
-    body = {**(wanted.get("tag") or {}), **told}
+    body = {**tag, **told}
+    return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
+
+
+def until_answered(call: Callable[[], _T], what: str) -> _T:
+    """Call until the broker answers, and raise its refusal: that would be the same each time.
+
+    :param what: names the request in the log.
+    """
+    failures = 0
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if failure_kind(error) is FailureKind.REFUSED:
+                raise
+            failures += 1
+            pause = REPEAT.delay(failures, random.random())  # nosec B311 # spreads pauses
+            text = "cannot store the state of %s, retrying in %.2f s: %s"
+            _log.warning(text, what, pause, describe(error))
+        time.sleep(pause)
+
+
+def end_request(
+    sender: Sender,
+    take: Take,
+    pool: str,
+    reply: str | None,
+    outcome: str,
+    error: str | None = None,
+    run: Callable[[Callable[[], bool]], bool] = lambda call: call(),
+) -> bool:
+    """End a request, with its message; return what `RequestStore.end` returns.
+
+    If the message is refused, the request ends without it, and its error says so. What was done
+    then counts as failed.
+
+    :param run: calls its argument, as `until_answered`.
+    """
+    store = sender.broker.requests
+
+    def end() -> bool:
+        messages = reply_messages(sender, take.id, pool, reply, outcome, error=error)
+        result = sealed(sender, pool, None) if outcome == "done" else None
+        return store.end(take, outcome, result, error, messages)
+
     try:
-        return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
-    except UsageError as error:
-        if result is not None:
-            raise  # the request fails, and tells that without its result
-        _log.error("request %s of pool %s ends without its message: %s", id, pool, error)
-        return []
+        return run(end)
+    except Exception as refusal:
+        if failure_kind(refusal) is not FailureKind.REFUSED:
+            raise
+        why = describe(refusal)
+        _log.error("request %s of pool %s ends without its message: %s", take.id, pool, why)
+        known = error or ""
+        said = known if why in known else f"{known}{known and '; '}its message is refused: {why}"
+        kept = "failed" if outcome == "done" else outcome
+        return run(lambda: store.end(take, kept, None, said))

@@ -35,7 +35,7 @@ from qdo.errors import (
 from qdo.message import NORMAL
 from qdo.queues import check_queue_name
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
-from qdo.sending.replies import opened, reply_messages
+from qdo.sending.replies import end_request, opened
 from qdo.sending.sender import Sender
 from qdo.sending.streams import Stream
 from qdo.text import one_line, printable
@@ -146,9 +146,8 @@ class Handle:
             if record.state != WAITING:
                 done = store.mark(self.id, mark)
             else:
-                asked = self.id, record.pool, record.reply
-                told = reply_messages(self._sender, *asked, "cancelled", None, error or None)
-                done = store.end(record.take, "cancelled", None, error or None, told)
+                asked = self._sender, record.take, record.pool, record.reply
+                done = end_request(*asked, "cancelled", error or None)
             if done:  # otherwise it was taken or has ended meanwhile
                 return True
         return record.outcome == "cancelled"
@@ -157,14 +156,22 @@ class Handle:
         """Let a paused request continue: `pause` of its job returns the value.
 
         :param value: JSON of at most 64 KiB.
-        :raises RequestStateError: it is not paused, or is being cancelled.
+        :raises RequestStateError: it is not paused, was answered already, or is being cancelled;
+            or its job asks another question by now. `details` has its `note`.
         :raises RequestNotFoundError: it has expired, or never existed.
         """
         mark = _small_json("the value of resume", {"resume": value})
         record = self._record()
-        state = "being cancelled" if record.is_cancelled else STATES[record.state]
-        if state != STATES[PAUSED] or not self._store.mark(self.id, mark):
-            raise RequestStateError(id=self.id, expected="paused", state=state)
+        if record.asks and self._store.mark(self.id, mark, record.mark):
+            return
+        expected, record = "paused", self._record()
+        if record.is_cancelled:
+            state = "being cancelled"
+        elif record.asks:
+            expected, state = "paused with the same question", f"asks {record.note!r} by now"
+        else:
+            state = "answered already" if record.state == PAUSED else STATES[record.state]
+        raise RequestStateError(id=self.id, expected=expected, state=state, note=record.note)
 
     @property
     def _store(self) -> RequestStore:
@@ -305,14 +312,15 @@ def _new_request(
     keep = request.keep_seconds
     if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
         raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
-    options = build_send_options(request.delay_seconds, request.at)
+    delay = request.delay_seconds  # from the time of the store: its clock may differ
+    options = build_send_options(delay, request.at)
     return NewRequest(
         pool=request.pool,
         id=uuid.uuid4().hex if request.id is None else _checked_id(request.id),
         content=(stored.body, stored.headers),
         digest=_digest(plain),
         priority=int(priority_text(request.priority)),
-        due=max(0.0, (options and options.due) or 0.0),
+        due=-float(delay) if delay else max(0.0, (options and options.due) or 0.0),
         reply=_reply(request, stream_of),
         keep_seconds=float(keep),
     )

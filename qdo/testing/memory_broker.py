@@ -33,8 +33,9 @@ from qdo.brokers.dead_letters import (
     refused_when_due,
     retried_headers,
 )
+from qdo.brokers.outgoing import check_text
 from qdo.brokers.streams import StreamShard
-from qdo.encoding import ID, MAX_STORED_BODY_BYTES, is_utf8, parsed, utf8_text, with_header
+from qdo.encoding import ID, MAX_STORED_BODY_BYTES, parsed, utf8_text, with_header
 from qdo.errors import MessageTooLargeError, QdoError, UsageError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
@@ -423,12 +424,7 @@ def check_messages(messages: Iterable[Outgoing]) -> None:
 
 def _check(message: Outgoing) -> None:
     check_queue_name(message.queue)
-    for word, text in (("key", message.key), ("headers", message.headers)):
-        if text is not None and not is_utf8(text):
-            raise UsageError(
-                reason=f"the {word} of a message for queue {message.queue!r} must not "
-                f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
-            )
+    check_text(message)
     size = len(message.body)
     if size > MAX_STORED_BODY_BYTES:
         raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_STORED_BODY_BYTES)

@@ -13,9 +13,6 @@ from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import REQUESTS
 from qdo.brokers.embedded.writer import Transaction, Writer
 
-_SLACK = 100
-"""Tolerance in units of 100 ns: a Unix time as a float has an error of a microsecond."""
-
 T = TypeVar("T")
 
 
@@ -76,7 +73,7 @@ class MemoryRequests(EmbeddedRequests):
         clock: Callable[[], int],
         send: Callable[[Sequence[Outgoing]], Callable[[], None]],
     ) -> None:
-        self._memory = MemoryWriter(contents, lock, lambda: clock() + _SLACK)
+        self._memory = MemoryWriter(contents, lock, clock)
         writer = cast(Writer, self._memory)
         super().__init__(contents.connection, ":memory:", "", writer, 0, lambda message: 0)
         self._contents = contents

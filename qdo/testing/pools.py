@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from qdo.app import App
-from qdo.brokers.requests import PAUSED, RequestStore
+from qdo.brokers.requests import RequestStore
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.lease import Lease
 from qdo.testing.clock import Clock
@@ -67,7 +67,7 @@ class KitPools:
     def is_paused(self, request: str) -> bool:
         """Return whether a request waits for another job to resume or cancel it."""
         found = self._store.find(request, whole=False)
-        return found is not None and found.state == PAUSED and not found.mark
+        return found is not None and found.asks
 
     def store_ends(self) -> None:
         """Let the greenlets run that store how requests ended."""

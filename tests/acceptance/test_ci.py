@@ -21,10 +21,10 @@ def test_webhooks_are_built_and_reported_in_order(
 ) -> None:
     """Of a sixth that is delivered twice, too, as `tests.soak.ci_rules` says."""
     with ExitStack() as stack:
-        database = None
+        database, coordinator = None, "embedded"
         if kind == "postgresql":
             request.getfixturevalue("zookeeper_server")
             request.getfixturevalue("postgresql_server")
-            database = stack.enter_context(closing(BrokerServer()))
-        fleet = stack.enter_context(closing(CiFleet(tmp_path, 1, database)))
+            database, coordinator = stack.enter_context(closing(BrokerServer())), "zookeeper"
+        fleet = stack.enter_context(closing(CiFleet(tmp_path, coordinator, 1, database)))
         assert play(fleet, WEBHOOKS, SECONDS) == []

@@ -1,25 +1,36 @@
-"""Play rounds: ``python -m tests.soak --coordinator all --seed 1 --rounds 4 --seconds 60``."""
+"""Play rounds: ``python -m tests.soak --coordinator all --seed 1 --rounds 4 --seconds 60``.
+
+``--app ci`` plays the fleet of `ci_fleet`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.soak import ci_fleet
 from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import check_journal, check_log, check_owners, unfinished
+from tests.soak.ci_fleet import WEBHOOKS_A_SECOND, CiFleet
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import AWHILE, SoakFleet
 from tests.soak.growth import Growth
 from tests.soak.log_rules import FlipRules, LimitRules, unlogged
 from tests.soak.operator_rules import check_crew, summary
 from tests.soak.shared import SOAK_ROOT
+from tests.support.forks.processes import choice
 from tests.support.postgresql.commands import missing
+from tests.support.processes import descendants
 
 PARENTS = 2
 KINDS = ("embedded", "zookeeper", "postgresql")
@@ -45,11 +56,29 @@ class Round:
     database: BrokerServer | None = None
 
 
+def play_ci(wanted: Round) -> list[str]:
+    """Play one round of the app `ci`; return the violations."""
+    broker = "postgresql" if wanted.database else "embedded"
+    print(f"{wanted.coordinator} and broker {broker}, seed {wanted.seed}:", flush=True)
+    given = wanted.folder, wanted.coordinator, wanted.seed, wanted.database
+    with closing(CiFleet(*given)) as fleet:
+        webhooks = int(wanted.seconds * WEBHOOKS_A_SECOND)
+        found = ci_fleet.play(fleet, webhooks, wanted.seconds)
+        if found:
+            _keep(fleet, found)
+        return found
+
+
+def _keep(fleet: SoakFleet, found: list[str]) -> None:
+    (fleet.folder / "violations").write_text("\n".join(found))
+    for pid, text in fleet.outputs():
+        (fleet.folder / f"parent-{pid}.log").write_text(text)
+
+
 def play(wanted: Round) -> list[str]:
-    """Play one round; return the violations."""
+    """Play one round of the app `soak`; return the violations."""
     coordinator, folder, older = wanted.coordinator, wanted.folder, wanted.older
-    url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
-    fleet = SoakFleet(folder, url, wanted.seed, older, wanted.database)
+    fleet = SoakFleet(folder, coordinator, wanted.seed, older, wanted.database)
     fleet.fails_over = not wanted.operators  # whose commands may be lost
     crew = OperatorCrew(folder, fleet.environment, wanted.seed, wanted.operators)
     try:
@@ -81,8 +110,7 @@ def play(wanted: Round) -> list[str]:
         found += fleet.shared.left_behind()
         _report(fleet, crew, growth, wanted, found)
         if found:
-            for pid, text in fleet.outputs():
-                (folder / f"parent-{pid}.log").write_text(text)
+            _keep(fleet, found)
         return found
     finally:
         crew.close()
@@ -148,12 +176,14 @@ def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
         crew = arguments.operators if arguments.older is None else 0
         seconds, older = arguments.seconds, arguments.older
         with closing(BrokerServer()) if store == "postgresql" else nullcontext() as database:
-            return play(Round(kind, seed, seconds, folder, older, crew, database))
+            wanted = Round(kind, seed, seconds, folder, older, crew, database)
+            return play_ci(wanted) if arguments.app == "ci" else play(wanted)
 
 
 def main() -> int:
     """Play the rounds that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--app", choices=("soak", "ci"), default="soak")
     parser.add_argument("--coordinator", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--rounds", type=int, default=2)
@@ -163,9 +193,20 @@ def main() -> int:
     parser.add_argument("--operators", type=int, default=3, help="at a time; 0 for none")
     parser.add_argument("--broker", choices=("embedded", "postgresql", "both"), default="both")
     arguments = parser.parse_args()
+    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends all servers, too
     violations = 0
     for number in range(arguments.rounds):
-        violations += len(_play_round(arguments, number))
+        try:
+            violations += len(_play_round(arguments, number))
+        except Exception:  # noqa: BLE001 - the other rounds may still find something
+            traceback.print_exc()
+            violations += 1
+        finally:
+            choice.close()
+            for pid in descendants(os.getpid()):  # servers of a fleet that could not start
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
     return 1 if violations else 0
 
 

@@ -1,33 +1,37 @@
-"""Soak the example `ci` of the documentation: ``python -m tests.soak.ci_fleet --seconds 300``.
+"""Soak the example `ci` of the documentation: ``python -m tests.soak --app ci --seconds 300``.
 
 Signed webhooks for many projects go to two receivers behind proxies that cut. Two parents with four
-workers each decide and build, while something goes wrong every 3 seconds. The rules are those of
-`ci_rules`. And at the end no request waits, no shard is hidden, no node and no process is left, no
-process has grown, and each queue had one owner at every zxid.
+workers each decide and build, while something goes wrong every 3 seconds. Two slow operators answer
+the questions of approvals. The rules are those of `ci_rules`. And at the end no request waits, no
+shard is hidden, no message is in the outbox, no node and no process is left, no process has grown,
+and each queue had one owner at every zxid.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import logging
 import random
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
 import qdo
+from qdo.brokers.requests import PAUSED, RequestRecord
 from qdo.brokers.streams import StreamShard, merge, split
-from qdo.errors import QdoError
+from qdo.errors import QdoError, RequestStateError
 from qdo.ops.streams import reshard
+from qdo.outbox import Outbox
+from qdo.sending.requests import Handle
 from tests.soak import ci_rules
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
@@ -44,7 +48,9 @@ from tests.support.zookeeper import free_ports
 from tests.support.zookeeper_txn_log import read_log
 
 PROJECTS, SENDERS, RECEIVERS, PARENTS, PROCESSES = 300, 4, 2, 2, 4
+OPERATORS, HESITATIONS = 2, (*(0.0,) * 9, 0.5)
 PROJECT = "acme/p{}"
+WEBHOOKS_A_SECOND = 3.5
 FAULT_SECONDS = 3.0
 LAYOUTS = {"gate": ["push"]}, {"gate": ["push"], "docs": ["push"]}
 COMMAND = """
@@ -52,10 +58,23 @@ n=$(od -An -N2 -tu2 /dev/urandom); sleep $((n % 2)).$((n / 2 % 10)); code=$((n %
 echo "$(cat {0}.$PPID) $code" >> {0}; exit $code
 """
 """A build of 0 to 2 seconds, some of which fail; it writes to a ledger of its own."""
+ENDED = "CREATE TABLE ended (place {} PRIMARY KEY, project TEXT, number INT)"
+"""The rows that `ci_app` writes beside messages of its outbox."""
+
+
+class SlowHandle(Handle):
+    """A handle whose `resume` acts on an earlier look at the request."""
+
+    def __init__(self, app: qdo.App, looked: RequestRecord) -> None:
+        super().__init__(app, looked.id)
+        self._looked = looked
+
+    def _record(self) -> RequestRecord:
+        return self._looked
 
 
 class CiFleet(RequestFleet):
-    """Receivers, workers and senders of webhooks.
+    """Receivers, workers, operators and senders of webhooks.
 
     :ivar accepted: commits that were answered with 202, in their order, by project.
     :ivar counts: of deliveries and their answers.
@@ -64,9 +83,10 @@ class CiFleet(RequestFleet):
     app = "tests.acceptance.ci_app:app"
     name = "ci"
 
-    def __init__(self, folder: Path, seed: int, database: BrokerServer | None) -> None:
-        url = "zookeeper" if database else f"sqlite:{folder / 'coordination.db'}"
-        super().__init__(folder, url, seed, database)
+    def __init__(
+        self, folder: Path, coordinator: str, seed: int, database: BrokerServer | None
+    ) -> None:
+        super().__init__(folder, coordinator, seed, database)
         self.accepted: dict[str, list[str]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
         self.builds = folder / "builds"
@@ -81,16 +101,16 @@ class CiFleet(RequestFleet):
         values |= {"QDO_SESSION_TIMEOUT_SECONDS": TIMEOUT_SECONDS, "QDO_CHECKPOINT_SECONDS": 0.1}
         values |= {"QDO_BACKOFF_SECONDS": 0.1, "QDO_BACKOFF_MAX_SECONDS": 1}
         self.environment |= {name: str(each) for name, each in values.items()}
-        with Proc.python(str(ROOT / "docs/examples/ci.py"), env=self.environment) as example:
-            example.wait()  # it makes its table
         self.own = qdo.App("ci", broker=broker, coordinator=self._url)
-        self.own.documents("tenants").put("pipelines", LAYOUTS[0])
+        self.engine = create_engine(sql, pool_pre_ping=True)
+        self.outbox = Outbox(self.own, self.engine)
         self._ports = free_ports(RECEIVERS)
         self._proxies = [CuttingProxy(port) for port in self._ports]
-        self._receivers = [self._receiver(port) for port in self._ports]
+        self._receivers: list[Proc] = []
         self._deck: list[Callable[[], None]] = []
         self.commands: list[Proc] = []
         self._threads: list[threading.Thread] = []
+        self._ending = threading.Event()
 
     def start_parent(self) -> None:
         options = (self.app, "--processes", str(PROCESSES))
@@ -110,7 +130,18 @@ class CiFleet(RequestFleet):
     # --- webhooks ---------------------------------------------------------------------
 
     def begin(self, webhooks: int, seconds: float) -> None:
-        """Start to deliver so many webhooks within so many seconds."""
+        """Start everything, and to deliver so many webhooks within so many seconds."""
+        with Proc.python(str(ROOT / "docs/examples/ci.py"), env=self.environment) as example:
+            example.wait()  # it makes its table
+        with self.engine.begin() as connection:
+            self.outbox.create(connection)
+            connection.exec_driver_sql(ENDED.format("SERIAL" if self._database else "INTEGER"))
+        self.own.documents("tenants").put("pipelines", LAYOUTS[0])
+        self._receivers += map(self._receiver, self._ports)
+        for _ in range(PARENTS):
+            self.start_parent()
+        for _ in range(OPERATORS):
+            self._start(self._operate)
         share = webhooks // SENDERS
         for sender in range(SENDERS):
             self._start(self._deliver, sender, share, seconds / share)
@@ -124,7 +155,8 @@ class CiFleet(RequestFleet):
         """Deliver webhooks of some projects, each after the one before; a sixth of them twice."""
         dice, began = random.Random(f"{sender} {self.random.random()}"), time.monotonic()
         for number in range(count):
-            time.sleep(max(0.0, began + number * pause_seconds - time.monotonic()))
+            if self._ending.wait(max(0.0, began + number * pause_seconds - time.monotonic())):
+                return
             project = PROJECT.format(dice.randrange(sender, PROJECTS, SENDERS))
             commit = f"{sender}-{number}"
             body = json.dumps({"repository": {"full_name": project}, "after": commit}).encode()
@@ -141,13 +173,31 @@ class CiFleet(RequestFleet):
         return [*super().pids(), *(each.pid for each in self._receivers)]
 
     def delivering(self) -> bool:
-        return any(each.is_alive() for each in self._threads)
+        return any(each.is_alive() for each in self._threads[OPERATORS:])  # the first are theirs
+
+    # --- operators --------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        while not self._ending.wait(random.uniform(0.0, 0.3)):
+            self.resume_paused()
+
+    def resume_paused(self) -> None:
+        """Give each paused request the answer to what it asked when it was looked at."""
+        with suppress(QdoError):  # the broker is away
+            for each in self.broker.requests.records(states=[PAUSED]):
+                time.sleep(random.choice(HESITATIONS))
+                try:
+                    SlowHandle(self.own, each).resume(each.note)
+                    self.counts["answers"] += 1
+                except RequestStateError:
+                    self.counts["late answers"] += 1
 
     # --- faults -----------------------------------------------------------------------
 
     def _faults(self) -> list[Callable[[], None]]:
         if not self._deck:
-            self._deck = [self._kill_child, self._kill_tree, self._kill_parent, self._freeze_child]
+            self._deck = [self._kill_child, self._kill_parent, self._freeze_child]
+            self._deck += [self._kill_container, self._kill_container]
             self._deck += [self._freeze_family, self._kill_receiver, self._cut_webhooks]
             self._deck += [self._split, self._merge, self._change_settings, self._reconfigure]
             self._deck += [self._split, self._merge, self._kill_child, self._reconfigure]
@@ -155,6 +205,8 @@ class CiFleet(RequestFleet):
                 self._deck += [self._kill_leader, self._kill_leader]
             if self._database is not None:
                 self._deck += self._database.faults(self.random)
+            if self._coordination is not None and self._coordination is not self._database:
+                self._deck += self._coordination.faults(self.random)
             self.random.shuffle(self._deck)
         return [self._deck.pop()]
 
@@ -193,8 +245,8 @@ class CiFleet(RequestFleet):
     # --- the end ----------------------------------------------------------------------
 
     def is_over(self) -> bool:
-        with suppress(QdoError):
-            idle = not self.broker.requests.counts()
+        with suppress(QdoError, SQLAlchemyError):
+            idle = not self.broker.requests.counts() and not self.unsent()
             if idle and not any(each.hidden for each in self.broker.streams.shards()):
                 names = {*self.broker.catalog.names()} - {"tick"}
                 done = {each.number for each in self.entries() if each.kind == "E"}
@@ -202,13 +254,19 @@ class CiFleet(RequestFleet):
                 return all(each.position in done for each in itertools.chain(*stored))
         return False
 
+    def unsent(self) -> int:
+        """Return the number of messages in the outbox."""
+        with self.engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(self.outbox.table)) or 0
+
     def ci_facts(self) -> ci_rules.CiFacts:
         """Return the facts, once all is over."""
         stored = ci_rules.read_stored(self.broker)
         return ci_rules.CiFacts(
             self.accepted,
             stored,
-            ci_rules.read_states(self.environment["CI_DATABASE"], stored["project"]),
+            ci_rules.read_states(self.engine, stored["project"]),
+            ci_rules.read_rows(self.engine),
             read_steps(self.environment["QDO_BROKER"]),
             ci_rules.read_codes(self.builds),
             self.entries(),
@@ -218,11 +276,15 @@ class CiFleet(RequestFleet):
 
     def check_owners(self) -> list[str]:
         """Return violations of the rule of one owner, at every zxid."""
-        servers = self._ensemble.servers if self._ensemble is not None else []
-        logs = [[*read_log(each.folder / "data")] for each in servers]
-        return ci_rules.check_owners(logs, self.name) if logs else []
+        if self._ensemble is not None:
+            logs = [[*read_log(each.folder / "data")] for each in self._ensemble.servers]
+            return ci_rules.check_owners(logs, self.name)
+        log = [replace(each, zxid=number) for number, each in enumerate(self.transactions())]
+        return ci_rules.check_owners([log], self.name) if log else []
 
     def left_behind(self) -> Iterator[str]:
+        if unsent := self.unsent():
+            yield f"left: {unsent} messages in the outbox"
         pids = [*self.pids(), *(pid for pid, _, _ in self.unkept)]  # a fork has no environment
         for each in self._receivers:
             each.send(signal.SIGTERM)
@@ -233,8 +295,10 @@ class CiFleet(RequestFleet):
         yield from (f"left: process {each}" for each in pids if alive(each))
 
     def close(self) -> None:
+        self._ending.set()
         for thread in self._threads:
             thread.join()
+        self.engine.dispose()
         for each in (*self._receivers, *self.commands):
             each.__exit__(None, None, None)
         for proxy in self._proxies:
@@ -246,8 +310,6 @@ class CiFleet(RequestFleet):
 def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     """Play one round; return the violations."""
     growth, calm, done, limit = Growth(), 0, 0, float("inf")
-    for _ in range(PARENTS):
-        fleet.start_parent()
     fleet.begin(webhooks, seconds)
     fault_at = time.monotonic() + 3 * FAULT_SECONDS
     while calm < 2 and time.monotonic() < limit:
@@ -268,33 +330,8 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     found += fleet.check_owners()
     found += itertools.chain(*(check_log(output) for _, output in fleet.outputs()))
     fleet.counts["refused settings"] = sum(each.wait() != 0 for each in fleet.commands)
-    print(ci_rules.told(facts), dict(fleet.counts), len(fleet.faults), Counter(fleet.faults))
+    print(f"  {ci_rules.told(facts)}\n  {dict(fleet.counts)}")
+    print(f"  {len(fleet.faults)} faults {dict(Counter(fleet.faults))}\n  {growth.summary()}")
     rules = Counter(each.partition(":")[0] for each in found)
-    print(f"{growth.summary()}, violations: {rules}", *found[:20], sep="\n  ", flush=True)
+    print(f"  {len(found)} violations {dict(rules)}", *found[:20], sep="\n  ", flush=True)
     return found
-
-
-def main() -> int:
-    """Play the round that the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.ci_fleet")
-    parser.add_argument("--kind", choices=("embedded", "postgresql"), default="embedded")
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--webhooks", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for the files")
-    arguments = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
-    with ExitStack() as stack:
-        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        server = closing(BrokerServer()) if arguments.kind == "postgresql" else nullcontext()
-        database = stack.enter_context(server)
-        fleet = stack.enter_context(closing(CiFleet(folder.absolute(), arguments.seed, database)))
-        found = play(fleet, arguments.webhooks, arguments.seconds)
-        for pid, text in fleet.outputs():
-            (folder / f"process-{pid}.log").write_text(text)
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,10 +9,14 @@ order      per project, builds are asked for and reported in the order of the we
 limit      no more builds at once than the limit allows, beside those of frozen processes
 timer      each occurrence of a timer is stored once
 section    no decision runs while the pipelines are changed
+outbox     each new end of a build has one row of the app and one message of its outbox, in the
+           order of the project's rows
+answer     each end is approved once, and each question of an approval's last take was answered
+           with the answer to it
 owner      one owner at every zxid (ZooKeeper)
 =========  ====================================================================================
 
-and those of `request_rules` for the builds, and of `checks` for the runs of each project.
+and those of `request_rules` for builds and approvals, and of `checks` for the runs of each project.
 """
 
 from __future__ import annotations
@@ -26,21 +30,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import Engine
 
 from qdo.brokers.base import Broker
 from qdo.coordination.znodes.layout import Layout
 from qdo.message import Message
 from qdo.state import KeyedState
-from tests.acceptance.ci_app import TICK_SECONDS
+from tests.acceptance.ci_app import QUESTIONS, TICK_SECONDS
 from tests.soak.checks import Entry, Judged, excused, fences, limits, overlaps
 from tests.soak.request_rules import RequestFacts, check_requests
 from tests.soak.request_steps import RequestStep
 from tests.support.ownership_oracle import Oracle
 from tests.support.zookeeper_txn_log import Txn
 
+QUEUES = "github", "reports", "tick", "ended", "approved"
 MOST_BUILDS = 8
 """The limit that the example declares."""
+BUILD, APPROVAL = "/build", "/approval"
+"""Ends of the ids of requests."""
 ID_OF_POSITION = 23
 """So many characters of a message's id are its position."""
 
@@ -50,8 +57,9 @@ class CiFacts:
     """What a soak leaves.
 
     :ivar accepted: commits that were answered with 202, in their order, by project.
-    :ivar stored: the messages of `github`, `reports`, `tick`, and of all shards as `project`.
+    :ivar stored: the messages of `QUEUES`, and of all shards as `project`.
     :ivar states: the state of each project.
+    :ivar rows: project and number of each row that the app wrote beside a message of its outbox.
     :ivar steps: of the requests.
     :ivar codes: what the command of a build has written: exit code by id and take.
     """
@@ -59,6 +67,7 @@ class CiFacts:
     accepted: Mapping[str, Sequence[str]]
     stored: Mapping[str, Sequence[Message]]
     states: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[tuple[str, int]]
     steps: Sequence[RequestStep]
     codes: Mapping[tuple[str, int], int]
     journal: Sequence[Entry]
@@ -78,18 +87,22 @@ def read_stored(broker: Broker) -> dict[str, list[Message]]:
     """Return the messages that the rules are about."""
     shards = [each.queue for each in broker.streams.shards("project")]
     found = [each for shard in shards for each in read_messages(broker, shard)]
-    stored = {name: read_messages(broker, name) for name in ("github", "reports", "tick")}
+    stored = {name: read_messages(broker, name) for name in QUEUES}
     return {**stored, "project": sorted(found, key=lambda each: each.position)}
 
 
-def read_states(url: str, messages: Iterable[Message]) -> dict[str, dict[str, Any]]:
+def read_states(engine: Engine, messages: Iterable[Message]) -> dict[str, dict[str, Any]]:
     """Return the states of the projects that got messages, from the app's database."""
     projects = {each.key or "" for each in messages}
-    engine = create_engine(url)
     with engine.connect() as connection:
-        found = {each: KeyedState().read(connection, "project", each) for each in projects}
-    engine.dispose()
-    return found
+        return {each: KeyedState().read(connection, "project", each) for each in projects}
+
+
+def read_rows(engine: Engine) -> list[tuple[str, int]]:
+    """Return the rows that `ci_app` wrote, in the order of their numbers."""
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT project, number FROM ended ORDER BY place")
+        return [(project, number) for project, number in rows]
 
 
 def read_codes(path: Path) -> dict[tuple[str, int], int]:
@@ -100,22 +113,25 @@ def read_codes(path: Path) -> dict[tuple[str, int], int]:
 
 def check_ci(facts: CiFacts) -> list[str]:
     """Return the violations."""
-    builds: list[Entry] = []
+    requests: list[Entry] = []
     runs: dict[str, list[Entry]] = defaultdict(list)
     for each in facts.journal:
         if each.kind in "SEX":
-            (builds if each.queue.endswith("/build") else runs[each.queue]).append(each)
+            is_request = each.queue.endswith((BUILD, APPROVAL))
+            (requests if is_request else runs[each.queue]).append(each)
     found = [*_webhooks(facts), *_builds(facts), *_timer(facts.stored["tick"])]
+    found += [*_outbox(facts), *_answers(facts)]
     found += _sections(facts.journal, runs, facts.judged)
     for name, entries in runs.items():
         found += fences(entries, facts.judged)
-        if name not in ("reports", "tick"):  # without one order
+        if name not in ("reports", "tick", "ended"):  # without one order
             found += overlaps(entries, facts.judged)
     judged = replace(facts.judged, most_at_once=MOST_BUILDS)
+    builds = [each for each in requests if each.queue.endswith(BUILD)]
     found += limits([each._replace(queue=f"limit {each.queue}") for each in builds], judged)
     steps = [each._replace(then="") for each in facts.steps]  # a shard may get those of another
     return found + check_requests(
-        RequestFacts([], steps, [], builds, {}, facts.judged, facts.offset)
+        RequestFacts([], steps, [], requests, {}, facts.judged, facts.offset)
     )
 
 
@@ -154,14 +170,15 @@ def _webhooks(facts: CiFacts) -> Iterator[str]:
 
 def _builds(facts: CiFacts) -> Iterator[str]:
     wishes = {each.id[:ID_OF_POSITION]: each for each in facts.stored["project"]}
-    last = {each.id: each for each in facts.steps}
+    steps = [each for each in facts.steps if each.id.endswith(BUILD)]
+    last = {each.id: each for each in steps}
     told = {(each.key, each.body["number"]): each.body for each in facts.stored["reports"]}
     next_number: Counter[str | None] = Counter()
-    for id, first in {each.id: each for each in reversed(facts.steps)}.items():
+    for id, first in {each.id: each for each in reversed(steps)}.items():
         wish = wishes.get(id[:ID_OF_POSITION])
         if wish is None or first.take:
             yield f"build: {first} without a wish"
-    for id in dict.fromkeys(each.id for each in facts.steps):  # in the order of their asking
+    for id in dict.fromkeys(each.id for each in steps):  # in the order of their asking
         project = wishes[id[:ID_OF_POSITION]].key
         next_number[project] += 1
         report = told.get((project, next_number[project]), {})
@@ -171,6 +188,34 @@ def _builds(facts: CiFacts) -> Iterator[str]:
             yield f"build: {last[id]} with exit code {code} was reported as {report}"
         if report.get("commit") != wishes[id[:ID_OF_POSITION]].body["commit"]:
             yield f"order: {last[id]} was asked for as number {next_number[project]}: {report}"
+
+
+def _outbox(facts: CiFacts) -> Iterator[str]:
+    sent, ends = map(_by_project, (facts.stored["ended"], facts.stored["reports"]))
+    rows: dict[str, list[int]] = defaultdict(list)
+    for project, number in facts.rows:
+        rows[project].append(number)
+    for project in {*sent, *ends, *rows}:
+        own, due = rows[project], sorted(each["number"] for each in ends[project])
+        numbers = [each["number"] for each in sent[project]]
+        if sorted(own) != due or numbers != own:
+            yield f"outbox: {project} ended {due}, wrote rows {own} and sent {numbers}"
+
+
+def _answers(facts: CiFacts) -> Iterator[str]:
+    takes = {each.id: each.take for each in facts.steps}
+    due = Counter(f"{project}/{number}{APPROVAL}" for project, number in {*facts.rows})
+    told = Counter(each.body["request"] for each in facts.stored["approved"])
+    if told != due:
+        yield f"answer: {told - due} were told too often, and {due - told} not"
+    for each in facts.stored["approved"]:
+        id, answers = each.body["request"], (each.body["result"] or {}).get("answers", [])
+        asked = [f"{id} {takes.get(id)} {question}" for question in QUESTIONS]
+        if [question for question, _ in answers] != asked:
+            yield f"answer: {id} was to ask {asked}: {each.body}"
+        for question, answer in answers:
+            if question != answer:
+                yield f"answer: {question!r} got the answer to {answer!r}"
 
 
 def _timer(ticks: Iterable[Message]) -> Iterator[str]:
@@ -223,6 +268,10 @@ def told(facts: CiFacts) -> str:
     again = sum(runs.values()) - len(runs)
     takes = {each.id: each.take for each in facts.steps}
     sections = sum(each.kind == "R" for each in facts.journal)
+    total = sum(map(len, facts.stored.values()))
     stored = ", ".join(f"{len(each)} {name}" for name, each in facts.stored.items())
-    builds = f"{len(takes)} builds in {sum(takes.values())} takes"
-    return f"{stored}, {builds}, {len(runs)} runs and {again} repetitions, {sections} sections"
+    requests = f"{len(takes)} requests in {sum(takes.values())} takes"
+    return (
+        f"{total} messages ({stored}), {requests}, {len(facts.rows)} outbox rows,"
+        f" {len(runs)} runs and {again} repetitions, {sections} sections"
+    )

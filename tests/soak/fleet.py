@@ -31,7 +31,7 @@ from tests.soak.broker_server import BrokerServer, send_surely
 from tests.soak.checks import Entry, Judged, read_journal
 from tests.soak.shared import LAYOUT, SharedParts
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, alive, children
+from tests.support.processes import Proc, alive, children, descendants
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import Txn, read_log
 
@@ -69,6 +69,7 @@ AWAY = (KazooException, KazooTimeoutError, QdoError, OSError)
 class SoakFleet:
     """Parents with their processes, on one coordinator and one broker.
 
+    :param coordinator: "embedded", "zookeeper", "postgresql", or the address of a file.
     :param database: the server of the broker, None for a file.
     :param older: a checkout of another version; every second parent runs it.
     :ivar stopped: when which process was frozen: pid, begin and end on `time.monotonic`.
@@ -103,7 +104,8 @@ class SoakFleet:
         self.faults: list[str] = []
         self._read = 0
         self._entries: list[Entry] = []
-        self._url = coordinator
+        file = f"sqlite:{folder / 'coordination.db'}"
+        self._url = file if coordinator == "embedded" else coordinator
         self._database = database
         self._ensemble: Ensemble | None = None
         if coordinator == "zookeeper":
@@ -217,10 +219,13 @@ class SoakFleet:
             self.died.append((pid, time.monotonic()))
             self._signal(pid, signal.SIGKILL)
 
-    def _kill_tree(self) -> None:
+    def _kill_container(self) -> None:
+        """Kill a parent with all its processes at once: none sees another one die."""
         proc = self._parent()
-        now = time.monotonic()
-        self.trees += [(pid, now) for pid in (proc.pid, *children(proc.pid))]
+        family, now = [proc.pid, *descendants(proc.pid)], time.monotonic()
+        self.trees += [(pid, now) for pid in family]
+        for pid in family:
+            self._signal(pid, signal.SIGSTOP)
         proc.kill()
         self._leave(proc)
 
@@ -435,9 +440,8 @@ def run_soak(
 
     :return: the exit code.
     """
-    parser.add_argument(
-        "--coordinator", choices=("sqlite", "zookeeper", "postgresql"), default="sqlite"
-    )
+    choices = "embedded", "zookeeper", "postgresql"
+    parser.add_argument("--coordinator", choices=choices, default="embedded")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
     parser.add_argument("--keep", type=Path, help="folder for the files")
@@ -450,9 +454,8 @@ def run_soak(
     is_served = arguments.broker == "postgresql"
     with folders as name, closing(BrokerServer()) if is_served else nullcontext() as database:
         folder = Path(name)
-        url = f"sqlite:{folder / 'coordination.db'}"
-        url = url if arguments.coordinator == "sqlite" else arguments.coordinator
-        with closing(make(folder, url, arguments.seed, database=database)) as fleet:
+        given = folder, arguments.coordinator, arguments.seed
+        with closing(make(*given, database=database)) as fleet:
             found = play(fleet, arguments)
             for pid, text in fleet.outputs():
                 (folder / f"parent-{pid}.log").write_text(text)

@@ -98,7 +98,7 @@ class RequestFleet(SoakFleet):
     # --- faults -----------------------------------------------------------------------
 
     def _faults(self) -> list[Callable[[], None]]:
-        more = [self._kill_asker, self._kill_tree, self._kill_tree]
+        more = [self._kill_asker, self._kill_container, self._kill_container]
         if self._ensemble is not None:
             more += [self._kill_leader] * 2
         return [*super()._faults(), *more]

@@ -104,7 +104,7 @@ class StreamFleet(SoakFleet):
         return True
 
     def _faults(self) -> list[Callable[[], None]]:
-        more = [self._kill_leading_worker] * 3 + [self._kill_tree] + [self._kill_sender] * 2
+        more = [self._kill_leading_worker] * 3 + [self._kill_container] + [self._kill_sender] * 2
         return [*super()._faults(), *more]
 
     def _kill_sender(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -58,12 +59,19 @@ def require() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return unused ports; all different, because all are held until the last is found."""
+    """Return unused ports; all different, because all are held until the last is found.
+
+    They are below those that the system gives to clients, which could get the port of a server
+    that is down for a while.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
+        while len(found) < count:
+            port, held = random.randrange(10_000, 32_000), stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                held.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def wait_until(

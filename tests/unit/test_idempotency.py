@@ -293,7 +293,7 @@ def test_what_is_no_session() -> None:
 
 def test_statements_are_the_same_for_postgresql() -> None:
     """Parameters are the only thing that a dialect changes: no colon is taken for one."""
-    names = {"queue", "part", "fence", "position"}
+    names = {"app", "queue", "part", "fence", "position"}
     compiled = sqlalchemy.text(WRITES._advance).compile(dialect=postgresql.dialect())
     assert set(compiled.params) == names
-    assert "ON CONFLICT (queue, part) DO UPDATE" in str(compiled)
+    assert "ON CONFLICT (app, queue, part) DO UPDATE" in str(compiled)

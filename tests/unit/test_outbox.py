@@ -187,7 +187,7 @@ def test_a_relay_that_was_frozen(
     assert outbox.relay(broker) == 3
     put(outbox, engine, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(outbox, "_oldest", lambda: frozen)
+        patch.setattr(outbox, "_oldest", lambda held: frozen)
         outbox.relay(broker)
     assert outbox.relay(broker) == 1
     assert bodies(broker) == [b"1", b"2", b"3", b"4"]

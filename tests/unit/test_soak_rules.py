@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from qdo.brokers.requests import Take
 from qdo.brokers.streams import first_shards, split
+from qdo.message import Message
+from tests.acceptance.ci_app import QUESTIONS, TICK_SECONDS
 from tests.soak.checks import Judged, check_journal, check_streams, read_journal
+from tests.soak.ci_rules import CiFacts, check_ci
 from tests.soak.request_rules import RequestFacts, check_requests
 from tests.soak.request_steps import RequestStep
 
@@ -161,3 +166,80 @@ def test_rules_of_streams_can_be_violated() -> None:
     assert judge_streams(*SPLIT, late, died=[(10, 1.3)]) == ["heirs"]
     assert judge_streams(*SPLIT, late, stopped=[(10, 1.1, 1.35)]) == []
     assert judge_streams(again, "S user.-/eve 2 1 1 10 1.4") == ["fence"]
+
+
+def ci_facts(count: int = 2) -> CiFacts:
+    """Return what a fleet leaves after some webhooks of one project, each with one build."""
+    stored: dict[str, list[Message]] = {}
+    steps: list[RequestStep] = []
+    commits = [f"c{number}" for number in range(1, count + 1)]
+    codes: dict[tuple[str, int], int] = {}
+
+    def store(queue: str, place: int, **body: Any) -> str:
+        stored.setdefault(queue, []).append(Message(queue, place, body, "p"))
+        return stored[queue][-1].id
+
+    def request(id: str, *states: int) -> None:
+        for state in states:
+            one = step(state, min(state, 1), "done" if state == 3 else None)
+            steps.append(one._replace(id=id, pool=id.rpartition("/")[2]))
+
+    for number, commit in enumerate(commits, 1):
+        what, asked = {"pipeline": "gate", "commit": commit}, f"p/{number}/approval"
+        store("github", number, repository={"full_name": "p"}, after=commit)
+        build = store("project", number, do="build", **what) + "/build"
+        store("project", count + number, do="end", number=number)
+        store("reports", number, number=number, outcome="done", result={"exit": 0}, **what)
+        store("ended", number, project="p", number=number)
+        answers = [[f"{asked} 1 {each}"] * 2 for each in QUESTIONS]
+        store("approved", number, request=asked, result={"take": 1, "answers": answers})
+        store("tick", number, at=f"2026-01-01T00:00:{number * TICK_SECONDS:02}Z", missed=0)
+        request(build, 0, 1, 3)
+        request(asked, 0, 1, 2, 1, 2, 1, 3)
+        codes[build, 1] = 0
+    states = {"p": {"asked": count, "builds": []}}
+    rows = [("p", number) for number in range(1, count + 1)]
+    return CiFacts({"p": commits}, stored, states, rows, steps, codes, [], Judged({}), 0.0)
+
+
+def answer_other_question(facts: Any) -> None:
+    answers = facts.stored["approved"][0].body["result"]["answers"]
+    answers[1][1] = answers[0][1]
+
+
+def answer_older_take(facts: Any) -> None:
+    last = facts.steps[-1]
+    facts.steps[-1:] = [last._replace(state=0), last._replace(state=1, take=2, owner="worker-2")]
+    facts.steps.append(last._replace(take=2, owner="worker-2"))
+
+
+def double(queue: str) -> Callable[[Any], object]:
+    return lambda facts: facts.stored[queue].append(facts.stored[queue][0])
+
+
+DAMAGES: dict[str, tuple[Callable[[Any], object], list[str]]] = {
+    "nothing": (lambda facts: None, []),
+    "an outbox message lost": (lambda facts: facts.stored["ended"].pop(), ["outbox"]),
+    "an outbox message doubled": (double("ended"), ["outbox"]),
+    "outbox messages in another order": (lambda facts: facts.stored["ended"].reverse(), ["outbox"]),
+    "a row doubled": (lambda facts: facts.rows.append(("p", 1)), ["outbox"]),
+    "a row lost": (lambda facts: facts.rows.pop(), ["answer", "outbox"]),
+    "an approval lost": (lambda facts: facts.stored["approved"].pop(), ["answer"]),
+    "an approval told twice": (double("approved"), ["answer"]),
+    "an approval without an end": (lambda facts: facts.steps.pop(), ["ends"]),
+    "the answer to the other question": (answer_other_question, ["answer"]),
+    "the answer to an older take": (answer_older_take, ["answer"]),
+    "a state doubled": (lambda facts: facts.states["p"].update(asked=3), ["webhook"]),
+    "a state lost": (lambda facts: facts.states.clear(), ["webhook"]),
+    "a webhook doubled": (double("github"), ["webhook"]),
+    "a tick doubled": (double("tick"), ["timer"]),
+    "reports in another order": (lambda facts: facts.stored["reports"].reverse(), ["order"]),
+    "another exit code": (lambda facts: facts.codes.clear(), ["build"]),
+}
+
+
+@pytest.mark.parametrize(("damage", "rules"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_to_the_ci_is_a_violation(damage: Callable[[Any], object], rules: list[str]) -> None:
+    facts = ci_facts()
+    damage(facts)
+    assert sorted({each.partition(":")[0] for each in check_ci(facts)}) == rules

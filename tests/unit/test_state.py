@@ -119,7 +119,7 @@ def test_a_row_that_another_program_damaged(text: str, tmp_path: Path) -> None:
     """It is named, and stays as it is."""
     with plain(tmp_path / "app.db") as db:
         STATES.create(db)
-        db.execute("INSERT INTO qdo_state VALUES ('q', 'ada', 1, '{}', ?)", (text,))
+        db.execute("INSERT INTO qdo_state VALUES ('', 'q', 'ada', 1, '{}', ?)", (text,))
         for use in (lambda: STATES.read(db, "q", "ada"), STATES.of(db, message(2)).__enter__):
             with pytest.raises(UsageError, match="'q', key 'ada', must be a JSON object"):
                 use()

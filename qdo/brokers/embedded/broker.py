@@ -21,10 +21,10 @@ from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.streams import EmbeddedStreams
 from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.outgoing import check_text
 from qdo.brokers.streams import check_deletable
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
-from qdo.encoding import is_utf8
-from qdo.errors import MessageTooLargeError, QueueNotEmptyError, UsageError
+from qdo.errors import MessageTooLargeError, QueueNotEmptyError
 from qdo.positions import format_position, message_id, position_now, position_of_time
 from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
@@ -299,12 +299,7 @@ class EmbeddedBroker(Broker):
         """Return the size of a body; raise an error if the message cannot be stored."""
         if message.queue not in self._known_names:
             self._known_names.add(check_queue_name(message.queue))
-        for word, text in (("key", message.key), ("headers", message.headers)):
-            if text is not None and not is_utf8(text):
-                raise UsageError(
-                    reason=f"the {word} of a message for queue {message.queue!r} must not "
-                    f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
-                )
+        check_text(message)
         size = len(message.body)
         if size > MAX_BODY_BYTES:
             raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)

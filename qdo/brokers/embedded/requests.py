@@ -50,6 +50,8 @@ from qdo.system.wakeup_pipes import PipeThread
 
 QUIET_SECONDS = 60.0
 """Time between calls of `wake` without a wakeup."""
+SLACK_SECONDS = 0.00001
+"""Tolerance: a Unix time as a float has an error of a microsecond."""
 
 _ADD = """
 INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body)
@@ -68,10 +70,10 @@ _NEXT = Query(
     " ORDER BY rank LIMIT 1",
     "r",
 )
-_MAKE_DUE = """
+_MAKE_DUE = f"""
 UPDATE requests SET rank = priority
-WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now
-"""
+WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now + {SLACK_SECONDS}
+"""  # nosec B608 # constants
 _TAKEN = "SELECT number, id, take, headers, body, priority, failed, crashed, error, asked, reply"
 _LOST = Query(
     f"{_TAKEN} FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"  # nosec B608
@@ -83,13 +85,17 @@ _DUE = Query(
     " ORDER BY rank, number LIMIT :places",
     "itiTbiiiTrT",
 )
-_RUN = """
-UPDATE requests SET state = 1, owner = ?, take = take + 1, started = ?, note = NULL WHERE number = ?
-"""
+_IS_CANCEL = """mark LIKE '{"cancel"%'"""
+_NO_ANSWER = f"mark = CASE WHEN {_IS_CANCEL} THEN mark END"
+_RUN = f"""
+UPDATE requests SET state = 1, owner = ?, take = take + 1, started = ?, note = NULL, {_NO_ANSWER}
+WHERE number = ?
+"""  # nosec B608 # constants
 _OF_TAKE = "WHERE app = :app AND id = :id AND owner = :owner AND take = :take"
 _NOTE = f"""
 UPDATE requests SET state = :state, note = :note,
-       mark = CASE WHEN :state = 1 AND state = 2 AND mark LIKE '{{"resume"%' THEN NULL ELSE mark END
+       mark = CASE WHEN {_IS_CANCEL} OR (:state = 2 AND state = 2) THEN mark
+                   WHEN :state = 2 THEN printf('{{"paused": %.6f}}', :now) END
 {_OF_TAKE} AND state IN (1, 2)
 """  # nosec B608 # constants
 _END = f"""
@@ -101,14 +107,16 @@ UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, 
 {_OF_TAKE} AND state < 3
 """  # nosec B608 # constants
 _ENDED = Query(f"SELECT state FROM requests {_OF_TAKE} AND state = 3", "i")  # nosec B608
-_WAIT = "state = 0, owner = '', note = NULL"
+_WAIT = f"state = 0, owner = '', note = NULL, {_NO_ANSWER}"
 _PUT_BACK = f"""
-UPDATE requests SET {_WAIT}, due = :due, rank = CASE WHEN :due <= :now THEN priority ELSE :due END,
+UPDATE requests SET {_WAIT}, due = :now + :seconds,
+       rank = CASE WHEN :seconds > 0 THEN :now + :seconds ELSE priority END,
        crashed = crashed AND failed = :failed, failed = :failed, error = coalesce(:error, error)
 {_OF_TAKE} AND state IN (1, 2)
 """  # nosec B608 # constants
 _GIVE_BACK = f"""
-UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 1, failed = failed + 1
+UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 1, failed = failed + 1,
+       error = 'worker ' || owner || ' died, or lost its session'
 WHERE app = :app AND owner = :owner AND state IN (1, 2)
 """  # nosec B608 # constants
 _RETRY = f"""
@@ -117,8 +125,9 @@ UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 0, failed = 
 WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
 """  # nosec B608 # constants
 _MARK = """
-UPDATE requests SET mark = :mark WHERE app = :app AND id = :id AND state IN (1, 2)
-       AND (mark IS NULL OR mark NOT LIKE '{"cancel"%' OR :mark LIKE '{"cancel"%')
+UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
+       AND CASE WHEN :mark LIKE '{"cancel"%' THEN state IN (1, 2)
+                ELSE state = 2 AND mark IS :asked END
 """
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
@@ -144,16 +153,19 @@ _LIST = {
     for order in ("ASC", "DESC")
 }
 """By condition and order, with which SQLite finds the right index."""
-_POOLS = Query(
+_POOLS_DUE = Query(
     """
 WITH RECURSIVE pools (name) AS (
     SELECT min(pool) FROM requests WHERE app = :app AND state = 0
     UNION ALL
     SELECT (SELECT min(pool) FROM requests WHERE app = :app AND state = 0 AND pool > name)
     FROM pools WHERE name IS NOT NULL)
-SELECT name FROM pools WHERE name IS NOT NULL
+SELECT name, (SELECT min(rank) FROM requests WHERE app = :app AND state = 0 AND pool = name)
+FROM pools WHERE name IS NOT NULL
+UNION ALL SELECT pool, 0.0 FROM requests WHERE app = :app AND owner = :owner AND state IN (1, 2)
+    AND id NOT IN (SELECT value FROM json_each(:running))
 """,
-    "t",
+    "tr",
 )
 """One search of the index for each pool, not a look at each request."""
 _COUNTS = Query(
@@ -188,6 +200,8 @@ def _now(transaction: Transaction) -> float:
 def _add(transaction: Transaction, request: NewRequest) -> bool:
     body, headers = request.content
     asked = {each: getattr(request, each) for each in _ASKED}
+    if request.due < 0:
+        asked["due"] = _now(transaction) - request.due
     added = _execute(transaction, _ADD, **asked, body=body, headers=headers)
     if not added:
         of = {"app": transaction.app, "id": request.id}
@@ -277,7 +291,7 @@ class EmbeddedRequests(RequestStore):
         known = json.dumps([*running])
         of = {"owner": owner, "pool": pool, "places": max(places, 0), "running": known}
         own, seen = self._look(of)
-        is_due = seen.next_due is not None and seen.next_due <= self._now()
+        is_due = seen.next_due is not None and seen.next_due <= self._now() + SLACK_SECONDS
         if (places > 0 and is_due) or not own.issubset(running):
             return self._writer.run(lambda transaction: _take(transaction, of))
         self._watch.check()  # a deleted file would look like an empty pool forever
@@ -307,18 +321,18 @@ class EmbeddedRequests(RequestStore):
             self._read(_ENDED, **_guard(take))
         )
 
-    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
-        of = {"failed": failed, "due": due, "error": storable_text(error)}
+    def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
+        of = {"failed": failed, "seconds": seconds, "error": storable_text(error)}
         return self._alter(_PUT_BACK, **_guard(take), **of) > 0
 
     def retry(self, id: str) -> bool:
         check_request_text("the id of a request", id)
         return self._alter(_RETRY, id=id) > 0
 
-    def mark(self, id: str, mark: str) -> bool:
+    def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        return self._alter(_MARK, id=id, mark=mark) > 0
+        return self._alter(_MARK, id=id, mark=mark, asked=asked) > 0
 
     def owners(self) -> list[str]:
         return [owner for (owner,) in self._read(_OWNERS)]
@@ -347,8 +361,8 @@ class EmbeddedRequests(RequestStore):
         rows = sorted(itertools.chain(*found), reverse=newest)
         return [record_of(*row[1:]) for row in rows[:limit]]
 
-    def pools(self) -> list[str]:
-        return [pool for (pool,) in self._read(_POOLS)]
+    def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
+        return dict(self._read(_POOLS_DUE, owner=owner, running=json.dumps([*running])))
 
     def counts(self) -> dict[str, PoolCounts]:
         counts: dict[str, PoolCounts] = {}

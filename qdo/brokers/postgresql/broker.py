@@ -13,6 +13,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
+from qdo.brokers.outgoing import check_text
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
@@ -24,7 +25,6 @@ from qdo.brokers.postgresql.writer import (
     PostgresqlWriter,
     SendWork,
     StageWork,
-    check_text,
 )
 from qdo.brokers.streams import check_deletable
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
@@ -357,7 +357,7 @@ class PostgresqlBroker(Broker):
         """Return the size of a body; raise an error if the message cannot be stored."""
         if message.queue not in self._known_names:
             self._known_names.add(check_queue_name(message.queue))
-        check_text(message)
+        check_text(message, nul=False)
         size = len(message.body)
         if size > MAX_BODY_BYTES:
             raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)

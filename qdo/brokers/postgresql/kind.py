@@ -78,4 +78,5 @@ KIND = BrokerKind(
     schema=BrokerSchema(script=_script, change=_change, create=_create, grants=_grants),
     connector=_connector,
     foreign_senders=True,
+    stores_nul=False,
 )

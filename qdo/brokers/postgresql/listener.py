@@ -63,6 +63,8 @@ LATE_SECONDS = 5.0
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 """Limits of one transaction that moves due messages, because it locks their queues."""
+MOVE_SECONDS = 10.0
+"""How long it may take. Other messages wait meanwhile, and so does a worker that starts."""
 MARK_SECONDS = 60.0
 """Time between two marks, see `LookBound`. Each takes an id of a transaction."""
 NOTHING_NEW = 2**62
@@ -341,7 +343,9 @@ class NotificationListener:
     def _move(self, connection: PostgresqlConnection) -> int | None:
         """Move due messages and notify; return their number, None while another listener moves."""
         limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
-        (moved,) = connection.execute(self._move_statement, limits).fetchone() or (None,)
+        with connection.transaction():  # also behind a pooler
+            connection.execute(f"SET LOCAL statement_timeout = {round(MOVE_SECONDS * 1000)}")
+            (moved,) = connection.execute(self._move_statement, limits).fetchone() or (None,)
         if moved:
             connection.execute(self._notify_statement, (self._app,))
         return None if moved is None else int(moved)

@@ -5,6 +5,7 @@ Requests that several callers ask or report at once share a statement, see `writ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b:
     %b::integer[], {ARRAYS}, %s)
 """  # nosec B608 # constants
 _CANCEL = f"SELECT {{schema}}.cancel_request(%s, %s, %s, %s, {ARRAYS})"  # nosec B608 # constants
-_MARK = "SELECT {schema}.mark_request(%s, %s, %s)"
+_MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
 _RETRY = "SELECT {schema}.retry_request(%s, %s)"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
 _EXPIRE = "SELECT {schema}.expire_requests(%s)"
@@ -85,14 +86,23 @@ WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN
 ORDER BY number {{order}} LIMIT %(limit)s
 """  # nosec B608 # constants, and numbers of states
 _OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
-_POOLS = """
+_DUE = """
 WITH RECURSIVE found(pool) AS (
     (SELECT pool FROM {schema}.requests WHERE app = %(app)s AND state = 0 ORDER BY pool LIMIT 1)
     UNION ALL SELECT (
         SELECT pool FROM {schema}.requests AS further
         WHERE app = %(app)s AND state = 0 AND further.pool > found.pool ORDER BY pool LIMIT 1)
     FROM found WHERE found.pool IS NOT NULL
-) SELECT pool FROM found WHERE pool IS NOT NULL
+), clock AS MATERIALIZED (SELECT extract(epoch FROM clock_timestamp())::float8 AS now)
+SELECT pool, CASE WHEN NOT EXISTS (
+        SELECT FROM {schema}.requests AS held
+        WHERE app = %(app)s AND held.pool = found.pool AND state = 0 AND due <= now
+    ) THEN (
+        SELECT min(due) - now FROM {schema}.requests AS held
+        WHERE app = %(app)s AND held.pool = found.pool AND state = 0 AND due > asked
+    ) END FROM found, clock WHERE pool IS NOT NULL
+UNION ALL SELECT DISTINCT pool, NULL::float8 FROM {schema}.requests
+WHERE app = %(app)s AND owner = %(owner)s AND state IN (1, 2) AND id <> ALL (%(running)b::text[])
 """
 _COUNTS = """
 SELECT pool, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),
@@ -109,6 +119,7 @@ _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
 SPARED, LONGEST_SECONDS = 10.0, 1.0
 """After a look that has read many dead rows, the next whole one waits ten times as long."""
+MOST_LOOKS = 1000
 
 
 class _Report(NamedTuple):
@@ -216,7 +227,11 @@ class PostgresqlRequests(RequestStore):
             left = min(left, next_due - since)  # a delayed one has a smaller number
         if not is_whole and left > 0:
             next_due = since + left  # what came back is found then
+        if len(self._looks) >= MOST_LOOKS:
+            self._looks.clear()  # also those of pools and registrations that are gone
         self._looks[owner, pool] = _Look(clock() + left, since, passed)
+        if next_due is not None:
+            next_due += time.time() - since  # the clock of the server may differ
         requests = tuple(_taken(owner, pool, row[:10]) for row in rows if row[1] is not None)
         marks = {row[0]: row[10] for row in rows if row[10] is not None}
         return Taken(requests, marks, next_due)
@@ -241,8 +256,8 @@ class PostgresqlRequests(RequestStore):
         report = _Report(take, OVER, error=error, outcome=outcome, result=result, messages=messages)
         return self._report(report, size)
 
-    def put_back(self, take: Take, failed: int, due: float, error: str | None) -> bool:
-        report = _Report(take, WAITING, failed=failed, due=due, error=storable_text(error))
+    def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
+        report = _Report(take, WAITING, failed=failed, due=-seconds, error=storable_text(error))
         return self._report(report, told=_OF_REQUESTS)
 
     def _report(self, report: _Report, size: int = 0, told: frozenset[str] = frozenset()) -> bool:
@@ -289,10 +304,10 @@ class PostgresqlRequests(RequestStore):
         self._looks.clear()
         return bool(self._change(_RETRY, (self._app, id), _OF_REQUESTS, {_locked(id)}))
 
-    def mark(self, id: str, mark: str) -> bool:
+    def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        return bool(self._change(_MARK, (self._app, id, mark), _OF_REQUESTS, {_locked(id)}))
+        return bool(self._change(_MARK, (self._app, id, mark, asked), _OF_REQUESTS, {_locked(id)}))
 
     def give_back(self, owner: str) -> int:
         self._looks.clear()
@@ -322,8 +337,9 @@ class PostgresqlRequests(RequestStore):
         query = query.replace("{order}", "DESC" if newest else "ASC")
         return [record_of(*row) for row in self._read(query, pool=pool, limit=limit)]
 
-    def pools(self) -> list[str]:
-        return [pool for (pool,) in self._read(_POOLS)]
+    def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
+        rows, now = self._read(_DUE, owner=owner, running=[*running]), time.time()
+        return {pool: now + (seconds or 0.0) for pool, seconds in rows}
 
     def counts(self) -> dict[str, PoolCounts]:
         return {pool: PoolCounts(*counts) for pool, *counts in self._read(_COUNTS)}

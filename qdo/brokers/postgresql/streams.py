@@ -45,13 +45,12 @@ class PostgresqlStreams(StreamStore):
         ]
 
     def add(self, shards: Sequence[StreamShard]) -> None:
-        parents = list(shards[0].parents)
-        columns = [[getattr(each, name) for each in shards] for name in ("queue", "low", "high")]
-        stream = self._app, shards[0].stream
-        if parents:
-            self._run("add_shards", *stream, parents, *columns, queues=parents)
+        stream, parents = shards[0].stream, list(shards[0].parents)
+        if parents:  # the server finds the same names and ranges by itself
+            bound = shards[0].high if len(shards) > 1 else None
+            self._run("add_shards", self._app, stream, None, parents, bound, queues=parents)
         else:
-            self._run("create_stream", *stream, *columns)
+            self._run("create_stream", self._app, stream, len(shards))
 
     def open(self, queues: Collection[str]) -> None:
         self._run("open_shards", self._app, list(queues))

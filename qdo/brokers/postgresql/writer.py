@@ -34,7 +34,7 @@ from qdo.brokers.app_transactions import executor_of
 from qdo.brokers.base import Outgoing
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.streams import keyless_error, sealed_error, taken_error
-from qdo.encoding import is_utf8, with_header
+from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import FailureKind, QdoError, QueueLimitError, RequestExistsError, UsageError
 from qdo.positions import new_id, position_now, position_of_time
@@ -517,23 +517,3 @@ def arrays_of(
 def _sparse(values: list[Any]) -> list[Any] | None:
     """Return None for an array of None."""
     return values if any(value is not None for value in values) else None
-
-
-def check_text(message: Outgoing) -> None:
-    """Raise UsageError for NUL and surrogate characters, which PostgreSQL cannot store."""
-    options = message.terms
-    texts = (
-        ("key", message.key),
-        ("headers", message.headers),
-        ("dedup_key", None if options is None else options.dedup_key),
-    )
-    for word, text in texts:
-        if text is not None and not _is_storable(text):
-            raise UsageError(
-                reason=f"the {word} of a message for queue {message.queue!r} must not contain NUL "
-                f"or surrogate characters, which PostgreSQL cannot store, got {text!r}"
-            )
-
-
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and (text.isascii() or is_utf8(text))

@@ -61,6 +61,7 @@ def _opened(
             shards = broker.streams.shards(stream)
         if broker is None or not shards:
             raise NotFoundError(what=what, name=name)
+        ranges.check_ranges(shards)
         yield connections, broker, shards
 
 

@@ -254,7 +254,7 @@ class MetricsDuty(Duty):
         try:
             if self._leads():
                 found = pool_states(self._broker.requests.counts(), self._app)
-        except QdoError as error:
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.debug("cannot count requests for /metrics: %s", error)
         self._requests = found or {}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 
@@ -40,6 +40,10 @@ IDLE_SECONDS = 0.02
 """Shortest time between two looks of an idle worker."""
 SPREAD_SECONDS = 0.002
 """Longest random pause before a look: one request does not wake all workers into one lock."""
+SLOW_SECONDS = 0.05
+"""After a slower look into all pools, the next one waits ten times as long, a second at most."""
+FORGET_SECONDS = 60.0
+"""A pool that a glob has found is forgotten when it has had no requests for so long."""
 
 
 class PoolDuty(Duty):
@@ -76,6 +80,8 @@ class PoolDuty(Duty):
         self._has_globs = any(map(is_glob, globs))
         self._member: Member | None = None
         self._claims: dict[str, tuple[PoolSubscription, Claim]] = {}
+        self._found: Mapping[str, float] = {}
+        self._look_at = 0.0
         self._woken = Event()
         self._draining = False
 
@@ -102,9 +108,7 @@ class PoolDuty(Duty):
         try:
             return self.step()
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            text = "cannot look for requests, retrying in %g s: %s"
-            unknown = not isinstance(error, QdoError)
-            _log.warning(text, LOOK_SECONDS, describe(error), exc_info=unknown)
+            _warn("requests", error)
             return LOOK_SECONDS
 
     def step(self, at_once: bool = False) -> float:
@@ -118,19 +122,44 @@ class PoolDuty(Duty):
             self._member = member
         if member is None:
             return LOOK_SECONDS
-        names = self._named | set(self._store.pools() if self._has_globs else ())
-        for pool in sorted(filter(self._is_mine, names - self._claims.keys())):
+        due = self._look(member, at_once)
+        for pool in sorted(filter(self._is_mine, (self._named | due.keys()) - self._claims.keys())):
             self._claim(member, pool)
-        subscriptions = [each for each, _ in self._claims.values()]
         # What the last look found: the next one has not begun.
-        self.quiet = all(each.at_tip() for each in subscriptions)
-        for subscription in subscriptions:
-            subscription.look(at_once)
-            subscription.poll_now()
-        self._dispatcher.wake(self._claims)
-        busy = any(each.busy for each in subscriptions)
+        self.quiet = all(each.at_tip() for each, _ in self._claims.values())
+        ready = []
+        for pool, (own, _) in list(self._claims.items()):
+            try:
+                if own.look(due.get(pool), at_once) or own.busy:
+                    ready.append(pool)
+            except Exception as error:  # noqa: BLE001 - as above; other pools go on
+                _warn(f"requests of pool {pool}", error)
+        self._forget()
+        self._dispatcher.wake(ready)
+        busy = any(own.busy for own, _ in self._claims.values())
         now = self._now()
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
+
+    def _look(self, member: Member, at_once: bool) -> Mapping[str, float]:
+        """Return when the next request of each pool is due, by one statement for all pools."""
+        if not self._has_globs and len(self._named) == 1:
+            return dict.fromkeys(self._named, 0.0)  # a take would tell the same
+        began = clock()
+        if at_once or began >= self._look_at:
+            running = [id for own, _ in self._claims.values() for id in own.ids]
+            self._found = self._store.due(member.name, running)
+            spent = clock() - began
+            self._look_at = began + min(LOOK_SECONDS, 10 * spent if spent > SLOW_SECONDS else 0.0)
+        return self._found
+
+    def _forget(self) -> None:
+        """Drop claims of pools that a glob has found, and that have had no requests for long."""
+        for pool in self._claims.keys() - self._named:
+            own, claim = self._claims[pool]
+            if clock() - own.used_at > FORGET_SECONDS:
+                del self._claims[pool]
+                claim.close()
+                self._dispatcher.releasing(own, claim)
 
     def due(self, after: float) -> float:
         """Return when the first request becomes due after a Unix time, `inf` for never."""
@@ -176,3 +205,9 @@ class PoolDuty(Duty):
         """Wait until requests that were not started are back in their pools."""
         for own, _ in self._claims.values():
             own.join(seconds)
+
+
+def _warn(what: str, error: Exception) -> None:
+    unknown = not isinstance(error, QdoError)
+    text = "cannot look for %s, retrying in %g s: %s"
+    _log.warning(text, what, LOOK_SECONDS, describe(error), exc_info=unknown)

@@ -31,6 +31,8 @@ EVERY_SECONDS = 30.0
 """How often the leader looks for owners when no worker has come or gone."""
 COUNT_SECONDS = 1.0
 """How often the leader asks how many workers have come and gone."""
+EXPIRY_ROUNDS = 10
+"""How often a look deletes requests before the leader looks for workers again."""
 
 
 class Returner(LeaderDuty):
@@ -69,9 +71,8 @@ class Returner(LeaderDuty):
         if changes == self._changes and now < self._look_at:
             return 0
         count = self._give_back(client, layout, fence)
-        while self._store.expire():
-            pass
-        self._changes, self._look_at = changes, now + EVERY_SECONDS
+        more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
+        self._changes, self._look_at = changes, now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
 
     def _give_back(self, client: Client, layout: Layout, fence: CheckOp) -> int:

@@ -11,15 +11,14 @@ take also returns the requests that the broker counts as this worker's and that 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import gevent
 from gevent.lock import Semaphore
 
-from qdo.backoff import Backoff
 from qdo.brokers.base import Reader, Subscription
 from qdo.brokers.requests import RequestStore, TakenRequest
 from qdo.coordination.protocol.claims import Claim
@@ -27,19 +26,16 @@ from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import decoded_headers, with_header
 from qdo.message import NORMAL
 from qdo.sending.messages import time_text
-from qdo.sending.replies import reply_messages, sealed
+from qdo.sending.replies import end_request, until_answered
 from qdo.sending.sender import Sender
 from qdo.system.clock import clock
 from qdo.text import describe
 from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 MARKS_SECONDS = 0.2
 """How often a worker that runs requests looks whether they were cancelled."""
-REPEAT = Backoff(0.05, 5.0)
-"""Pauses between attempts to tell the broker how a request ended; the place is taken meanwhile."""
 
 
 class _Unrecorded:
@@ -60,6 +56,7 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     :ivar name: of the registration.
     :ivar taken: how many requests it has taken, the position of the last one.
+    :ivar used_at: when it last had requests, by `clock`.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
     :param places: returns how many requests may be taken beside a number of held ones.
     :param wake: called when a place is free.
@@ -87,15 +84,18 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._now = now
         self._held: dict[int, tuple[TakenRequest, Row]] = {}
         self._positions: dict[str, int] = {}
-        """Positions by id, also of requests whose end is not stored yet."""
+        """Positions by id, also of requests whose end is not stored, or cannot be."""
         self._cancelled: dict[int, str] = {}
         self._told: set[int] = set()
         """Positions whose end, or return to the pool, this worker has stored itself."""
         self._done: dict[str, int] = {}
         """Numbers of takes by id, of jobs that have returned since the last take."""
+        self._back: set[str] = set()
+        """Ids of requests that a take returned although their jobs had returned."""
         self.taken = 0
         self._dry = self._closed = False
         self._look_at = 0.0
+        self.used_at = clock()
         self._taking = Semaphore()
         self._ends: list[Any] = []
 
@@ -154,6 +154,11 @@ class PoolSubscription(_Unrecorded, Subscription):
         """Whether it holds requests."""
         return bool(self._held)
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of its requests."""
+        return list(self._positions)
+
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         self._closed = True
@@ -181,16 +186,27 @@ class PoolSubscription(_Unrecorded, Subscription):
         places = 0 if self._dry else min(limit, self._places(len(self._held)))
         return self._take(places) if places > 0 else []
 
-    def look(self, at_once: bool = False) -> None:
-        """Look for marks of running requests, and for those of lost answers; not too often."""
+    def look(self, due: float | None, at_once: bool = False) -> bool:
+        """Look for marks of running requests, and for those of lost answers; not too often.
+
+        :param due: when the next request of the pool is due, None without any.
+        :return: whether it may be taken now.
+        """
+        if due is not None or self._positions:
+            self.used_at = clock()
+        if due is None or due > self._now():
+            self.next_due, self._dry = due, True
+        else:
+            self.poll_now()
         if self._held and (at_once or clock() >= self._look_at):
             self._take(0)
+        return not self._dry
 
     def _take(self, places: int) -> list[Row]:
         with self._taking:
             done, self._done = self._done, {}
             try:
-                taken = self._store.take(self.name, self._pool, places, list(self._positions))
+                taken = self._store.take(self.name, self._pool, places, self.ids)
             except BaseException:
                 self._done = {**done, **self._done}
                 raise
@@ -198,25 +214,41 @@ class PoolSubscription(_Unrecorded, Subscription):
             if places:  # large bodies may leave requests that are due
                 self.next_due = due = taken.next_due
                 self._dry = len(taken.requests) < places and (due is None or due > self._now())
-            rows = []
-            for request in taken.requests:
-                row = self._hold(request)
-                if self._closed:  # while the answer was on its way
-                    del self._held[row[0]]
-                    self._spawn(self._put_back, row[0], request, request.failed, 0.0, request.error)
-                elif done.get(request.take.id) == request.take.number - 1:
-                    # Middleware left out the job, which ends a request.
-                    del self._held[row[0]]
-                    self._spawn(self._end, row[0], request, "done", None)
-                else:
-                    rows.append(row)
+            takes = [each.take for each in taken.requests]
+            back = {each.id for each in takes if done.get(each.id) == each.number - 1}
+            twice, self._back = back & self._back, (self._back - done.keys()) | back
+            rows = [row for each in taken.requests for row in self._received(each, twice)]
         for id, mark in taken.marks.items():
             if id in self._positions and "cancel" in (found := decoded_headers(mark) or {}):
                 self._cancel(id, str(found["cancel"]))
         return rows
 
-    def _hold(self, request: TakenRequest) -> Row:
+    def _received(self, request: TakenRequest, twice: set[str]) -> list[Row]:
+        """Return the row of a request to run; end or put back any other.
+
+        :param twice: ids of requests whose jobs returned twice without an end. Once, a failover may
+            have lost the end, so the job runs again. Middleware that leaves out the job is called
+            again, too; after that, the request is done.
+        """
         position = self.taken = self.taken + 1
+        self._positions[request.take.id] = position
+        try:
+            row = self._hold(position, request)
+        except Exception as error:  # noqa: BLE001 - another program wrote it
+            why = f"its row is damaged: {describe(error)}"
+            self._spawn(self._end, position, request, "failed", why)
+            return []
+        if self._closed:  # while the answer was on its way
+            del self._held[position]
+            self._spawn(self._put_back, position, request, request.failed, 0.0, request.error)
+        elif request.take.id in twice:
+            del self._held[position]
+            self._spawn(self._end, position, request, "done", None)
+        else:
+            return [row]
+        return []
+
+    def _hold(self, position: int, request: TakenRequest) -> Row:
         body, headers = request.content
         take, priority = request.take, request.priority
         headers = with_header(
@@ -229,7 +261,6 @@ class PoolSubscription(_Unrecorded, Subscription):
         )
         row = (position, body, None, headers)
         self._held[position] = request, row
-        self._positions[take.id] = position
         return row
 
     def _cancel(self, id: str, reason: str) -> None:
@@ -258,43 +289,38 @@ class PoolSubscription(_Unrecorded, Subscription):
     def _put_back(
         self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
     ) -> None:
-        due = self._now() + seconds if seconds else 0.0
-        self._repeat(request, lambda: self._store.put_back(request.take, failed, due, error))
-        self._forget(position, request)
+        back = partial(self._store.put_back, request.take, failed, seconds, error)
+        try:
+            self._answered(request, back)
+        except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
+            why = f"it cannot wait for another attempt: {describe(refusal)}"
+            self._end(position, request, "failed", why)
+        else:
+            self._forget(position, request)
 
     def _end(self, position: int, request: TakenRequest, outcome: str, error: str | None) -> None:
-        def end() -> bool:
-            told = request.take.id, self._pool, request.reply
-            messages = reply_messages(self._app, *told, outcome, error=error)
-            result = sealed(self._app, self._pool, None) if outcome == "done" else None
-            return self._store.end(request.take, outcome, result, error, messages)
-
-        self._repeat(request, end)
-        self._forget(position, request)
+        run = partial(self._answered, request)
+        asked = self._app, request.take, self._pool, request.reply
+        try:
+            end_request(*asked, outcome, error, run)
+        except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.error(
+                "%s, pool %s: request %s stays running, because the broker refuses its end: %s",
+                self.name,
+                self._pool,
+                request.take.id,
+                describe(refusal),
+            )
+        else:
+            self._forget(position, request)
         self._wake()
+
+    def _answered(self, request: TakenRequest, call: Callable[[], bool]) -> bool:
+        return until_answered(call, f"request {request.take.id} of pool {self._pool}")
 
     def _forget(self, position: int, request: TakenRequest) -> None:
         if self._positions.get(request.take.id) == position:
             del self._positions[request.take.id]
-
-    def _repeat(self, request: TakenRequest, call: Callable[[], _T]) -> _T:
-        """Call until the broker answers: until then the request is this worker's."""
-        failures = 0
-        while True:
-            try:
-                return call()
-            except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-                failures += 1
-                pause = REPEAT.delay(failures, random.random())  # nosec B311 # spreads pauses
-                _log.warning(
-                    "%s, pool %s: cannot store how request %s ended, retrying in %.2f s: %s",
-                    self.name,
-                    self._pool,
-                    request.take.id,
-                    pause,
-                    describe(error),
-                )
-                gevent.sleep(pause)
 
     def _spawn(self, function: Callable[..., None], *args: Any) -> None:
         self._ends = [each for each in self._ends if not each.ready()]

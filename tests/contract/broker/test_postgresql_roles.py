@@ -65,6 +65,16 @@ class Roles:
     def grant(self, right: str) -> None:
         self._owner.execute(f"GRANT {right}".encode())
 
+    def age_dedup_keys(self, role: str, key: str) -> None:
+        """Change the digests to that of one role and key, as before format 5."""
+        old = f"UPDATE qdo.dedup SET key = sha256('{len(role)}:{role}{key}')"
+        self._owner.execute(old.encode())
+
+    def rename_shard(self, queue: str, name: str) -> None:
+        for table, column in (("streams", "queue"), ("queues", "name")):
+            change = f"UPDATE qdo.{table} SET {column} = %s WHERE {column} = %s"
+            self._owner.execute(change.encode(), (name, queue))
+
     def take(self, name: str) -> None:
         """Take all rights away."""
         self._owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
@@ -320,17 +330,58 @@ def test_a_sender_with_sql_creates_no_more_queues(roles: Roles) -> None:
     assert owner.catalog.names() == ["a", "b"]
 
 
-def test_a_sender_suppresses_no_message_of_another(roles: Roles) -> None:
-    """Deduplication keys of roles are separate, and their windows have an end."""
+BAD_STREAMS = [
+    *(f"create_stream('app', 'new', {number})" for number in ("0", "3", "-4", "8192", "NULL")),
+    *(f"create_stream('app', {name}, 1)" for name in ("'a.b'", "''", "'a/b'", "repeat('x', 201)")),
+]
+BAD_DIVISIONS = [
+    *(f"ARRAY['s.-80'], {at}" for at in ("NULL", "''", "'80'", "'90'", "'00'", "'4000'", "'4'")),
+    *(f"ARRAY['s.-80'], {at}" for at in ("'zz'", "'\u00e9'", "'40' || chr(10)")),
+    *("ARRAY['s.-80', 's.c0-'], NULL", "ARRAY['s.-80', 's.80-c0'], '40'"),
+    *("ARRAY['s.-80', 's.-80'], NULL", "ARRAY['s.-80', 't.-'], NULL", "ARRAY['t.-'], '40'"),
+    *("ARRAY['s.x'], '40'", "NULL, '40'", "ARRAY[NULL], '40'"),
+]
+
+
+def test_no_role_chooses_names_or_ranges_of_shards(roles: Roles) -> None:
+    """Not even that of a worker. Messages of wrong streams are routed to an end."""
+    broker = roles.broker("postgres")
+    for each in (first_shards("s", 2), first_shards("t", 1)):
+        broker.streams.add(each)
+    broker.streams.add(split(broker.streams.shards("s"), "s.80-"))
+    before = broker.streams.shards()
+    with roles.connect(roles.create("sender")) as sender:
+        for call in BAD_STREAMS:
+            with pytest.raises((errors.DataError, errors.IntegrityError)):
+                sender.execute(f"SELECT qdo.{call}".encode())
+    with roles.connect(roles.create("worker")) as worker:
+        for parents in BAD_DIVISIONS:
+            with pytest.raises(errors.Error) as raised:
+                worker.execute(f"SELECT qdo.add_shards('app', 's', NULL, {parents})".encode())
+            assert raised.value.sqlstate in ("22023", "QD005", "22004"), parents
+    assert broker.streams.shards() == before
+    for name, other in (("a", "b"), ("b", "a")):
+        broker.streams.add(first_shards(name, 1))
+        roles.rename_shard(f"{name}.-", f"{other}.x")
+    for name in "ab":
+        roles.rename_shard(f"{name}.x", f"{name}.-")
+    broker.send(Outgoing("a.-", b"1", "key"))
+    assert len(broker.reader("a.-", 0).fetch(9)) == 1
+
+
+def test_all_roles_share_deduplication_keys(roles: Roles) -> None:
+    """The window has an end. A key that a role used before format 5 holds for that role."""
     keyed = "SELECT qdo.send('app', ARRAY['a'], NULL, NULL, ARRAY['forged'::bytea], ARRAY['id'],"
     keyed += " NULL, ARRAY['order-1'], ARRAY[%s::bigint], NULL)"
     with roles.connect(roles.create("sender")) as connection:
         connection.execute(keyed, (366 * 86400 * 10_000_000,))
         with pytest.raises(errors.InvalidParameterValue):
             connection.execute(keyed.replace("order-1", "order-2"), (9_000_000_000_000_000,))
-    owner = roles.broker("postgres")
+    owner, worker = roles.broker("postgres"), roles.broker(roles.create("worker"))
     message = Outgoing("a", b"order", terms=SendOptions(dedup_key="order-1"))
-    assert owner.send(message) == owner.send(message) != "id"
+    assert owner.send(message) == worker.send(message) == "id"
+    roles.age_dedup_keys("postgres", "order-1")
+    assert owner.send(message) == "id" != worker.send(message)
     assert [row[1] for row in owner.reader("a", 0).fetch(9)] == [b"forged", b"order"]
 
 

@@ -18,7 +18,7 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import requests as requests_module
 from qdo.brokers.registry import open_broker
-from qdo.brokers.requests import RUNNING, NewRequest, RequestStore, Take
+from qdo.brokers.requests import NewRequest, RequestStore, Take
 from qdo.encoding import LEFT_ON_SERVER
 from qdo.errors import RequestExistsError, UsageError
 from qdo.postgresql import schema
@@ -278,16 +278,6 @@ def test_a_larger_body_than_a_worker_reads_stays(broker: Broker) -> None:
     found = broker.requests.find("a")
     assert found is not None
     assert found.content == (bytes(1001), None)
-
-
-def test_a_resume_before_the_pause_stays(broker: Broker) -> None:
-    """Progress does not delete it."""
-    held = take(broker.requests)
-    assert broker.requests.mark("a", '{"resume": 1}')
-    assert broker.requests.note(held, RUNNING, "50 %")
-    found = broker.requests.find("a", whole=False)
-    assert found is not None
-    assert (found.state, found.mark) == (RUNNING, '{"resume": 1}')
 
 
 # --- formats --------------------------------------------------------------------------

@@ -134,7 +134,8 @@ def test_apps_do_not_see_each_other(connect: Callable[..., Broker]) -> None:
     mine, other = connect(), connect("another")
     held = take_one(mine)
     assert other.requests.find("a") is None
-    assert other.requests.owners() == other.requests.pools() == other.requests.records() == []
+    assert other.requests.owners() == other.requests.records() == []
+    assert other.requests.due("w") == {}
     assert other.requests.counts() == {}
     assert ids(other.requests.take("w", "p", 9, []).requests) == []
     assert other.requests.give_back("w") == 0
@@ -237,7 +238,7 @@ def test_marks_reach_the_worker(broker: Broker) -> None:
     assert broker.requests.take("w", "p", 1, ["a"]).marks == {}
     assert not broker.requests.mark("b", CANCEL)
     assert not broker.requests.mark("none", CANCEL)
-    assert broker.requests.mark("a", RESUME)
+    assert not broker.requests.mark("a", RESUME)
     assert broker.requests.mark("a", CANCEL)
     assert broker.requests.take("w", "p", 0, ["a", "gone"]).marks == {"a": CANCEL}
     assert broker.requests.take("x", "p", 1, []).marks == {}
@@ -331,28 +332,73 @@ def test_a_request_is_paused_and_goes_on(broker: Broker) -> None:
     held = take_one(broker)
     assert broker.requests.note(held, RUNNING, "50 %")
     assert (found(broker).state, found(broker).note) == (RUNNING, "50 %")
-    assert broker.requests.mark("a", RESUME)
     assert broker.requests.note(held, PAUSED, "approve?", [MESSAGE])
+    assert found(broker).asks
+    assert broker.requests.mark("a", RESUME, found(broker).mark)
+    assert broker.requests.note(held, PAUSED, "approve?")  # the answer to the first was lost
     assert (found(broker).state, found(broker).mark) == (PAUSED, RESUME)
+    assert not found(broker).asks
     assert broker.requests.note(held, RUNNING, None)
     assert (found(broker).state, found(broker).note, found(broker).mark) == (RUNNING, None, None)
     assert broker.requests.note(held, PAUSED, "again?")
+    asked = found(broker).mark
     assert broker.requests.mark("a", CANCEL)
-    assert not broker.requests.mark("a", RESUME)
+    assert not broker.requests.mark("a", RESUME, asked)
     assert broker.requests.mark("a", CANCEL)
     assert broker.requests.note(held, RUNNING, None)
     assert found(broker).mark == CANCEL
     assert told(broker) == [b"over"]
 
 
+@pytest.mark.parametrize("lose", ["goes on", "put back", "given back", "taken again"])
+def test_an_answer_is_for_one_question(broker: Broker, lose: str) -> None:
+    """Of one take: neither an unread answer nor a late one is for the next question."""
+    store, held = broker.requests, take_one(broker)
+    assert store.note(held, PAUSED, "A?")
+    first = found(broker).mark
+    for other in (None, "", RESUME, '{"paused": 0}'):
+        assert not store.mark("a", RESUME, other)
+    assert store.mark("a", RESUME, first)
+    if lose == "goes on":
+        assert store.note(held, RUNNING, None)
+    elif lose == "put back":
+        assert store.put_back(held, 0, 0.0, None)
+    elif lose == "given back":
+        assert store.give_back("w") == 1
+    if lose != "goes on":
+        (taken,) = store.take("w", "p", 1, []).requests
+        held = taken.take
+    assert found(broker).mark is None
+    assert not store.mark("a", RESUME, first)
+    assert store.note(held, PAUSED, "B?")
+    assert not store.mark("a", RESUME, first)
+    assert found(broker).asks
+    assert store.mark("a", RESUME, found(broker).mark)
+
+
+def test_the_store_knows_which_pools_have_something(broker: Broker) -> None:
+    """By one call: when their next request is due, and what a worker owns and does not run."""
+    store, now = broker.requests, time.time()
+    ask(broker, "1", due=-600.0, pool="later")
+    ask(broker, "2", due=FAR, pool="now")
+    ask(broker, "3", pool="now")
+    ask(broker, "4", pool="lost")
+    store.take("w", "lost", 1, [])
+    found = store.due()
+    assert found == {"later": pytest.approx(now + 600, abs=30), "now": found["now"]}
+    assert store.due("x").keys() == store.due("w", ["4"]).keys() == {"later", "now"}
+    assert all(store.due("w", ["5"])[pool] <= time.time() for pool in ("lost", "now"))
+
+
 def test_a_request_is_put_back(broker: Broker) -> None:
     """Until it is due, with its failed attempts and the last error, also a paused one."""
     held = take_one(broker)
     assert broker.requests.note(held, PAUSED, "n")
-    assert broker.requests.put_back(held, 1, FAR, "E: \ud800 \0")
+    assert broker.requests.put_back(held, 1, 600.0, "E: \ud800 \0")
     record = found(broker)
     assert (record.state, record.take, record.failed) == (WAITING, Take("a", "", 1), 1)
-    assert (record.due, record.error) == (pytest.approx(FAR), "E: \\ud800 \\x00")
+    assert record.due == pytest.approx(time.time() + 600, abs=30)
+    assert record.error == "E: \\ud800 \\x00"
     assert take(broker) == []
     assert broker.requests.owners() == []
     ask(broker, "b")
@@ -383,6 +429,7 @@ def test_a_worker_that_is_gone_gives_back(broker: Broker) -> None:
         ("2", 1, True),
         ("3", 1, True),
     ]
+    assert [each.error and "w died" in each.error for each in taken] == [False, True, True]
     assert broker.requests.put_back(taken[1].take, 1, 0.0, None)  # a drain: no attempt began
     assert [each.crashed for each in take(broker, owner="z")] == [True]
 
@@ -453,7 +500,7 @@ def test_requests_are_counted_and_listed(broker: Broker) -> None:
     (first, second, *_) = take(broker, places=3, pool="a")
     assert broker.requests.end(first.take, "done", (b"result", None))
     assert broker.requests.note(second.take, PAUSED, "n")
-    assert sorted(broker.requests.pools()) == ["a", "b", "c"]
+    assert sorted(broker.requests.due()) == ["a", "b", "c"]
     counts = broker.requests.counts()
     oldest = {pool: each.oldest for pool, each in counts.items()}
     assert counts == {
@@ -483,7 +530,7 @@ def test_requests_are_counted_and_listed(broker: Broker) -> None:
     for each in take(broker, pool="b"):
         broker.requests.end(each.take, "done")
     assert broker.requests.end(found(broker, "7").take, "cancelled")
-    assert broker.requests.pools() == ["a"]
+    assert [*broker.requests.due()] == ["a"]
     assert [*broker.requests.counts()] == ["a"]
 
 

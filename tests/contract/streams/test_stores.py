@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,15 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.postgresql.broker import PostgresqlBroker
-from qdo.brokers.streams import StreamShard, find_shard, first_shards, key_hash, merge, split
+from qdo.brokers.streams import (
+    StreamShard,
+    check_ranges,
+    find_shard,
+    first_shards,
+    key_hash,
+    merge,
+    split,
+)
 from qdo.errors import (
     BodyAuthenticationError,
     QueueLimitError,
@@ -169,6 +178,28 @@ def test_a_merge_gets_a_name_that_no_shard_had(app: App, stream: Stream) -> None
     assert whole == "user.-"
     stream.send_many([(key, 1) for key in KEYS])
     assert contents(app.broker)[whole] == KEYS
+
+
+def test_every_broker_has_the_ranges_that_were_planned(broker: Broker) -> None:
+    """The server of PostgreSQL computes them by itself; ranges that return have numbers."""
+    for count in (1, 16, 4096):
+        planned = first_shards(f"s{count}", count)
+        broker.streams.add(planned)
+        assert broker.streams.shards(f"s{count}") == planned
+    dice, known = random.Random(1), broker.streams.shards("s16")
+    for _ in range(60):
+        opened = sorted((each for each in known if each.end is None), key=lambda each: each.low)
+        at = dice.randrange(len(opened) - 2)
+        if len(opened) > 20 or dice.random() < 0.5:
+            some = [each.queue for each in opened[at : at + dice.choice((2, 3))]]
+            children = merge(known, *dice.sample(some, len(some)))
+        else:
+            children = split(known, opened[at].queue)
+        broker.streams.add(children)
+        known = broker.streams.shards("s16")
+        assert known[-len(children) :] == children
+    assert any(each.queue.endswith(".2") for each in known)
+    check_ranges(known)
 
 
 def test_what_cannot_be_divided_stays_as_it_is(app: App, stream: Stream) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,17 @@ def test_a_split_and_a_merge_under_a_fleet(app: App, cli: Run) -> None:
     assert "user.c0-" not in {each["queue"] for each in items(cli, "queues")}
     commands = [each["command"] for each in items(cli, "audit")]
     assert commands.count("streams merge") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("locate", "user", "ada"), ("split", "user.c0-"), ("merge", "user.-40", "user.40-80")],
+)
+def test_a_wrong_range_is_named(app: App, cli: Run, arguments: tuple[str, ...]) -> None:
+    with closing(sqlite3.connect("qdo-data/messages.db")) as database, database:
+        database.execute("UPDATE streams SET low = 'zz' WHERE queue = 'user.80-c0'")
+    ended = cli("streams", *arguments)
+    assert (ended.code, "user.80-c0" in ended.err) == (5, True), ended.err
 
 
 def test_a_dry_run_changes_nothing(app: App, cli: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ujson
 from greenlet import getcurrent, greenlet
 
-from qdo.brokers.requests import OVER, WAITING
+from qdo.brokers.requests import OVER, PAUSED, WAITING
 from qdo.errors import UnreachableError
 from qdo.positions import position_of_time
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -162,6 +162,9 @@ class CheckedStore:
                 self.never.add(id)
             if '"cancel"' in (old[9] or "") and new[4] != OVER and new[9] != old[9]:
                 raise Violation("mark", f"{name}{args}: {old} becomes {new}")
+            answered = '"resume"' in (new[9] or "")
+            if answered and (new[4] != PAUSED or (new != old and old[9] != args[2])):
+                raise Violation("answer", f"{name}{args}: {old} becomes {new}")
             if new[8] == "cancelled" and id not in self.asked_to_end:
                 raise Violation("R8", f"{name}{args}: nobody cancelled {new}")
         if name == "take":

@@ -14,6 +14,7 @@ import ujson
 from greenlet import getcurrent
 
 import qdo.sending.pool_jobs
+import qdo.sending.replies
 import qdo.worker.pools.returner
 import qdo.worker.pools.subscription
 from qdo.brokers.requests import OVER, PAUSED, NewRequest
@@ -99,8 +100,7 @@ class PoolSlot:
         reader = self.subscription.reader(0)
         while self.is_open:
             with suppress(UnreachableError):
-                self.subscription.look()
-                self.subscription.poll_now()
+                self.subscription.look(0.0)
                 self._rows.update((row[0], row) for row in reader.fetch(10))
             self._start()
             self.world.tasks.sleep(0.02 + 0.25 * self.world.schedule.chance())
@@ -313,7 +313,12 @@ class PoolWorld:
                             self._cancelled.add(when)
                     elif row[4] == PAUSED and (self.healed or self.schedule.chance() < 0.5):
                         self._values += 1
-                        handle.resume(self._values)
+                        if self.schedule.chance() < 0.7:
+                            handle.resume(self._values)
+                            continue
+                        self.tasks.sleep(1.5 * self.schedule.chance())  # it answers what it saw
+                        answer = json.dumps({"resume": self._values})
+                        self.sender.broker.requests.mark(id, answer, row[9])
                     elif row[4] == OVER and self.schedule.chance() < 0.05:
                         self.sender.broker.requests.retry(id)
                 except (UnreachableError, RejectedError):
@@ -393,9 +398,10 @@ def play(seed: int, *, tracing: bool = False) -> tuple[Violation | None, PoolWor
         for module in (subscription, jobs):
             patch.setattr(module, "clock", lambda: world.schedule.now)
         patch.setattr(subscription, "gevent", world.tasks)
-        patch.setattr(subscription, "random", world.random)
+        patch.setattr(qdo.sending.replies, "random", world.random)
         patch.setattr(subscription, "Semaphore", nullcontext)
         patch.setattr(jobs, "time", world.tasks)
+        patch.setattr(qdo.sending.replies, "time", world.tasks)
         patch.setattr(qdo.worker.pools.returner, "current_names", current_names)
         patch.setattr(Message, "stopping", property(lambda _: not getcurrent().slot.is_open))
         try:

@@ -80,6 +80,7 @@ class PoolSetup(EngineSetup):
         monkeypatch.setattr(EmbeddedBroker, "requests", self.store)
         waits = SimpleNamespace(sleep=gevent.sleep)
         monkeypatch.setattr("qdo.sending.pool_jobs.time", waits)
+        monkeypatch.setattr("qdo.sending.replies.time", waits)
         monkeypatch.setattr("qdo.sending.requests.time.sleep", gevent.sleep)
         self.looks = 0
         step = PoolDuty.step

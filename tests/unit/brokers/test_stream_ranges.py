@@ -10,6 +10,7 @@ import pytest
 
 from qdo.brokers.streams import (
     StreamShard,
+    check_ranges,
     checked_bound,
     first_shards,
     key_hash,
@@ -43,6 +44,25 @@ def test_each_key_has_one_shard(count: int) -> None:
     bounds = [each.low for each in shards]
     assert sum(each.has("0" * 16) for each in shards) == sum(each.has("f" * 16) for each in shards)
     assert all(sum(other.has(low.ljust(16, "0")) for other in shards) == 1 for low in bounds)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "ranges"),
+    [
+        ("s.80-", ["80-"]),
+        ("s.-40", ["-40"]),
+        ("s.80-", ["-40", "80-"]),
+        ("s.40-", ["-80", "40-"]),
+        ("s.-", ["-", "-"]),
+        ("s.-zz", ["-zz", "zz-"]),
+    ],
+)
+def test_wrong_ranges_are_named(wrong: str, ranges: list[str]) -> None:
+    shards = [StreamShard("s", f"s.{each}", *each.split("-")) for each in ranges]
+    with pytest.raises(ShardStateError) as raised:
+        check_ranges(shards)
+    assert raised.value.details["queue"] == wrong
+    check_ranges(FOUR)
 
 
 def test_splits_and_merges_cover_what_was_there() -> None:

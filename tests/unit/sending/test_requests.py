@@ -137,7 +137,7 @@ def test_another_request_needs_another_id(app: App, pool: str, body: Any) -> Non
     with pytest.raises(RequestExistsError) as caught:
         app.request_many([{"pool": "new", "body": 1}, {"pool": pool, "body": body, "id": "a"}])
     assert caught.value.details["id"] == "a"
-    assert store(app).pools() == ["invoice"]
+    assert [*store(app).due()] == ["invoice"]
 
 
 def test_many_requests_are_stored_together(app: App) -> None:
@@ -403,11 +403,12 @@ def test_a_reason_may_be_any_text(app: App, reason: str) -> None:
 
 
 def test_a_paused_request_is_resumed(app: App) -> None:
-    """Only while it is paused, and not if it is to be cancelled."""
+    """Only while it is paused and not answered, and not if it is to be cancelled."""
     handle = app.request("invoice", 1, id="a")
     with pytest.raises(RequestStateError) as caught:
         handle.resume()
-    assert caught.value.details == {"id": "a", "expected": "paused", "state": "waiting"}
+    told = {"id": "a", "expected": "paused", "state": "waiting", "note": None}
+    assert caught.value.details == told
     taken = take(app)
     with pytest.raises(RequestStateError) as caught:
         handle.resume()
@@ -418,6 +419,9 @@ def test_a_paused_request_is_resumed(app: App) -> None:
         with pytest.raises(UsageError):
             handle.resume(value)
     handle.resume({"by": "Ada"})
+    with pytest.raises(RequestStateError) as caught:
+        handle.resume({"by": "Bob"})
+    assert caught.value.details["state"] == "answered already"
     assert json.loads(record(app, "a").mark or "") == {"resume": {"by": "Ada"}}
     handle.cancel("no")
     with pytest.raises(RequestStateError) as caught:

@@ -114,8 +114,8 @@ def test_errors_of_libraries_end_no_worker(make: Make, caplog: pytest.LogCapture
     """They are logged with their traceback; the worker looks again."""
     pool = make(start=False)
     pool.app.job("more-*", pool=True)(pool._job)
-    pools, errors = pool.store.pools, [OSError("of a library")]
-    pool.store.pools = lambda: _raised(errors.pop()) if errors else pools()  # type: ignore[method-assign]
+    due, errors = pool.store.due, [OSError("of a library")]
+    pool.store.due = lambda *args: _raised(errors.pop()) if errors else due(*args)  # type: ignore[method-assign]
     pool.start()
     assert pool.app.request("more-1", 2).result(10) == 2
     assert [each.exc_info and each.exc_info[0] for each in caplog.records] == [OSError]
@@ -146,13 +146,13 @@ def test_a_drain_claims_no_pool_that_it_finds(make: Make, monkeypatch: pytest.Mo
     pool.app.job("more-*", pool=True)(pool._job)
     duties: list[PoolDuty] = []
 
-    def pools() -> list[str]:
+    def due(*args: Any) -> dict[str, float]:
         duties[0].drain()
-        return ["more-1"]
+        return {"more-1": 0.0}
 
     step = PoolDuty.step
     monkeypatch.setattr(PoolDuty, "step", lambda duty: duties.append(duty) or step(duty))
-    monkeypatch.setattr(pool.store, "pools", pools)
+    monkeypatch.setattr(pool.store, "due", due)
     pool.app.request("more-1", 1)
     pool.start()
     until(lambda: pool.looks)
