@@ -215,6 +215,12 @@ class Outbox:
             found = query.where(self._own, columns.refused.is_not(None)).order_by(columns.place)
             return connection.execute(found).all()
 
+    def count_refused(self) -> int:
+        """Return the number of those rows."""
+        query = select(func.count()).where(self._own, self.table.c.refused.is_not(None))
+        with self._engine.connect() as connection:
+            return int(connection.execute(query).scalar_one())
+
     def retry(self, ids: Collection[str]) -> None:
         """Let rows that were set aside be sent again."""
         wanted = self._own, self.table.c.id.in_(ids)
@@ -272,7 +278,7 @@ class Outbox:
                 connection.execute(one.values(refused=reason))
             _log.error(
                 "message %s of queue %s stays in %s, because the broker refuses it; later messages"
-                " are sent; `qdo outbox retry` or `qdo outbox drop` it: %s",
+                " are sent; `qdo admin outbox retry` or `qdo admin outbox drop` it: %s",
                 *(row.id, row.queue, self.table.name, reason),
             )
 

@@ -59,6 +59,40 @@ BEGIN
 END
 $$;
 
+-- Create the present partition and the next two, unless they exist. Workers do so in advance, and in
+-- a transaction of its own: others wait for the end of a sender's that has created one.
+CREATE OR REPLACE FUNCTION {schema}.add_partitions() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+DECLARE
+    ticks bigint := (SELECT partition_ticks FROM {schema}.about);
+BEGIN
+    FOR further IN 0 .. 2 LOOP
+        PERFORM {schema}.add_partition({schema}.clock() + further * ticks);
+    END LOOP;
+EXCEPTION WHEN lock_not_available THEN  -- a later call adds them
+END
+$$;
+
+-- The chores of workers: create partitions, and delete deduplication keys that are over since a time;
+-- return the time up to which it has, and whether more are over. While any transaction of the server
+-- stays open, the index entries of deleted keys stay: each call begins where the last one has ended.
+-- A minute later, so that transactions with short windows have committed.
+CREATE OR REPLACE FUNCTION {schema}.tidy(since bigint, OUT upto bigint, OUT is_rest boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    latest bigint := {schema}.clock() - 600000000;
+BEGIN
+    PERFORM {schema}.add_partitions();
+    WITH gone AS (
+        DELETE FROM {schema}.dedup WHERE (queue, key) IN (
+            SELECT queue, key FROM {schema}.dedup WHERE until >= since AND until <= latest
+            ORDER BY until LIMIT 10000 FOR UPDATE SKIP LOCKED)
+        RETURNING until
+    ) SELECT max(until), count(*) = 10000 INTO upto, is_rest FROM gone;
+    upto := CASE WHEN is_rest THEN upto ELSE latest END;
+END
+$$;
+
 -- Divide the partitions behind a position into spans of 50; return the last position of each. A
 -- session has too few locks to open thousands of partitions, which a blocked queue keeps.
 CREATE OR REPLACE FUNCTION {schema}.spans(after bigint) RETURNS SETOF bigint
@@ -112,6 +146,20 @@ BEGIN
         INSERT INTO {schema}.apps (name, max_queues) VALUES (of_app, most)
             ON CONFLICT (name) DO UPDATE SET max_queues = excluded.max_queues;
     END IF;
+END
+$$;
+
+-- End transactions of a sender that are idle, because others wait for what they lock. Only some roles
+-- may set this for others.
+CREATE OR REPLACE FUNCTION {schema}.limit_idle(role regrole) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setrole = role
+            AND setconfig::text LIKE '%idle_in_transaction_session_timeout=%') THEN
+        EXECUTE format('ALTER ROLE %s SET idle_in_transaction_session_timeout = 600000', role);
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'set idle_in_transaction_session_timeout for % as a role that may alter it', role;
 END
 $$;
 
@@ -234,9 +282,21 @@ BEGIN
             PERFORM FROM {schema}.queues WHERE id = ANY (free) FOR NO KEY UPDATE;
             EXIT;
         END IF;
-        free := ARRAY(SELECT id FROM {schema}.queues WHERE id = ANY (asked)
-            ORDER BY id FOR NO KEY UPDATE SKIP LOCKED);
-        EXIT WHEN cardinality(free) > 0;
+        WITH goals AS (  -- the messages of a sealed shard go to those that are open
+            SELECT id, id AS goal FROM {schema}.queues WHERE id = ANY (asked)
+            UNION SELECT queues.id, heirs.id FROM {schema}.queues
+                JOIN {schema}.streams AS own ON own.app = of_app AND own.queue = queues.name
+                JOIN {schema}.streams AS open ON open.app = of_app AND open.stream = own.stream
+                JOIN {schema}.queues AS heirs ON heirs.app = of_app AND heirs.name = open.queue
+                WHERE queues.id = ANY (asked) AND own.end_position IS NOT NULL
+                    AND open.end_position IS NULL
+        ), got AS (
+            SELECT id FROM {schema}.queues WHERE id IN (SELECT goal FROM goals)
+            ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+        ) SELECT array_agg(id) INTO free FROM (
+            SELECT goals.id FROM goals LEFT JOIN got ON got.id = goal
+            GROUP BY goals.id HAVING bool_and(got.id IS NOT NULL)) AS found;
+        EXIT WHEN free IS NOT NULL;
         locked := locked || asked;
     END LOOP;
     -- A later statement sees what was moved before the locks were free.
@@ -391,47 +451,49 @@ BEGIN
     IF NOT FOUND OR current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN dropped;
     END IF;
-    PERFORM {schema}.add_partition({schema}.clock() + ticks);
-    before := pg_current_snapshot();
-    FOR part IN
-        SELECT relname, substring(relname FROM '[0-9]+$')::bigint AS number
-        FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-        WHERE inhparent = '{schema}.messages'::regclass ORDER BY 2
-    LOOP
-        -- Each drop takes locks until the commit; a later call drops more.
-        EXIT WHEN (part.number + 1) * ticks > closed OR cardinality(done) = 50;
-        BEGIN
-            EXECUTE format('WITH RECURSIVE found(queue) AS ('
-                ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
-                ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
-                '   WHERE further.queue > found.queue ORDER BY queue LIMIT 1)'
-                ' FROM found WHERE found.queue IS NOT NULL)'
-                ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
-                '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
-                '     WHERE own.queue = found.queue))', part.relname) INTO used;
-            RAISE EXCEPTION 'inspected' USING ERRCODE = 'QD000';  -- gives up the locks
-        EXCEPTION WHEN SQLSTATE 'QD000' THEN
-            IF NOT used THEN
-                done := done || part.relname::text;
-            END IF;
-        END;
-    END LOOP;
-    IF cardinality(done) > 0 THEN
-        LOCK TABLE ONLY {schema}.messages IN ACCESS EXCLUSIVE MODE;
-    END IF;
-    FOREACH name IN ARRAY done LOOP
-        EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1'
-            ' AND xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint)'
-            ' OR EXISTS (SELECT FROM {schema}.%1$I WHERE xid = ANY ($2))', name)
-            INTO used USING pg_snapshot_xmax(before)::text::bigint,
-            ARRAY(SELECT pg_snapshot_xip(before)::text::bigint);
-        CONTINUE WHEN used;
-        EXECUTE format('DROP TABLE {schema}.%I', name);
-        dropped := dropped || name;
-    END LOOP;
+    PERFORM {schema}.add_partitions();
+    BEGIN
+        before := pg_current_snapshot();
+        FOR part IN
+            SELECT relname, substring(relname FROM '[0-9]+$')::bigint AS number
+            FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+            WHERE inhparent = '{schema}.messages'::regclass ORDER BY 2
+        LOOP
+            -- Each drop takes locks until the commit; a later call drops more.
+            EXIT WHEN (part.number + 1) * ticks > closed OR cardinality(done) = 50;
+            BEGIN
+                EXECUTE format('WITH RECURSIVE found(queue) AS ('
+                    ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
+                    ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
+                    '   WHERE further.queue > found.queue ORDER BY queue LIMIT 1)'
+                    ' FROM found WHERE found.queue IS NOT NULL)'
+                    ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
+                    '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
+                    '     WHERE own.queue = found.queue))', part.relname) INTO used;
+                RAISE EXCEPTION 'inspected' USING ERRCODE = 'QD000';  -- gives up the locks
+            EXCEPTION WHEN SQLSTATE 'QD000' THEN
+                IF NOT used THEN
+                    done := done || part.relname::text;
+                END IF;
+            END;
+        END LOOP;
+        IF cardinality(done) > 0 THEN
+            LOCK TABLE ONLY {schema}.messages IN ACCESS EXCLUSIVE MODE;
+        END IF;
+        FOREACH name IN ARRAY done LOOP
+            EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1'
+                ' AND xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint)'
+                ' OR EXISTS (SELECT FROM {schema}.%1$I WHERE xid = ANY ($2))', name)
+                INTO used USING pg_snapshot_xmax(before)::text::bigint,
+                ARRAY(SELECT pg_snapshot_xip(before)::text::bigint);
+            CONTINUE WHEN used;
+            EXECUTE format('DROP TABLE {schema}.%I', name);
+            dropped := dropped || name;
+        END LOOP;
+    EXCEPTION WHEN lock_not_available THEN
+        dropped := ARRAY[]::text[];
+    END;
     RETURN dropped;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN ARRAY[]::text[];
 END
 $$;
 
@@ -821,6 +883,25 @@ BEGIN
 END
 $$;
 
+-- Raise an error if an app would have more queues than it may. Calls do not see the queues of open
+-- transactions, and do not wait for them: so 100 of each may be too many. One that creates more locks
+-- the app until its end.
+CREATE OR REPLACE FUNCTION {schema}.check_room(of_app text, wanted bigint, example text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    most integer;
+BEGIN
+    IF wanted + (SELECT count(*) FROM {schema}.queues WHERE app = of_app
+            AND xid = pg_current_xact_id()::text::bigint) > 100 THEN
+        PERFORM FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
+    END IF;
+    SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app;
+    IF wanted + (SELECT count(*) FROM {schema}.queues WHERE app = of_app) > coalesce(most, 100000) THEN
+        RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = example, HINT = most;
+    END IF;
+END
+$$;
+
 -- Lock queues in the order of their ids; create those that do not exist, before any is locked.
 -- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
 -- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
@@ -832,7 +913,6 @@ DECLARE
     wanted integer := CASE cardinality(names) WHEN 1 THEN 1
         ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
     found integer := 1;
-    most integer;
     missing text;
     has_shards boolean;
 BEGIN
@@ -859,17 +939,11 @@ BEGIN
                     AND known.name = given.name WHERE known.name IS NULL) THEN
             RETURN true;
         END IF;
-        SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
-        IF most IS NULL THEN
-            INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
-            CONTINUE;
-        END IF;
         SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
             SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
         ) LIMIT 1;
-        IF missing IS NOT NULL AND wanted - found > most
-                - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
-            RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing, HINT = most;
+        IF missing IS NOT NULL THEN
+            PERFORM {schema}.check_room(of_app, wanted - found, missing);
         END IF;
         INSERT INTO {schema}.queues (app, name)
             SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
@@ -1060,9 +1134,6 @@ BEGIN
             id := coalesce(id, {schema}.message_id(place));
         END IF;
         IF dedup_keys[i] IS NOT NULL THEN
-            DELETE FROM {schema}.dedup WHERE (queue, key) IN (
-                SELECT queue, key FROM {schema}.dedup WHERE until <= now ORDER BY until
-                LIMIT 16 FOR UPDATE SKIP LOCKED);
             INSERT INTO {schema}.dedup (queue, key, id, until)
                 VALUES (keeper, digest, id, now + dedup_ticks[i])
                 ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, until = excluded.until;
@@ -1107,7 +1178,6 @@ CREATE OR REPLACE FUNCTION {schema}.add_shards(
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    most integer;
     taken text;
     parent record;
     of_root bigint;
@@ -1116,8 +1186,6 @@ DECLARE
     bounds text[];
     names text[];
 BEGIN
-    INSERT INTO {schema}.apps (name) VALUES (of_app) ON CONFLICT DO NOTHING;
-    SELECT max_queues INTO most FROM {schema}.apps WHERE name = of_app FOR NO KEY UPDATE;
     IF of_parents = '{}' THEN
         IF EXISTS (SELECT FROM {schema}.streams WHERE app = of_app AND stream = of_stream) THEN
             RETURN;
@@ -1150,15 +1218,20 @@ BEGIN
         FROM generate_series(1, cardinality(bounds) - 1) AS place CROSS JOIN LATERAL (
             SELECT count(*) AS used FROM {schema}.streams WHERE app = of_app AND stream = of_stream
                 AND low = bounds[place] AND high = bounds[place + 1]) AS known ORDER BY place);
+    IF of_parents = '{}' THEN  -- only those that create this stream wait for each other
+        INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden, is_first)
+            VALUES (of_app, of_stream, names[1], '', bounds[2], '{}', false, true)
+            ON CONFLICT (app, stream) WHERE is_first DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     SELECT name INTO taken FROM {schema}.queues
         WHERE app = of_app AND name = ANY (names) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'the queue exists' USING ERRCODE = 'QD007', DETAIL = taken;
     END IF;
-    IF most < cardinality(names) + (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
-        RAISE EXCEPTION 'too many queues'
-            USING ERRCODE = 'QD001', DETAIL = names[1], HINT = most;
-    END IF;
+    PERFORM {schema}.check_room(of_app, cardinality(names), names[1]);
     PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (of_parents)
         ORDER BY id FOR NO KEY UPDATE;
     FOR parent IN
@@ -1183,7 +1256,8 @@ BEGIN
         WHERE app = of_app AND name = ANY (names) AND root IS NULL;
     INSERT INTO {schema}.streams (app, stream, queue, low, high, parents, hidden)
         SELECT of_app, of_stream, names[place], bounds[place], bounds[place + 1], of_parents,
-            of_parents <> '{}' FROM generate_series(1, cardinality(names)) AS place ORDER BY place;
+            of_parents <> '{}' FROM generate_series(1, cardinality(names)) AS place
+        WHERE of_parents <> '{}' OR place > 1 ORDER BY place;
 END
 $$;
 
@@ -1232,3 +1306,4 @@ END
 $$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+SELECT {schema}.add_partitions();

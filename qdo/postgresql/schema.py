@@ -106,6 +106,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
         "retry_request(text, text)",
         "spans(bigint)",
+        "tidy(bigint)",
         "take_requests(text, text, text, integer, text[], bigint, float8, bigint[], boolean)",
         "trim(text, text, bigint, bigint)",
     ),
@@ -130,10 +131,12 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
         )
     role = '"' + role.replace('"', '""') + '"'
     tables = _TABLES[kind].items()
+    literal = role.replace("'", "''")
     return [
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",
         *(f"GRANT {rights} ON {schema}.{table} TO {role}" for table, rights in tables),
         *(f"GRANT EXECUTE ON FUNCTION {schema}.{each} TO {role}" for each in _FUNCTIONS[kind]),
+        *([f"SELECT {schema}.limit_idle('{literal}')"] if kind == "sender" else []),  # nosec B608 # quoted
     ]
 
 

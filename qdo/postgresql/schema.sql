@@ -25,8 +25,8 @@ CREATE TABLE {schema}.about (
     partition_ticks bigint NOT NULL CHECK (partition_ticks > 0)
 );
 
--- Its row is locked while queues of the app are created, so that they are counted, and by the one
--- of several transactions of the app that notifies.
+-- Its row is locked while one call creates many queues of the app, and by the one of several
+-- transactions of the app that notifies.
 CREATE TABLE {schema}.apps (
     name text PRIMARY KEY CHECK (length(name) <= 200),
     max_queues integer NOT NULL DEFAULT 100000
@@ -228,6 +228,8 @@ INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 -- Format 5: the functions are replaced as a whole; `functions` is their digest.
 ALTER TABLE {schema}.about ADD functions text NOT NULL DEFAULT '';
+ALTER TABLE {schema}.streams ADD is_first boolean;
+CREATE UNIQUE INDEX streams_once ON {schema}.streams (app, stream) WHERE is_first;
 DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
 DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import writer
 from qdo.brokers.postgresql.listener import RETRY_SECONDS, NotificationListener
 from qdo.brokers.registry import open_broker
+from qdo.brokers.streams import first_shards, key_hash, split
 from qdo.positions import position_now
 from tests.support.brokers import rows
 from tests.support.postgresql.pgbouncer import PgBouncer
@@ -208,6 +210,41 @@ def test_due_messages_of_other_queues_pass_a_locked_one(
     assert len(warnings) == 1
     holder.rollback()
     wait_until(lambda: "blocked" in woken, "the due message has arrived")
+
+
+STRANGERS = {
+    "a new queue": "append('app', ARRAY['strange'], NULL, NULL, ARRAY[''::bytea], NULL)",
+    "a new app": "append('strange', ARRAY['a'], NULL, NULL, ARRAY[''::bytea], NULL)",
+    "a stream": "create_stream('app', 'strange', 4)",
+    "a child": "append('app', ARRAY['s.40-80'], ARRAY['{}'], NULL, ARRAY[''::bytea], NULL)",
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_an_open_transaction_delays_no_other(
+    broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase, what: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """New queues and streams, and delayed messages of others; the doctor names it."""
+    holder.rollback()
+    broker.streams.add(first_shards("s", 2))
+    key = next(key for key in map(str, range(99)) if "40" <= key_hash(key) < "80")
+    broker.send(Outgoing("s.-80", b"sealed", key, terms=SendOptions(due=time.time() + 0.1)))
+    broker.streams.add(split(broker.streams.shards("s"), "s.-80"))
+    holder.execute(f"SELECT qdo.{STRANGERS[what].format(key)}".encode())
+    with contextlib.closing(open_broker(postgresql.url(), "strange")) as other:
+        for act in (
+            lambda: broker.send_many([Outgoing("new", b"x"), later("free", 0.1)]),
+            lambda: broker.streams.add(first_shards("other", 2)),
+            lambda: other.send(Outgoing("b", b"x")),
+        ):
+            assert timed(act) < SLACK_SECONDS + writer.GROUP_LOCK_SECONDS
+    woken: list[str] = []
+    broker.listen(woken.extend)
+    wait_until(lambda: "free" in woken, "the delayed message has arrived")
+    monkeypatch.setattr("qdo.brokers.postgresql.broker.OPEN_SECONDS", 0.0)
+    (warning,) = broker.catalog.config_warnings({})
+    assert f"process {holder.info.backend_pid} " in warning
 
 
 def test_one_listener_moves_and_the_others_look_again(

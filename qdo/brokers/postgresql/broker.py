@@ -75,6 +75,16 @@ SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(part
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
 WHERE inhparent = '{schema}.messages'::regclass
 """
+OPEN_SECONDS = 60.0
+"""Age of a transaction that `qdo doctor` names. Only some roles see the age of those of others."""
+_OPEN = """
+SELECT pid, usename, round(extract(epoch FROM clock_timestamp() - xact_start))
+FROM pg_stat_activity AS one WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - %s * interval '1 s' AND EXISTS (
+        SELECT FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+        WHERE pg_locks.pid = one.pid AND relnamespace = '{schema}'::regnamespace)
+ORDER BY xact_start LIMIT 3
+"""
 _REQUEST_ROWS = """
 SELECT pg_stat_get_live_tuples(oid), pg_stat_get_dead_tuples(oid)
 FROM (SELECT '{schema}.requests'::regclass AS oid) AS named
@@ -141,8 +151,18 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(lambda each: each.execute(query).fetchone() or (0, 0))
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
-        """Warn before a statement that opens all partitions needs more locks than there are."""
-        return self._fetches.run(self._warnings)
+        """Warn of transactions that stay open, and before locks of all partitions are too many."""
+        return self._fetches.run(self._open) + self._fetches.run(self._warnings)
+
+    def _open(self, connection: PostgresqlConnection) -> list[str]:
+        return [
+            f"a transaction of role {role} (process {pid} of the server) is open for {age:g} s, and"
+            f" may hold locks that senders and workers wait for: commit it, or end it with"
+            f" pg_terminate_backend({pid}); set idle_in_transaction_session_timeout for the role"
+            for pid, role, age in connection.execute(
+                _OPEN.format(schema=self._schema), (OPEN_SECONDS,)
+            )
+        ]
 
     def _warnings(self, connection: PostgresqlConnection) -> list[str]:
         partitions = _PARTITIONS.format(schema=self._schema)
@@ -249,6 +269,7 @@ class PostgresqlBroker(Broker):
             self._fetches, self._writer, schema, app, self.id_node
         )
         self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
+        self.stream_of = self.streams.stream_of
         self._requests = PostgresqlRequests(
             address, app, self.id_node, self._fetches, self._writer, self._checked_size,
             self._marks, self._listen_for_requests,

@@ -66,7 +66,8 @@ MOVE_BYTES = 8 * 1024 * 1024
 MOVE_SECONDS = 10.0
 """How long it may take. Other messages wait meanwhile, and so does a worker that starts."""
 MARK_SECONDS = 60.0
-"""Time between two marks, see `LookBound`. Each takes an id of a transaction."""
+"""Time between two marks, see `LookBound`. Each takes an id of a transaction. Also that between two
+chores of a worker, see `tidy` in `functions.sql`."""
 NOTHING_NEW = 2**62
 """An id of transactions, and a position, that is never reached."""
 _SECOND = 10_000_000
@@ -128,13 +129,15 @@ class NotificationListener:
         self._look_statement = _LOOK.format(schema=schema)
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # the address allows a-z, 0-9 and _
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
+        self._tidy_statement = f"SELECT * FROM {schema}.tidy(%s)"  # nosec B608 # as above
         self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
         self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
         self._next_xid = NOTHING_NEW
         self._bound = LookBound()
-        self._marked = 0.0
+        self._marked = self._tidied = 0.0
+        self._tidy_since = 0
         self._running: list[int] = []
         self._server_start: str | None = None
         self._last_position = self._log_end = 0
@@ -208,6 +211,7 @@ class NotificationListener:
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
         self._reconnected = True
+        self._tidy_since = 0
         # The server sends a notification that arrives during a statement with its result.
         connection.add_notify_handler(self._notice)
         connection.add_notice_handler(_warn)
@@ -300,6 +304,10 @@ class NotificationListener:
             self._marked = now
             (xid,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or (0,)
             self._bound.mark(int(xid), self._last_position)
+        if first or now - self._tidied > MARK_SECONDS:
+            tidy = connection.execute(self._tidy_statement, (self._tidy_since,)).fetchone()
+            self._tidy_since, is_rest = tidy or (0, False)
+            self._tidied = 0.0 if is_rest else now
         found = connection.execute(self._look_statement, seen).fetchone()
         if found is None:
             return None

@@ -164,9 +164,10 @@ class FailureResumer:
             return None
         failed = failure.attempts
         _log.warning(
-            "%s: %s of message %s failed on another worker, retrying in %.2f s: %s",
+            "%s: %s of %s %s failed on another worker, retrying in %.2f s: %s",
             where(slot),
             pluralize(failed, "attempt") if failed else "no attempt",
+            "request" if slot.is_pool else "message",
             self._decoder.undecoded(turn, row, failed).id,
             delay,
             failure.error,

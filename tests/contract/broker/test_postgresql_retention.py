@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest.mock import ANY
 
 import psycopg
 import pytest
 
-from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetch
+from qdo.brokers.postgresql.writer import SendWork
 from qdo.brokers.registry import open_broker
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QueueNotEmptyError
@@ -202,6 +204,50 @@ def test_a_dump_brings_ids_of_transactions_that_are_ahead(
     assert set(numbers) <= set(drop(sql))
 
 
+def test_a_reader_keeps_no_partition_from_being_made(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """It only keeps old ones from being dropped. A sender finds its partition there."""
+    broker.send(Outgoing("a", b"1"))
+    broker.trim("a", last_of(broker, "a"), 0.0)
+    wait_over(sql, used(sql))
+    with postgresql.connect() as reader, reader.transaction():
+        reader.execute("SELECT count(*) FROM qdo.messages")
+        (present,) = sql.execute("SELECT qdo.clock() / 10000000").fetchone() or (0,)
+        assert drop(sql) == []
+        newest = "SELECT max(last) / 10000000 FROM qdo.spans(0) AS last"
+        assert sql.execute(newest).fetchone() >= (present + 2,)  # type: ignore[operator]
+    assert drop(sql) != []
+
+
+KEYS = """
+INSERT INTO qdo.dedup (queue, key, id, until)
+SELECT 1, sha256(number::text::bytea), 'x', %s + number / 2 FROM generate_series(1, 12000) AS number
+"""
+TIDY = "SELECT upto, is_rest FROM qdo.tidy(%s)"
+READ = "SELECT pg_stat_get_xact_tuples_returned('qdo.dedup_by_until'::regclass)"
+
+
+def test_workers_delete_deduplication_keys(
+    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """In parts, from where the last one has ended; a sender looks for none."""
+    for since in (1, 100_000):
+        sql.execute(KEYS, (since,))
+        upto, is_rest = sql.execute(TIDY, (since,)).fetchone() or (0, False)
+        assert is_rest
+        assert sql.execute("SELECT count(*) FROM qdo.dedup").fetchone() == (2000,)
+        assert sql.execute(TIDY, (upto,)).fetchone() == (ANY, False)
+    count = "SELECT count(*) FROM qdo.dedup"
+    assert sql.execute(count).fetchone() == (0,)
+    sql.execute(KEYS, (1,))
+    broker.listen(lambda names: None)
+    wait_until(lambda: sql.execute(count).fetchone() == (0,), "a listener deletes all")
+    with sql.transaction():
+        SendWork("qdo", "app", [Outgoing("a", b"1", terms=SendOptions(dedup_key="k"))], None)(sql)  # type: ignore[arg-type]
+        assert sql.execute(READ).fetchone() == (0,)
+
+
 OPENED = """
 SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation
 WHERE pid = pg_backend_pid() AND relkind = 'r' AND relname LIKE 'messages_%'
@@ -231,7 +277,8 @@ def test_old_partitions_are_not_opened(
     monkeypatch.setattr(NotificationListener, "_look", looked)
     broker.listen(lambda names: None)
     # A look opens all while a transaction is in progress that is older than the first mark.
-    wait_until(lambda: looks[2:] != [] and max(looks[-2:]) <= 3, "looks open few partitions")
+    # Two partitions are made in advance.
+    wait_until(lambda: looks[2:] != [] and max(looks[-2:]) <= 5, "looks open few partitions")
     fetches = broker.reader("a", last)._fetches  # type: ignore[attr-defined]
 
     def fetched(connection: Any, count: int) -> int:
@@ -242,7 +289,7 @@ def test_old_partitions_are_not_opened(
     for count in (1, 2):
         # The sixth plan of the server would be one for all positions.
         opened = [fetches.run(partial(fetched, count=count)) for _ in range(8)]
-        assert opened[-1] <= 3
+        assert opened[-1] <= 5
 
 
 FEW_LOCKS = {"max_locks_per_transaction": "10", "max_connections": "20"}
@@ -306,9 +353,10 @@ def test_thousands_of_partitions_need_few_locks() -> None:
         assert raised.value.details["waiting"] == PAST
         assert broker.trim("blocked", backlogs["blocked"].head, 0.0) == PAST + 1
         dropped: list[int] = []
-        while numbers := drop(sql):
+        while len(dropped) < PAST:  # a call may take as long as a partition, which is new then
+            numbers = drop(sql)
+            assert numbers != []
             dropped += numbers
-        assert len(dropped) >= PAST
         assert configuration(case).status == "unknown"  # no app is named, and nothing to warn of
 
 
