@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine
 
 import qdo
 from qdo.brokers.base import Outgoing, SendOptions
@@ -228,10 +228,10 @@ class StrangeFleet(AppRuns):
             "damaged": self._request("damaged", {}, "headers", "headers = '['"),
             "delayed": StrangeRow(self._delay, "dead-letters list", ("user.-80", "key")),
             "circle": StrangeRow(self._circle, "streams list", ("user",)),
-            "boxed limit": self._box("of-a-box", None, "QueueLimitError"),
-            "boxed shard": self._box("user.-80", None, "UsageError"),
-            "boxed name": self._box("a/b", None, "QueueNameError"),
-            "boxed key": self._box("plain", "a\0b", "UsageError"),
+            "box-1": self._box("box-1", "QueueLimitError", queue="of-a-box"),
+            "box-2": self._box("box-2", "UsageError", queue="user.-80"),
+            "box-3": self._box("box-3", "QueueNameError", queue="a/b"),
+            "box-4": self._box("box-4", "TypeError", queue="plain", body="text"),
             "node": StrangeRow(spoil, "queues", ("spoilt", "must be a JSON object")),
         }
 
@@ -264,15 +264,17 @@ class StrangeFleet(AppRuns):
             self._guest.streams.add([replace(shard, stream="two", queue="one.-")])
             self._guest.send(Outgoing("one.-", b"1", "k"))
 
-    def _box(self, queue: str, key: str | None, error: str) -> StrangeRow:
+    def _box(self, id: str, error: str, **columns: Any) -> StrangeRow:
         """Write into the outbox by SQL."""
-        row = {"id": f"of {queue}", "queue": queue, "key": key, "body": b"1", "app": "shop"}
 
         def put() -> None:
+            row = {"id": id, "body": b"1", "app": "shop", **columns}
             with self._engine.begin() as connection:
-                connection.execute(insert(self._outbox.table).values(row))
+                places = ", ".join(f":{each}" for each in row)
+                statement = f"INSERT INTO qdo_outbox ({', '.join(row)}) VALUES ({places})"
+                connection.exec_driver_sql(statement, row)
 
-        return StrangeRow(put, "admin outbox list", (row["id"], error))
+        return StrangeRow(put, "admin outbox list", (id, error))
 
 
 def executed(connect: Callable[[], Any], statement: str) -> None:
