@@ -220,12 +220,15 @@ class StrangeFleet(AppRuns):
     def rows(self) -> dict[str, StrangeRow]:
         """Return rows for timers, requests, delayed messages, streams, the outbox and a node."""
         spoil = partial(self.client.set, self.layout.queue("spoilt"), b"[" * 5000 + b"]" * 5000)
+        damage = "headers = '['"
+        if self.broker_url.startswith("postgresql"):  # SQLite refuses it
+            damage += ", body = NULL"
         return {
             "timer": StrangeRow(bool, "timers list", ("refused", "of-a-timer")),
             "limit": self._request("limit", {"then": "of-a-request"}, "QueueLimitError"),
             "keyless": self._request("keyless", {"then": "user.-80"}, "UsageError"),
             "tag": self._request("tag", {"then": "answers", "tag": "x"}, "UsageError"),
-            "damaged": self._request("damaged", {}, "headers", "headers = '['"),
+            "damaged": self._request("damaged", {}, "BodyDecodeError", damage),
             "delayed": StrangeRow(self._delay, "dead-letters list", ("user.-80", "key")),
             "circle": StrangeRow(self._circle, "streams list", ("user",)),
             "box-1": self._box("box-1", "QueueLimitError", queue="of-a-box"),
