@@ -223,7 +223,7 @@ BEGIN
         -- Transactions that notify commit one after the other, each with its own write to disk. So
         -- only one of those that commit at once does; listeners look again soon for the others.
         PERFORM FROM {schema}.apps WHERE name = sending.app FOR NO KEY UPDATE SKIP LOCKED;
-        IF FOUND THEN
+        IF FOUND OR NOT EXISTS (SELECT FROM {schema}.apps WHERE name = sending.app) THEN
             PERFORM pg_notify({schema}.channel(sending.app), 'again');
         END IF;
     END LOOP;
@@ -603,11 +603,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.tell_of_requests() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM {schema}.apps WHERE name = NEW.app) THEN
-        INSERT INTO {schema}.apps (name) VALUES (NEW.app) ON CONFLICT DO NOTHING;
-    END IF;
     PERFORM FROM {schema}.apps WHERE name = NEW.app FOR NO KEY UPDATE SKIP LOCKED;
-    IF FOUND THEN
+    IF FOUND OR NOT EXISTS (SELECT FROM {schema}.apps WHERE name = NEW.app) THEN
         PERFORM pg_notify({schema}.channel(NEW.app), 'again');
     END IF;
     RETURN NULL;

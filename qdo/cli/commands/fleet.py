@@ -228,7 +228,7 @@ def _change_refused(
         for each in code.outboxes if code and items else ():
             getattr(each, verb)(found)
             note_in_action_log(
-                settings, f"outbox {verb}", str(each.table.name), {}, {"count": len(found)},
+                settings, f"admin outbox {verb}", str(each.table.name), {}, {"count": len(found)},
                 consent.reason,
             )  # fmt: skip
         _show_refused(verb, items, True, form)
