@@ -55,6 +55,16 @@ def bodies(broker: Broker, queue: str = "told") -> list[bytes]:
     return [row[1] for row in broker.reader(queue, 0).fetch(100)]
 
 
+def test_a_request_without_a_body_is_taken(broker: Broker, postgresql: PostgresqlDatabase) -> None:
+    """A sender may store it by SQL; the others of its pool would wait behind it forever."""
+    store = broker.requests
+    assert store.ask([new("a"), new("b")]) == [True, True]
+    with postgresql.connect() as connection:
+        connection.execute("UPDATE qdo.requests SET body = NULL WHERE id = 'a'")
+    found = store.take("worker", "p", 2, []).requests
+    assert [(each.take.id, each.content[0]) for each in found] == [("a", b""), ("b", b"1")]
+
+
 # --- transactions of apps -------------------------------------------------------------
 
 
