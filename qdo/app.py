@@ -6,7 +6,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import fnmatch
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -48,6 +48,14 @@ class OutboxTable(Protocol):
     def table(self) -> Any: ...
 
     def relay(self, broker: Broker) -> int: ...
+
+    def refused(self) -> Sequence[Any]: ...
+
+    def count_refused(self) -> int: ...
+
+    def retry(self, ids: Collection[str]) -> None: ...
+
+    def drop(self, ids: Collection[str]) -> None: ...
 
     def next_due(self) -> float | None: ...
 

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 _BUSY_STATES = re.compile("40|55|57014")
 """SQLSTATEs of locks, of transactions that met another one, and of statements that were ended."""
-_ALL_STATES = re.compile("08|25006|3D|28|3F|42501|42P01|42883|53|57|58|F0|HV|XX")
+_ALL_STATES = re.compile("08|25|3D|28|3F|42501|42P01|42883|53|57|58|F0|HV|XX")
 """SQLSTATEs about the server, the login, a right, or the schema."""
 _SQLITE_ROWS = (DamagedRowError, sqlite3.IntegrityError, sqlite3.DataError)
 _UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "TimeoutError"}

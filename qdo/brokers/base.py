@@ -262,15 +262,13 @@ class Broker(abc.ABC):
     max_read_bytes: int = MAX_STORED_BODY_BYTES
     streams: StreamStore = cast(StreamStore, _NoStreams())
     """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
+    stream_of: Callable[[str], str] = staticmethod(str)
+    """Returns the stream of a shard, and the name of any other queue."""
 
     @property
     def id_scheme(self) -> int | Positions:
         """The source of the id and time of a `Message`."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
-
-    def stream_of(self, queue: str) -> str:
-        """Return the stream of a shard, and the name of any other queue."""
-        return self.streams.stream_of(queue) if self.capabilities.streams else queue
 
     @property
     def requests(self) -> RequestStore:

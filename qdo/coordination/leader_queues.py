@@ -45,6 +45,8 @@ class LeaderQueues:
         self._client = client
         self._layout = layout
         self._put = put
+        self.refused_rows: dict[str, int] = {}
+        """The rows of outboxes that the broker refused, by table."""
 
     def is_leader(self) -> bool:
         return self.election.leading
@@ -65,7 +67,8 @@ class LeaderQueues:
         """Return the facts that only a leader reports, as fields of `WorkerReport`."""
         ahead = time.time() - clock()
         lost = [replace(each, at=each.at + ahead) for each in self._rebalancer.lost.found]
-        return {"lost_workers": tuple(lost) or None}
+        refused = self.refused_rows if self.is_leader() else {}
+        return {"lost_workers": tuple(lost) or None, "refused_rows": refused or None}
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""

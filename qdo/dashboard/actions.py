@@ -147,13 +147,17 @@ def dead_letters() -> str | Response:
         return _ask(title, shown, len(chosen), what=what, letter=named)
     function = ops.retry if what == "retry" else ops.discard
 
-    def change(connections: Connections) -> int:
+    def change(connections: Connections) -> list[ops.LetterResult]:
         broker = connections.known_broker()
-        return 0 if broker is None else sum(each.done for each in function(broker, chosen))
+        return [] if broker is None else list(function(broker, chosen))
 
-    done = _changed(change)
+    results = _changed(change)
+    done = sum(each.done for each in results)
+    kept = [each.error for each in results if each.error is not None]
     told = f"{'Retried' if what == 'retry' else 'Discarded'} {pluralize(done, 'dead letter')}"
-    if gone := len(chosen) - done:
+    if kept:
+        told += f"; {len(kept)} stayed: {kept[0]}"
+    if gone := len(chosen) - done - len(kept):
         told += f"; {gone} {'was' if gone == 1 else 'were'} gone: another operator was faster"
     _tell(told)
     if done:

@@ -31,6 +31,7 @@ class TimerNode:
     :ivar next: the one after it, 0 if unknown.
     :ivar when: the schedule in the leader's code; "" if it has no such timer any more.
     :ivar by: the leader that wrote it.
+    :ivar refused: why the occurrence after `last` cannot be sent, "" if it can.
     :ivar fault: why the node cannot be read, None if it can.
     :ivar version: -1 if it does not exist yet.
     :ivar written: Unix time of the coordinator's clock.
@@ -41,6 +42,7 @@ class TimerNode:
     when: str = ""
     queue: str = ""
     by: str = ""
+    refused: str = ""
     fault: str | None = None
     version: int = -1
     written: float = 0.0
@@ -51,16 +53,19 @@ class TimerNode:
         value, fault = load(node.data)
         found = value.pop("last", None)
         last, next_ = _time_of(found), _time_of(value.pop("next", None))
-        when, queue, by = (text_of(value.pop(key, "")) for key in ("when", "queue", "by"))
+        names = ("when", "queue", "by", "refused")
+        when, queue, by, refused = (text_of(value.pop(key, "")) for key in names)
         fault = node.refused or fault
         if not last and fault is None:
             fault = f"last must be a time such as 2026-11-26T01:30:00Z, got {shown(found)}"
-        return cls(last, next_, when, queue, by, fault, node.version, node.written, value)
+        place = fault, node.version, node.written
+        return cls(last, next_, when, queue, by, refused, *place, value)
 
     def encode(self) -> bytes:
         times = {"last": iso_time(self.last), "next": iso_time(self.next)}
         texts = {"when": self.when, "queue": self.queue, "by": self.by}
-        return encode_with_others({**times, **texts}, self.extra)
+        reason = {"refused": self.refused} if self.refused else {}
+        return encode_with_others({**times, **texts, **reason}, self.extra)
 
 
 def _time_of(text: Any) -> int:

@@ -26,7 +26,8 @@ from qdo.encoding import (
 from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError, UsageError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 from qdo.queues import is_glob
-from qdo.text import iso_time
+from qdo.refusals import Passage, send_each
+from qdo.text import describe, iso_time
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
@@ -110,11 +111,13 @@ class LetterResult:
 
     :ivar done: False if it no longer existed: another operator was faster.
     :ivar position: new position of the message after a retry.
+    :ivar error: why it stays a dead letter, None if it does not.
     """
 
     letter: Letter
     done: bool
     position: int | None = None
+    error: str | None = None
 
 
 def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
@@ -185,13 +188,31 @@ def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
 def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
     """Send dead letters again in their order: each becomes the newest message of its queue.
 
-    Yields each result as soon as it is certain. After an error, those that were not yielded are
-    still dead letters.
+    Yields each result as soon as it is certain. One that the broker refuses concerns no other;
+    behind one whose queue is busy, those of its queue stay, too. After an error, those that were
+    not yielded are still dead letters.
     """
+    busy: set[str] = set()
+
+    def move(some: Sequence[Letter]) -> list[int | None]:
+        return broker.dead_letters.retry([_key(each) for each in some])
+
     for chunk in _chunks(letters):
-        moved = broker.dead_letters.retry([_key(each) for each in chunk])
-        for letter, position in zip(chunk, moved, strict=True):
+        waiting = [each for each in chunk if each.entry.queue in busy]
+        free = [each for each in chunk if each.entry.queue not in busy]
+        if broker.capabilities.lasting_dedup:
+            sent = send_each(free, move, lambda each: each.entry.queue)
+        else:  # SQS and Kinesis may have sent some of those that they refuse together
+            sent = Passage(list(zip(free, move(free), strict=True)))
+        for letter, position in sent.done:
             yield LetterResult(letter, position is not None, position)
+        for letter, error in sent.refused:
+            yield LetterResult(letter, False, error=describe(error))
+        for letter in (*(each for each, _ in sent.held), *waiting):
+            busy.add(letter.entry.queue)
+            yield LetterResult(letter, False, error="its queue is busy")
+        if sent.ended is not None:
+            raise sent.ended
 
 
 def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:

@@ -25,7 +25,7 @@ from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.requests import check_requests
-from qdo.ops.timers import check_timers
+from qdo.ops.timers import check_outboxes, check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import deaths, lost_workers
 from qdo.queues import POOL, QueueFilter, why_untaken
@@ -525,6 +525,7 @@ CHECKS = (
     Check("dead-letters", dead_letters, ("broker",)),
     Check("limits", limits, ("coordinator",)),
     Check("timers", check_timers, ("coordinator",)),
+    Check("outbox", check_outboxes, ("coordinator",), first=True),
     Check("requests", check_requests, BOTH),
     Check("queues-without-jobs", queues_without_jobs, BOTH),
     Check("jobs-without-queues", jobs_without_queues, ("broker",)),

@@ -1,4 +1,4 @@
-"""Timers as commands, the dashboard and `qdo doctor` show them."""
+"""Timers as commands, the dashboard and `qdo doctor` show them; and its check of outboxes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from qdo.text import iso_time, join_some, pluralize, short_duration
 
 OVERDUE_SECONDS = 30.0
 """A new leader after a lost host is faster."""
+OVERDUE_PERIODS = 5
+LEAST_OVERDUE_SECONDS = 10.0
+"""A timer with a short period is overdue after so many periods, but not earlier."""
 
 
 def timer_items(
@@ -28,7 +31,9 @@ def timer_items(
         code, fault, next_ = timer or node, node.fault, node.next if node.when else 0
         if fault is None and (node.when, node.queue) != (code.when, code.queue):
             fault = "the leader runs another version, or none runs"
-        elif fault is None and next_ and now - next_ > OVERDUE_SECONDS:
+        elif fault is None and node.refused:
+            fault = f"refused: {node.refused}"
+        elif fault is None and next_ and now - next_ > _patience(node):
             fault = f"overdue by {short_duration(now - next_)}"
         items.append(
             {
@@ -45,11 +50,31 @@ def timer_items(
     return items
 
 
+def _patience(node: TimerNode) -> float:
+    periods = OVERDUE_PERIODS * (node.next - node.last)
+    return min(OVERDUE_SECONDS, max(LEAST_OVERDUE_SECONDS, periods))
+
+
 def check_timers(case: Case) -> Diagnosis:
-    """Look for timers that are overdue, or whose nodes are damaged."""
+    """Look for timers that are overdue or refused, or whose nodes are damaged."""
     found = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
     bad = [f"{each['timer']} ({each['state']})" for each in found if not each["is_well"]]
     if bad:
         text = f"{pluralize(len(bad), 'timer')} cannot send: {join_some(bad)}"
-        return warning(text, "start a worker, or look for the reason in the log of the leader")
+        return warning(
+            text, "start a worker, remove the reason, or look for it in the log of the leader"
+        )
     return ok(f"{pluralize(len(found), 'timer')}; none is overdue")
+
+
+def check_outboxes(case: Case) -> Diagnosis:
+    """Look for messages of outboxes that the broker refused."""
+    found = [each.report.refused_rows or {} for each in case.workers()]
+    tables = {table: count for each in found for table, count in each.items() if count > 0}
+    if not tables:
+        return ok("the broker refused no message of an outbox")
+    count = pluralize(sum(tables.values()), "message")
+    return warning(
+        f"the broker refused {count}, which {join_some(sorted(tables))} keeps",
+        "`qdo admin outbox list` shows the reasons; remove them, and retry or drop the messages",
+    )

@@ -268,8 +268,10 @@ BEGIN
             ' AND cardinality(parents) <= 4096', 'end_position'],
         ['tree', 'length(server) <= 1000', ''],
         ['znodes', 'octet_length(parent) <= 65536 AND octet_length(name) <= 65536'
-            ' AND octet_length(data) <= 1048576 AND octet_length(acl) <= 4194304',
-            'czxid, mzxid, pzxid, ctime, mtime, version, creates, aversion, children'],
+            ' AND octet_length(data) <= 1048576 AND octet_length(acl) <= 4194304'
+            ' AND least(version, creates, aversion, children) >= -2147483648'
+            ' AND greatest(version, creates, aversion, children) < 2147483648',
+            'czxid, mzxid, pzxid, ctime, mtime'],
         ['sessions', 'length(age) <= 1000 AND octet_length(password) <= 64'
             ' AND timeout BETWEEN 200 AND 600000', 'generation, beats'],
         ['changes', 'octet_length(events) <= 67108864', 'zxid']

@@ -60,6 +60,8 @@ SET client_min_messages = warning;
 roles may create functions in other schemas."""
 
 _LOOK_SECONDS = 0.5
+_ASK_SECONDS = 8.0
+"""How long a statement waits until it asks whether another host of the address is the primary."""
 _silent: dict[str, str] = {}
 """For each `SchemaAddress.server`, the host that gave no answer to the last connection."""
 _renewed: dict[str, float] = {}
@@ -100,26 +102,30 @@ class PostgresqlConnection(psycopg.Connection[Any]):
 
     :ivar make_poll: `native_poll` or `loop_poll`.
     :ivar answer_seconds: how long a statement may take.
+    :ivar address: what `connect` was called with; `host` is one of its hosts.
     """
+
+    address: SchemaAddress
 
     make_poll: Callable[[], Any] = staticmethod(native_poll)
     answer_seconds: float | None = None
-    server = ""
+    host = ""
     made_at = 0.0
     _is_unconfirmed = False
 
-    @property
-    def host(self) -> str:
-        """Where the connection leads."""
-        return f"{self.info.host} {self.info.hostaddr} {self.info.port}"
-
     def is_outdated(self) -> bool:
         """Return whether this process has found another server since the connection was made."""
-        return self.made_at < _renewed.get(self.server, 0.0)
+        return self.made_at < _renewed.get(self.address.server, 0.0)
 
     def outdate_others(self) -> None:
         """Have the process give up its earlier connections: their server may be silent for long."""
-        _renewed[self.server] = self.made_at
+        _renewed[self.address.server] = self.made_at
+
+    def _ask_others(self) -> None:
+        """Connect anew: that outdates this connection if it leads to another host."""
+        _silent[self.address.server] = self.host
+        with contextlib.suppress(psycopg.Error):
+            connect(self.address, self.make_poll, _LOOK_SECONDS * 4).close()
 
     def noticed(self, notice: errors.Diagnostic) -> None:
         """Give up if no synchronous standby has a commit that the server reports as a success.
@@ -132,6 +138,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
         if timeout is None:
             timeout = ANSWER_SECONDS if self.answer_seconds is None else self.answer_seconds
         deadline = time.monotonic() + timeout
+        ask = time.monotonic() + _ASK_SECONDS
         try:
             wanted: Any = next(gen)
             while True:
@@ -140,11 +147,14 @@ class PostgresqlConnection(psycopg.Connection[Any]):
                     wanted = gen.send(ready)
                 elif self.is_outdated():
                     self.pgconn.finish()
-                    raise psycopg.OperationalError("this process has found another server")
+                    raise psycopg.OperationalError("another server has taken over")
                 elif look == deadline:
-                    _silent[self.server] = self.host
+                    _silent[self.address.server] = self.host
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"no answer for {timeout:g} s")
+                elif look > ask and len(self.address.conninfos) > 1:
+                    self._ask_others()
+                    ask = time.monotonic() + _ASK_SECONDS
         except StopIteration as end:
             if self._is_unconfirmed:
                 self.pgconn.finish()
@@ -178,7 +188,9 @@ def connect(
                 raise
     connection.make_poll = make_poll
     connection.answer_seconds = seconds
-    connection.server, connection.made_at = address.server, time.monotonic()
+    connection.address = address
+    connection.made_at = time.monotonic()
+    connection.host = f"{connection.info.host} {connection.info.hostaddr}:{connection.info.port}"
     if _silent.pop(address.server, connection.host) != connection.host:
         connection.outdate_others()
     connection.prepare_threshold = None if address.pooled else 1

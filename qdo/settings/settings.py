@@ -250,8 +250,8 @@ class Settings(AppSettings):
     )
     connect_seconds: float = setting(
         10.0,
-        "how long to try to reach the coordinator at startup, before exit code 3; after "
-        "registering once, a worker retries forever",
+        "how long to try to reach the broker and the coordinator at startup, before exit code 3; "
+        "after registering once, a worker retries forever",
         checks.between(0.1, 3600),
         "seconds",
     )

@@ -182,6 +182,7 @@ class MemoryBroker(Broker):
         self.delayed = MemoryDelayedMessages(store, self._contents)
         held = self._contents
         self.streams = MemoryStreams(held.shards, store.lock, held.queues, held.queue)
+        self.stream_of = self.streams.stream_of
         self._requests = MemoryRequests(
             self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
         )

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,7 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.connections.broker import attach_doorbell
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
+from qdo.errors import DatabaseError, UnreachableError
 from qdo.jobs.job import check_policies
 from qdo.message import Message
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
@@ -69,7 +71,7 @@ from qdo.worker.duties.duty import (
 )
 from qdo.worker.duties.leading import Chores, further_chores
 from qdo.worker.duties.member_factory import MemberFactory, MemberParts
-from qdo.worker.duties.membership import ClaimEvents, MembershipLoop, leave
+from qdo.worker.duties.membership import REGISTER_BACKOFF, ClaimEvents, MembershipLoop, leave
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.duties.retention import Retention
 from qdo.worker.duties.status_report import StatusReport
@@ -225,7 +227,7 @@ class Worker:
         check_policies(self.app.jobs, settings.policies, settings.default_policy)
         self._stop.open()
         try:
-            broker = open_broker(settings.broker, self.app.name, settings.max_queues)
+            broker = self._open_broker()
             broker.max_read_bytes = settings.max_body_bytes
             notifier = attach_doorbell(broker, settings, self.app.name)
             with contextlib.ExitStack() as stack:
@@ -240,6 +242,23 @@ class Worker:
             self._current.state = "stopped"
             SIGN.show(False)
             self._stop.close()
+
+    def _open_broker(self) -> Broker:
+        """Open the broker; while it cannot be reached, try for `connect_seconds`."""
+        settings, attempt = self.settings, 0
+        deadline = clock() + settings.connect_seconds
+        while True:
+            try:
+                return open_broker(settings.broker, self.app.name, settings.max_queues)
+            except UnreachableError as error:
+                attempt += 1
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # nosec B311 # spreads pauses
+                lasts = isinstance(error, DatabaseError)  # a file, or a newer schema
+                if lasts or clock() + pause > deadline:
+                    raise
+                _log.warning("cannot open the broker: %s; retrying in %.1f s", error, pause)
+                if self._stop.wakeup.wait(pause):
+                    raise
 
     def _serve(self, broker: Broker) -> int:
         settings = self.settings

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import psycopg
@@ -19,10 +20,12 @@ from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.registry import open_broker
 from qdo.errors import UnreachableError
 from qdo.postgresql import session
+from qdo.postgresql.url import postgresql_address
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.postgresql.standby import catch_up, promote, standby_of
 from tests.support.processes import Proc, wait_until
 
 QUEUES = [f"q{number}" for number in range(4)]
@@ -349,6 +352,40 @@ def test_a_commit_beside_one_that_notifies_is_noticed(
 
 
 # --- a frozen server ----------------------------------------------------------------
+
+
+def test_a_process_leaves_a_silent_server_with_all_connections(
+    database: PostgresqlDatabase,
+    postgresql_server: PostgresqlServer,
+    frozen: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once one of them has met the next primary; a statement may wait for 30 s otherwise."""
+
+    def ask(connection: session.PostgresqlConnection) -> int:
+        connection.execute("SELECT 1")
+        return connection.info.port
+
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 4.0)
+    with standby_of(postgresql_server) as standby, ThreadPoolExecutor() as pool:
+        hosts = f"127.0.0.1:{postgresql_server.port}", f"127.0.0.1:{standby.port}"
+        address = postgresql_address(database.url().replace(hosts[0], ",".join(hosts)))
+        catch_up(postgresql_server, standby)
+        waiting, idle, quick = (session.PostgresqlSession(address) for _ in range(3))
+        assert {each.run(ask) for each in (waiting, idle, quick)} == {postgresql_server.port}
+        assert quick.connection is not None
+        quick.connection.answer_seconds = 0.5
+        frozen()
+        waited = pool.submit(waiting.run, ask)
+        with pytest.raises(PostgresqlUnreachableError):
+            quick.run(ask)
+        promote(standby)
+        assert quick.run(ask) == standby.port
+        with pytest.raises(PostgresqlUnreachableError):
+            waited.result(session.ANSWER_SECONDS / 2)
+        assert idle.run(ask) == waiting.run(ask) == standby.port
+        for each in (waiting, idle, quick):
+            each.close()
 
 
 @pytest.fixture

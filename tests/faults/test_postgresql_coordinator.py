@@ -21,6 +21,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.broker_errors import (
     PostgresqlFullError,
+    PostgresqlRefusedError,
     PostgresqlRightsError,
     PostgresqlUnsuitableError,
     SchemaMissingError,
@@ -30,7 +31,7 @@ from qdo.coordination.sql import postgresql_store
 from qdo.coordination.sql.postgresql_store import EPOCH, IDLE_SECONDS, PostgresqlStore
 from qdo.coordination.sql.session import StoreSession
 from qdo.coordination.sql.tree import EPHEMERAL
-from qdo.errors import CoordinatorUnreachableError, OnlookerError
+from qdo.errors import CoordinatorDatabaseError, OnlookerError
 from qdo.postgresql.schema import grants
 from qdo.postgresql.url import postgresql_address
 from tests.support.coordinator_process import CommandError, Remote, clients
@@ -67,10 +68,10 @@ def server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
     address.drop_database(name)
 
 
-def session_on(url: str) -> StoreSession:
+def session_on(url: str, seconds: float = TIMEOUT) -> StoreSession:
     """Return an entered session without a client."""
     session = StoreSession(PostgresqlStore(postgresql_address(url), TIMEOUT), time.sleep)
-    session.enter(0, b"", TIMEOUT, None)
+    session.enter(0, b"", seconds, None)
     return session
 
 
@@ -293,6 +294,84 @@ def test_fences_grow_when_a_late_standby_takes_over(
             again.enter(*session, TIMEOUT, None)
 
 
+def test_the_wait_after_a_takeover_is_counted_in_the_table(
+    postgresql: PostgresqlDatabase, database_url: str
+) -> None:
+    """Across processes and connections, for workers only, and beside the time to connect."""
+    session_seconds, other_seconds, stop = 6.0, 60.0, threading.Event()
+    for owner, seconds in (("/app/workers", session_seconds), ("/app/locks", other_seconds)):
+        with contextlib.closing(session_on(database_url, seconds)) as earlier:
+            for path, flags in ((owner[:4], 0), (owner, 0), (f"{owner}/1", EPHEMERAL)):
+                creation = Create(path, b"", OPEN_ACL_UNSAFE, flags)
+                earlier.perform([creation], (), watching=False)
+    with postgresql.connect() as operator, ThreadPoolExecutor() as pool:
+        operator.execute("UPDATE qdo.tree SET server = 'before'")
+        operator.execute("UPDATE qdo.sessions SET age = 'before'")
+        began_at = time.monotonic()
+        store = PostgresqlStore(postgresql_address(database_url), TIMEOUT)
+        ended = StoreSession(store, time.sleep, stop.is_set)
+        entering = pool.submit(ended.enter, 0, b"", TIMEOUT, None)
+        counted = "SELECT beats FROM qdo.sessions WHERE id = -1 AND beats > 3000"
+        wait_until(lambda: operator.execute(counted).fetchone() is not None, "half of the wait")
+        operator.execute("SELECT pg_terminate_backend(%s)", (store._connection.info.backend_pid,))
+        with pytest.raises(ConnectionDropped):
+            entering.result()
+        store.close()
+        continued_at = time.monotonic()
+        later = connect(database_url, session_timeout_seconds=TIMEOUT)
+        later.open(1.0)
+        assert time.monotonic() - began_at > session_seconds
+        assert time.monotonic() - continued_at < session_seconds
+        assert later.exists("/app/workers/1") is None
+        assert later.exists("/app/locks/1") is not None
+        later.stop()
+        later.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "INSERT INTO qdo.sessions (id, password, timeout, generation, age)"
+        " SELECT 7, '', 2147483647, 1, server FROM qdo.tree",
+        "UPDATE qdo.znodes SET version = 9223372036854775807 WHERE name = 'n'",
+        "UPDATE qdo.znodes SET creates = 9223372036854775807, children = 2147483647"
+        " WHERE name = 'n'",
+        "INSERT INTO qdo.changes VALUES (9223372036854775807, '[]')",
+    ],
+)
+def test_a_number_at_the_end_of_its_range_refuses_no_request(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened, damage: str
+) -> None:
+    client, shown = opened(database_url), opened(database_url, may_look_on=True)
+    states: list[str] = []
+    client.add_listener(states.append)
+    client.create("/n")
+    with postgresql.connect() as operator:
+        operator.execute(damage.encode())
+    for number in range(2):
+        client.set("/n", b"%d" % number)
+        client.create("/n/a", sequence=True)
+        assert shown.get("/n")[0] == b"%d" % number
+    assert len(client.get_children("/n")) == 2
+    assert states == []
+
+
+def test_a_refused_request_fails_alone(
+    postgresql: PostgresqlDatabase, database_url: str, opened: Opened
+) -> None:
+    """Requests at the same time are one transaction; the connection stays."""
+    client = opened(database_url)
+    states: list[str] = []
+    client.add_listener(states.append)
+    with postgresql.connect() as operator:
+        operator.execute("ALTER TABLE qdo.znodes ADD CHECK (name <> '2')")
+    answers = [client.create_async(f"/{number}") for number in range(4)]
+    with pytest.raises(PostgresqlRefusedError):
+        answers.pop(2).get(20)
+    assert [answer.get(20) for answer in answers] == ["/0", "/1", "/3"]
+    assert states == []
+
+
 def test_no_write_succeeds_without_its_synchronous_standby(
     server: PostgresqlDatabase, postgresql_server: PostgresqlServer
 ) -> None:
@@ -498,5 +577,5 @@ def test_a_pooler_in_transaction_mode_is_refused(
 def test_a_missing_schema_is_told_at_once(postgresql_url: str, opened: Opened) -> None:
     with pytest.raises(SchemaMissingError):
         opened(postgresql_url)
-    with pytest.raises(CoordinatorUnreachableError):
+    with pytest.raises(CoordinatorDatabaseError):
         connect(postgresql_url.replace("127.0.0.1", "127.0.0.2")).open(1)

@@ -183,7 +183,7 @@ def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
 def main() -> int:
     """Play the rounds that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--app", choices=("soak", "ci"), default="soak")
+    parser.add_argument("--app", choices=("soak", "ci"), default="soak", help="ci: see `ci_fleet`")
     parser.add_argument("--coordinator", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--rounds", type=int, default=2)

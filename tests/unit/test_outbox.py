@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 
 from qdo import App, Message
 from qdo import outbox as outbox_module
-from qdo.brokers.base import Broker
+from qdo.broker_errors import PostgresqlBusyError
+from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed
 from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, UsageError
@@ -228,6 +229,67 @@ def test_batches_are_bounded(
     assert len(bodies(broker)) == 8
 
 
+def test_a_refused_row_stays_and_later_ones_are_sent(
+    outbox: Outbox, engine: Engine, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In their order, those of its queue, too; until an operator lets it be sent again."""
+    put(outbox, engine, 0)
+    outbox.relay(broker)
+    broker.max_queues = 1
+    (refused,) = put(outbox, engine, 1, queue="new")
+    put(outbox, engine, 2, 3)
+    (dropped,) = put(outbox, engine, 4, queue="newer")
+    put(outbox, engine, 5)
+    assert outbox.relay(broker) == 5
+    assert outbox.relay(broker) == 0
+    assert bodies(broker) == [b"0", b"2", b"3", b"5"]
+    found = outbox.refused()
+    assert [(row.id, row.queue) for row in found] == [(refused, "new"), (dropped, "newer")]
+    assert all(row.refused.startswith("QueueLimitError") for row in found)
+    assert all(each in caplog.text for each in (refused, dropped))
+    outbox.drop([dropped])
+    broker.max_queues = None
+    outbox.retry([refused, dropped])
+    assert outbox.relay(broker) == 1
+    assert ([each.id for each in stored(broker, "new")], outbox.count_refused()) == ([refused], 0)
+
+
+@pytest.mark.parametrize("change", ["body = 'text'", "body = 5", "headers = x'ff'", "id = x'ff'"])
+def test_a_row_of_other_types_stays_alone(
+    change: str, outbox: Outbox, engine: Engine, broker: Broker
+) -> None:
+    """SQLite lets an app store text as a body by SQL."""
+    put(outbox, engine, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE qdo_outbox SET {change}")
+    put(outbox, engine, 2)
+    assert outbox.relay(broker) == 2
+    assert (bodies(broker), outbox.count_refused()) == ([b"2"], 1)
+
+
+def test_a_busy_queue_delays_no_other(
+    outbox: Outbox, engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it has more rows than are sent at once; its own keep their order."""
+    monkeypatch.setattr(outbox_module, "BATCH", 3)
+    put(outbox, engine, *range(5), queue="busy")
+    put(outbox, engine, 5)
+    real = broker.send_many
+
+    def send_many(messages: Sequence[Outgoing]) -> list[str]:
+        if any(each.queue == "busy" for each in messages):
+            raise PostgresqlBusyError(server="db", reason="a lock")
+        return real(messages)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "send_many", send_many)
+        assert outbox.relay(broker) == 1
+        with pytest.raises(PostgresqlBusyError):
+            outbox.relay(broker)
+    assert [outbox.relay(broker) for _ in range(2)] == [3, 2]
+    assert (bodies(broker), len(bodies(broker, "busy"))) == ([b"5"], 5)
+
+
 # --- bad use --------------------------------------------------------------------------
 
 
@@ -241,6 +303,11 @@ def test_what_app_send_refuses_is_refused(engine: Engine) -> None:
             outbox.send(session, "a", object())
         with pytest.raises(MessageTooLargeError):
             outbox.send(session, "a", "x" * 20)
+        with pytest.raises(UsageError, match="surrogate"):
+            outbox.send(session, "a", 1, "\ud800")
+        server = Outbox(App("shop", broker="postgresql://nowhere/shop"), engine)
+        with pytest.raises(UsageError, match="NUL"):
+            server.send(session, "a", 1, "\0")
 
 
 @pytest.mark.parametrize("wrong", [None, object(), Session])

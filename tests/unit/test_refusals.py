@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 import pytest
@@ -14,7 +14,7 @@ from qdo.broker_errors import PostgresqlRightsError, ThrottledError
 from qdo.errors import FailureKind, QdoError, QueueLimitError
 from qdo.postgresql.session import translated
 from qdo.postgresql.url import postgresql_address
-from qdo.refusals import failure_kind
+from qdo.refusals import failure_kind, send_each
 from qdo.system.sqlite import DamagedRowError, translate
 
 ROW, LATER, ALL = FailureKind.REFUSED, FailureKind.BUSY, FailureKind.UNREACHABLE
@@ -95,3 +95,41 @@ def test_an_error_of_sqlite_has_one_kind(statements: str, kind: FailureKind) -> 
 )
 def test_other_errors_have_a_kind(error: Exception, kind: FailureKind) -> None:
     assert failure_kind(error) is kind
+
+
+def test_rows_that_fail_concern_only_themselves() -> None:
+    """Others keep their order; later rows of a busy queue wait, those of a refused one do not."""
+    faults: dict[int, Exception] = {
+        40: QueueLimitError(queue="q0", limit=1),
+        300: errors.LockNotAvailable(),
+    }
+    sent: list[int] = []
+    calls = 0
+
+    def send(rows: Sequence[int]) -> list[str]:
+        nonlocal calls
+        calls += 1
+        for row in rows:
+            if row in faults:
+                raise faults[row]
+        sent.extend(rows)
+        return [f"m{row}" for row in rows]
+
+    def queue_of(row: int) -> str:
+        return f"q{row % 4}"
+
+    passage = send_each(range(500), send, queue_of)
+    busy = [row for row in range(300, 500) if queue_of(row) == "q0"]
+    assert sent == [row for row in range(500) if row not in (40, *busy)]
+    assert passage.done == [(row, f"m{row}") for row in sent]
+    assert passage.refused == [(40, faults[40])]
+    assert [row for row, _ in passage.held] == busy
+    assert passage.held[0] == (300, faults[300])
+    assert calls < 40
+    sent.clear()
+    faults[20] = errors.AdminShutdown()
+    passage = send_each(range(500), send, queue_of)
+    assert passage.ended is faults[20]
+    assert sent == [row for row, _ in passage.done] == [*range(len(sent))]
+    assert len(sent) <= 20
+    assert not passage.refused

@@ -189,6 +189,7 @@ class EmbeddedBroker(Broker):
                     self._reading, path, app, self._writer, self.id_node
                 )
                 self.streams = EmbeddedStreams(self._reading, path, app, self._writer)
+                self.stream_of = self.streams.stream_of
                 self._requests = EmbeddedRequests(
                     self._reading, path, app, self._writer, self.id_node, self._checked_size
                 )

@@ -362,7 +362,8 @@ class EmbeddedRequests(RequestStore):
         return [record_of(*row[1:]) for row in rows[:limit]]
 
     def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
-        return dict(self._read(_POOLS_DUE, owner=owner, running=json.dumps([*running])))
+        found = self._read(_POOLS_DUE, owner=owner, running=json.dumps([*running]))
+        return {pool: rank if rank > 9 else 0.0 for pool, rank in found}
 
     def counts(self) -> dict[str, PoolCounts]:
         counts: dict[str, PoolCounts] = {}

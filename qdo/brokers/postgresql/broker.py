@@ -269,6 +269,7 @@ class PostgresqlBroker(Broker):
             self._fetches, self._writer, schema, app, self.id_node
         )
         self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
+        self.stream_of = self.streams.stream_of
         self._requests = PostgresqlRequests(
             address, app, self.id_node, self._fetches, self._writer, self._checked_size,
             self._marks, self._listen_for_requests,

@@ -27,6 +27,7 @@ from qdo.text import printable
         "Commands": {
             "broker": ("setup", "broker", "Show the shared broker file; prepare a database."),
             "keys": ("setup", "keys", "Make, list and retire keys for encrypted bodies."),
+            "outbox": ("fleet", "outbox", "List, retry and drop refused messages of outboxes."),
             "acl": ("setup", "acl", "Check and correct the rights on znodes."),
             "tree": ("admin", "tree", "Show the znodes of the coordinator with their values."),
             "checkpoints": (

@@ -348,16 +348,19 @@ class _Work:
                 note_in_action_log(settings, command, self.queue, before, after, reason)
             self._emit(items, form)
             print_message(f"{pluralize(len(items), 'dead letter')} {self.done}")
-        gone = [each.letter.id for each in results if not each.done]
-        self.check(len(items), [*self.missing, *gone])
+        rest = [each for each in results if not each.done]
+        gone = [each.letter.id for each in rest if each.error is None]
+        kept = [f"{each.letter.id} ({each.error})" for each in rest if each.error is not None]
+        self.check(len(items), [*self.missing, *gone], kept)
 
-    def check(self, done: int, rest: Sequence[str]) -> None:
-        if rest:
+    def check(self, done: int, gone: Sequence[str], kept: Sequence[str] = ()) -> None:
+        rest = [f"{join_some(gone)}: not found, or no longer there"] if gone else []
+        if rest := [*rest, *kept[:1], *[f"{len(kept) - 1} more like it"] * (len(kept) > 1)]:
             raise PartialFailureError(
                 done=done,
                 total=len(self.letters) + len(self.missing),
                 what=f"dead letters can be {self.done}",
-                rest=f"{join_some(rest)}: not found, or no longer there",
+                rest="; ".join(rest),
             )
 
     def _emit(self, items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:

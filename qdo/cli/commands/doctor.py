@@ -45,7 +45,8 @@ Checks:
   deadlines             timeout_seconds of jobs, against the broker's longest
   dead-letters, queues  their numbers; queues by state
   limits                those that jobs name exist, and permit something
-  timers                none is overdue by more than 30 seconds
+  timers                none is refused, or overdue by more than 30 seconds
+  outbox                the broker refused no message of an outbox
   requests              a live worker takes each pool with waiting ones; in PostgreSQL,
                         their table has at most 10,000 dead rows, or 10 for each
   queues-without-jobs, jobs-without-queues

@@ -1,8 +1,9 @@
-"""`qdo timers`, `qdo locks` and `qdo audit`: what an app shares, and what operators changed."""
+"""`qdo timers`, `qdo locks`, `qdo audit` and `qdo admin outbox`: what an app shares."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -29,7 +30,7 @@ from qdo.ops.locks import locks as read_locks
 from qdo.ops.timers import timer_items
 from qdo.sending.timers import send_occurrences
 from qdo.settings.settings import Settings
-from qdo.text import did_you_mean
+from qdo.text import did_you_mean, pluralize
 
 if TYPE_CHECKING:
     from qdo.app import App
@@ -154,3 +155,87 @@ def run_timer(name: str, consent: Consent, form: str, settings: Settings, code: 
 
 def _show_run(item: dict[str, Any], form: str, out: TextIO | None = None) -> None:
     emit("qdo.timers-run/1", [item], form, ("timer", "queue", "id"), out)
+
+
+@click.group()
+def outbox() -> None:
+    """List the messages of outboxes that the broker refused; retry or drop them.
+
+    \b
+    qdo admin outbox list --app orders:app
+    qdo admin outbox retry --app orders:app --all --reason "max_queues is larger"
+    """
+
+
+def _refused(code: App | None, ids: Collection[str] = ()) -> list[dict[str, Any]]:
+    if code is None:
+        raise UsageError(reason="--app must be MODULE:APP: outboxes are declared in code")
+    return [
+        {"table": each.table.name, "id": id, "queue": queue, "key": key, "reason": reason}
+        for each in code.outboxes
+        for id, queue, key, reason in each.refused()
+        if not ids or id in ids
+    ]
+
+
+@outbox.command("list")
+@with_settings(*COORDINATOR, pass_app=True)
+@output_option
+def list_refused(form: str, settings: Settings, code: App | None) -> None:
+    """List the messages that the broker refused, with its reason."""
+    columns = ("table", "id", "queue", "key", "reason")
+    emit("qdo.outbox/1", _refused(code), form, columns)
+
+
+def _changing_refused(function: Any) -> Any:
+    shared = changing(with_settings(*COORDINATOR, pass_app=True)(output_option(function)))
+    every = click.option("--all", "every", is_flag=True, help="All messages that were refused.")
+    return click.argument("ids", metavar="[ID]...", nargs=-1)(every(shared))
+
+
+@outbox.command("retry")
+@_changing_refused
+def retry_refused(**chosen: Any) -> None:
+    """Send refused messages again; the leader does it within a second."""
+    _change_refused("retry", **chosen)
+
+
+@outbox.command("drop")
+@_changing_refused
+def drop_refused(**chosen: Any) -> None:
+    """Delete refused messages permanently."""
+    _change_refused("drop", **chosen)
+
+
+def _change_refused(
+    verb: str,
+    ids: tuple[str, ...],
+    every: bool,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+    code: App | None,
+) -> None:
+    if bool(ids) == every:
+        raise UsageError(reason="name messages by their ids, or give --all")
+    items = _refused(code, ids)
+    if missing := set(ids) - {each["id"] for each in items}:
+        raise NotFoundError(what="refused message", name=", ".join(sorted(missing)))
+    show = partial(_show_refused, verb, items, False)
+    asks = verb == "drop" and bool(items)
+    if consent.given(f"{verb} {pluralize(len(items), 'message')}", show, form, asks=asks):
+        found = [each["id"] for each in items]
+        for each in code.outboxes if code and items else ():
+            getattr(each, verb)(found)
+            note_in_action_log(
+                settings, f"admin outbox {verb}", str(each.table.name), {}, {"count": len(found)},
+                consent.reason,
+            )  # fmt: skip
+        _show_refused(verb, items, True, form)
+
+
+def _show_refused(
+    verb: str, items: Sequence[dict[str, Any]], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    shown = [{**each, "executed": executed} for each in items]
+    emit(f"qdo.outbox-{verb}/1", shown, form, ("table", "id", "queue", "reason"), out)

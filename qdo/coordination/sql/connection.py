@@ -43,9 +43,9 @@ from qdo.coordination.extra_requests import AddWatch
 from qdo.coordination.sql import tree
 from qdo.coordination.sql.session import OnlookerSession, StoreSession
 from qdo.coordination.sql.sqlite_store import SqliteStore
-from qdo.coordination.sql.store import FULL, BusyError, SessionRow, Store
+from qdo.coordination.sql.store import UNDONE, BusyError, SessionRow, Store
 from qdo.coordination.sql.tree import MAX_REQUEST_BYTES, Event, TreeResult
-from qdo.errors import QdoError, SettingsError
+from qdo.errors import FailureKind, QdoError, SettingsError
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 from qdo.system.native import original
@@ -348,7 +348,11 @@ class StoreConnection(ConnectionHandler):
             watching = self._watching()
             act = partial(link.perform, requests, self._identities, watching=watching)
             performed = self._call(link, act)
-        except FULL as error:
+        except UNDONE as error:
+            if len(batch) > 1 and error.kind is FailureKind.REFUSED:
+                for each in batch:
+                    self._answer(link, [each])
+                return False
             self._refuse(batch, error)
             return False
         self.client.last_zxid = link.seen

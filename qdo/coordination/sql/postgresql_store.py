@@ -14,9 +14,11 @@
   another value than others saw last.
 - What people look at leaves out sessions that are silent by the server's clock.
 - `age` names the server, its timeline and the table `tree`. It changes when a standby takes over or
-  a dump is restored. Commits may then be missing. So the sessions are over once their timeouts
-  have passed, no other session begins before, and zxids continue at a higher multiple of `EPOCH`:
-  no lease of a lost claim still runs, and no fence is given twice.
+  a dump is restored. Commits may then be missing. So no session begins until those of all workers
+  are over, and zxids continue at a higher multiple of `EPOCH`: no lease of a lost claim still runs,
+  and no fence is given twice. The earlier server acknowledges nothing any more when the first
+  process writes to the next one, and from then on the processes count the silence of the earlier
+  sessions, in the table. A session without a worker keeps its nodes for its own timeout.
 """
 
 from __future__ import annotations
@@ -30,9 +32,19 @@ from typing import Any
 import psycopg
 from kazoo.exceptions import ConnectionDropped
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 
 from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
-from qdo.coordination.sql.store import Requests, SessionRow, StoredState, folder_of, key_of
+from qdo.coordination.sql.store import (
+    MAX_TIMEOUT_SECONDS,
+    MIN_TIMEOUT_SECONDS,
+    UNDONE,
+    Requests,
+    SessionRow,
+    StoredState,
+    folder_of,
+    key_of,
+)
 from qdo.coordination.sql.tree import Event, TreeNode, is_valid, paths_of
 from qdo.postgresql.schema import check_format
 from qdo.postgresql.session import connect, translated
@@ -50,6 +62,10 @@ REST_SECONDS = 0.005
 KEPT_CHANGES = 10_000
 _TRIM_EVERY = 64
 _COUNT_MILLISECONDS = 400
+_OPEN = TransactionStatus.INTRANS, TransactionStatus.INERROR
+
+_ages: dict[SchemaAddress, str] = {}
+"""The age that this process found last."""
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +92,18 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
             unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
 FROM pg_control_system()
 """
-_STATE = """
-SELECT coalesce((SELECT zxid FROM {schema}.changes ORDER BY zxid DESC LIMIT 1), 0),
-    EXISTS (SELECT FROM {schema}.changes WHERE zxid = %(since)s),
-    (SELECT generation FROM {schema}.sessions WHERE id = %(id)s),
-    (SELECT array_agg(events ORDER BY zxid) FROM {schema}.changes
-        WHERE zxid > %(since)s AND %(since)s >= 0)
+_END = 2**62
+"""Zxids from here on are no zxids: their successors would not fit."""
+_GRANTED = f"""
+    least(greatest(%s, {MIN_TIMEOUT_SECONDS * 1000:.0f}), {MAX_TIMEOUT_SECONDS * 1000:.0f})"""
+_TIMEOUT = _GRANTED % "timeout"
+_STATE = f"""
+SELECT coalesce((SELECT zxid FROM {{schema}}.changes WHERE zxid < {_END}
+        ORDER BY zxid DESC LIMIT 1), 0),
+    EXISTS (SELECT FROM {{schema}}.changes WHERE zxid = %(since)s),
+    (SELECT generation FROM {{schema}}.sessions WHERE id = %(id)s),
+    (SELECT array_agg(events ORDER BY zxid) FROM {{schema}}.changes
+        WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0)
 """
 _AT_ONCE = "SET LOCAL synchronous_commit = off"
 """Heartbeats do not wait for the disk."""
@@ -98,9 +120,9 @@ SELECT parent, name, {_COLUMNS} FROM unnest(%s::text[], %s::text[]) AS wanted (p
 JOIN {{schema}}.znodes USING (parent, name) WHERE true
 """
 _NAMES = "SELECT parent, name FROM {schema}.znodes WHERE parent = ANY (%s)"
-_UNHEARD = """
-    AND owner NOT IN (SELECT id FROM {schema}.sessions
-        WHERE clock_timestamp() > heard + 2.0 * timeout * interval '1 ms')
+_UNHEARD = f"""
+    AND owner NOT IN (SELECT id FROM {{schema}}.sessions
+        WHERE clock_timestamp() > heard + 2 * {_TIMEOUT} * interval '1 ms')
 """
 """Leaves out nodes of sessions that seem to have ended, by the server's clock."""
 _DELETE = """
@@ -126,17 +148,19 @@ _CHANGE = "INSERT INTO {schema}.changes VALUES (%s, %s)"
 _EPHEMERALS = f"""
 SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owner <> 0
 """
-_SESSIONS = "SELECT id, password, timeout, generation, 0, age, beats FROM {schema}.sessions"
-_GUARD = """
-INSERT INTO {schema}.sessions (id, password, timeout, generation, age)
-SELECT -1, '', coalesce(max(timeout), %s), 1, %s FROM {schema}.sessions
+_SESSIONS = f"""
+SELECT id, password, {_TIMEOUT}, generation, 0, age, beats FROM {{schema}}.sessions
+"""
+_GUARD = f"""
+INSERT INTO {{schema}}.sessions (id, password, timeout, generation, age)
+SELECT -1, '', {_GRANTED % "coalesce(max(timeout), %s)"}, 1, %s FROM {{schema}}.sessions
 WHERE id = -1 OR id IN (
-    SELECT owner FROM {schema}.znodes WHERE owner <> 0 AND parent LIKE '%%/workers')
+    SELECT owner FROM {{schema}}.znodes WHERE owner <> 0 AND parent LIKE '%%/workers')
 ON CONFLICT (id) DO UPDATE SET timeout = excluded.timeout, age = excluded.age, beats = 0
 """
 """A session for all workers whose claims may be among the lost commits: new sessions wait for it.
 Its `beats` are the milliseconds for which it has certainly been silent."""
-_FORMER = "SELECT id, timeout, beats FROM {schema}.sessions WHERE age <> %s"
+_FORMER = f"SELECT id, {_TIMEOUT}, beats FROM {{schema}}.sessions WHERE age <> %s"
 _COUNT = "UPDATE {schema}.sessions SET beats = %s WHERE id = -1"
 _PUT_SESSION = """
 INSERT INTO {schema}.sessions (id, password, timeout, generation, age) VALUES (%s, %s, %s, %s, %s)
@@ -202,6 +226,9 @@ class PostgresqlStore:
         check_format(connection, address)
         [(pid, standby, self.age, readable, writable)] = self._rows(_SERVER)
         self._check_pooler(pid)
+        if not standby and _ages.setdefault(address, self.age) != self.age:
+            _ages[address] = self.age
+            connection.outdate_others()
         self.read_only = standby or not writable
         if not readable or not (writable or self._omitted):
             raise self._rights_error("write" if readable else "read")
@@ -253,15 +280,15 @@ class PostgresqlStore:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Give the connection up after an error, which ends its transaction."""
+        """Undo a transaction that is refused, and give the connection up after other errors."""
         try:
             yield
-        except errors.DiskFull as error:
-            self.rollback()
-            raise translated(self._address, error) from error
         except psycopg.Error as error:
-            self._connection.close()
             reason = translated(self._address, error, self._role)
+            if isinstance(reason, UNDONE):
+                self.rollback()
+                raise reason from error
+            self._connection.close()
             raise ConnectionDropped(str(reason)) from error
 
     # --- wakeups ----------------------------------------------------------------------
@@ -358,9 +385,9 @@ class PostgresqlStore:
         self._forget()
 
     def rollback(self) -> None:
-        writing, self._writing = self._writing, False
+        self._writing = False
         self._forget()
-        if writing and not self._connection.closed:
+        if self._connection.info.transaction_status in _OPEN:
             with contextlib.suppress(psycopg.Error):
                 self._run("ROLLBACK")
 
@@ -439,11 +466,6 @@ class PostgresqlStore:
             self._write(_COUNT, (silent,))
         over = [id for id, milliseconds, _ in rows if milliseconds <= silent]
         return max(0, timeout - silent) / 1000, over
-
-    def session(self, session: int) -> SessionRow | None:
-        with self._guarded():
-            rows = self._rows(_SESSIONS + " WHERE id = %s", (session,))
-        return SessionRow(*rows[0][:-1]) if rows else None
 
     def put_session(self, row: SessionRow) -> SessionRow:
         values = row.id, row.password, row.timeout_milliseconds, row.generation, row.age

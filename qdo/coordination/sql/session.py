@@ -26,7 +26,16 @@ from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.security import Id
 
 from qdo.backoff import Backoff
-from qdo.coordination.sql.store import FULL, BusyError, Requests, SessionRow, Store, StoredState
+from qdo.coordination.sql.store import (
+    MAX_TIMEOUT_SECONDS,
+    MIN_TIMEOUT_SECONDS,
+    UNDONE,
+    BusyError,
+    Requests,
+    SessionRow,
+    Store,
+    StoredState,
+)
 from qdo.coordination.sql.tree import CHANGING, Event, Tree, TreeResult
 from qdo.errors import OnlookerError
 from qdo.system.clock import clock
@@ -66,8 +75,6 @@ class ExpiryMonitor:
 
 log = logging.getLogger(__name__)
 
-MIN_TIMEOUT_SECONDS = 0.2
-MAX_TIMEOUT_SECONDS = 600.0
 _BEATS_PER_TIMEOUT = 4
 _LOCK_BACKOFF = Backoff(0.0002, 0.01)
 _OUTLAST_SECONDS = 0.5
@@ -198,7 +205,7 @@ class StoreSession:
             self._pause(min(left, _OUTLAST_SECONDS))
 
     def _resumed(self, session: int, password: bytes) -> SessionRow:
-        row = self._store.session(session)
+        row = next((row for row, _ in self._store.sessions() if row.id == session), None)
         fits = row is not None and secrets.compare_digest(row.password, password)
         if row is None or not fits or row.age != self._store.age:
             raise SessionExpiredError("Session has expired")
@@ -292,7 +299,7 @@ class StoreSession:
         try:
             # Read them again under the lock: they may be back, or expired already.
             self._end_sessions(state, self._judge())
-        except FULL as error:
+        except UNDONE as error:
             log.warning(
                 "cannot remove ended sessions yet, so their queues stay owned: %s; trying again",
                 error,

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from qdo.coordination.sql.store import (
+    MAX_TIMEOUT_SECONDS,
+    MIN_TIMEOUT_SECONDS,
     BusyError,
     Requests,
     SessionRow,
@@ -81,7 +83,10 @@ _LOAD = """
     SELECT data, acl, czxid, mzxid, pzxid, ctime, mtime, version, creates, aversion, owner, children
     FROM node WHERE parent = ? AND name = ?
 """
-_SESSIONS = "SELECT id, password, timeout, generation, slot, boot FROM session"
+_SESSIONS = f"""
+    SELECT id, password, min(max(timeout, {MIN_TIMEOUT_SECONDS * 1000:.0f}),
+        {MAX_TIMEOUT_SECONDS * 1000:.0f}), generation, slot, boot FROM session
+"""
 
 
 _SLOT = struct.Struct("<q")
@@ -373,11 +378,6 @@ class SqliteStore:
     def outlast(self) -> tuple[float, list[int]]:
         """Return no wait: processes of an earlier boot have ended."""
         return 0.0, []
-
-    def session(self, session: int) -> SessionRow | None:
-        with self._guarded():
-            row = self._db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
-        return None if row is None else SessionRow(*row)
 
     def put_session(self, row: SessionRow) -> SessionRow:
         if row.slot < 0:

@@ -6,13 +6,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qdo.broker_errors import PostgresqlFullError
+from qdo.broker_errors import PostgresqlFullError, PostgresqlRefusedError
 from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
 Requests = Collection[Any]
-FULL = (DatabaseFullError, PostgresqlFullError)
-"""The disk of the database is full: its transaction is undone, and others may succeed."""
+UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
+"""The disk of the database is full, or the database refuses a value: the transaction is undone, and
+others may succeed."""
+MIN_TIMEOUT_SECONDS = 0.2
+MAX_TIMEOUT_SECONDS = 600.0
 
 
 class BusyError(Exception):
@@ -130,8 +133,6 @@ class Store(Protocol):
 
         Call it in a transaction that writes, and commit.
         """
-
-    def session(self, session: int) -> SessionRow | None: ...
 
     def put_session(self, row: SessionRow) -> SessionRow:
         """Add a session, or replace it by its next generation; this is a heartbeat.

@@ -194,11 +194,6 @@ class NodeSource(Protocol):
     def names(self, path: str) -> Iterable[str]: ...
 
 
-def _next(version: int) -> int:
-    """Return the next version, also after one that another program wrote."""
-    return version + 1 if version < MAX_VERSION else 0
-
-
 def parent_of(path: str) -> str:
     """Return the path of the parent of a node other than the root."""
     return path[: path.rindex("/")] or ROOT
@@ -206,7 +201,6 @@ def parent_of(path: str) -> str:
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
-MAX_VERSION = 2**31 - 1
 EPHEMERAL = 1
 SEQUENTIAL = 2
 
@@ -326,8 +320,8 @@ class Tree:
         )
         parent_path = parent_of(path)
         parent = self._get(parent_path).copy()
-        parent.creates += 1
-        parent.children += 1
+        parent.creates = _counted(parent.creates)
+        parent.children = _counted(parent.children)
         parent.pzxid = zxid
         self._put(parent_path, parent)
         self._events += ((CREATED_EVENT, path), (CHILD_EVENT, parent_path))
@@ -352,7 +346,7 @@ class Tree:
     def _remove(self, path: str) -> None:
         parent_path = parent_of(path)
         parent = self._get(parent_path).copy()
-        parent.children -= 1
+        parent.children = _counted(parent.children, -1)
         parent.pzxid = self.zxid + 1
         self._put(path, None)
         self._put(parent_path, parent)
@@ -368,7 +362,7 @@ class Tree:
         node.data = request.data
         node.mzxid = self.zxid + 1
         node.mtime = self._now
-        node.version = _next(node.version)
+        node.version = _counted(node.version)
         self._put(path, node)
         self._events.append((CHANGED_EVENT, path))
         return node.stat()
@@ -381,7 +375,7 @@ class Tree:
         _require_version(node.aversion, request.version)
         node = node.copy()
         node.acl = rights
-        node.aversion = _next(node.aversion)
+        node.aversion = _counted(node.aversion)
         self._put(request.path, node)
         return node.stat()
 
@@ -485,6 +479,11 @@ def is_valid(path: str) -> bool:
 def _require_valid(path: str) -> None:
     if not is_valid(path):
         raise BadArgumentsError
+
+
+def _counted(number: int, step: int = 1) -> int:
+    """Count as ZooKeeper does, in 32 bits: a number at the end of its range refuses no write."""
+    return (number + step + 2**31) % 2**32 - 2**31
 
 
 def _require_version(found: int, expected: int) -> None:

@@ -61,6 +61,7 @@ class WorkerReport:
     :ivar deaths: the processes that its parent had to replace by this one: process id, Unix time
         and how each ended, the oldest first.
     :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
+    :ivar refused_rows: how many rows of an outbox the broker refused, by table; only of the leader.
     """
 
     worker: str | None = None
@@ -102,6 +103,7 @@ class WorkerReport:
     live: dict[str, Any] = field(default_factory=dict)
     deaths: tuple[tuple[int, float, str], ...] = ()
     lost_workers: tuple[LostWorker, ...] | None = None
+    refused_rows: dict[str, int] | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return its JSON, without the facts that it lacks."""

@@ -199,7 +199,8 @@ class MembershipLoop(Duty):
         self._in_flight.forget_worker(worker)
         if counted:
             _log.warning(
-                "%s: its session expired with %s in flight; one attempt is counted for each",
+                "the session of this process as %s expired with %s in flight; one attempt is"
+                " counted for each",
                 worker,
                 pluralize(counted, "message"),
             )

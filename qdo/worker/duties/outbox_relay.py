@@ -15,6 +15,7 @@ from qdo.app import OutboxTable
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker
 from qdo.coordination.member import Member
 from qdo.errors import UnsupportedError
+from qdo.system.clock import clock
 from qdo.text import describe, pluralize
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import LeaderDuty
@@ -25,6 +26,8 @@ POLL_SECONDS = 0.5
 """How often the leader looks for new rows."""
 RETRY_SECONDS = 5.0
 """Pause after an error of the database or the broker."""
+COUNT_SECONDS = 10.0
+"""How often the leader counts refused rows while none is sent."""
 
 
 class Relay(LeaderDuty):
@@ -50,14 +53,22 @@ class Relay(LeaderDuty):
         self._outboxes = outboxes
         self._broker = broker
         self.quiet = False
+        self._count_at = 0.0
+        self.refused: dict[str, int] = {}
+        """The refused rows by table; only of the leader."""
 
     def follow(self, member: Member | None) -> None:
         self.quiet = member is not None
+        self._count_at = 0.0
+        self.refused = {}
 
     def lead(self, member: Member) -> float:
         """Relay all rows there are."""
         pool = gevent.get_hub().threadpool
-        results = [pool.apply(self._relay, (outbox,)) for outbox in self._outboxes]
+        counts = clock() >= self._count_at
+        results = [pool.apply(self._relay, (outbox, counts)) for outbox in self._outboxes]
+        self._count_at = clock() + COUNT_SECONDS if counts else self._count_at
+        member.leader.refused_rows = self.refused
         moved = sum(count for count in results if count is not None)
         self.quiet = not moved and None not in results
         if moved:
@@ -65,10 +76,13 @@ class Relay(LeaderDuty):
             return 0.0
         return RETRY_SECONDS if None in results else POLL_SECONDS
 
-    def _relay(self, outbox: OutboxTable) -> int | None:
+    def _relay(self, outbox: OutboxTable, counts: bool) -> int | None:
         """Return the number of rows sent, None if sending failed."""
         try:
-            return outbox.relay(self._broker)
+            moved = outbox.relay(self._broker)
+            if moved or counts:
+                self.refused[str(outbox.table.name)] = outbox.count_refused()
+            return moved
         except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
             _log.warning(
                 "cannot relay the messages in %s, retrying in %g s: %s",

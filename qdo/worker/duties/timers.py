@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,9 +30,10 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp, DeleteOp
 from qdo.coordination.transactions import commit_each
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import QdoError, UnreachableError, UnsupportedError
+from qdo.errors import FailureKind, UnsupportedError
 from qdo.fleet.timer_node import TimerNode, read_timers, write_timers
 from qdo.jobs.timers import Timer
+from qdo.refusals import failure_kind, send_each
 from qdo.sending.timers import DueTimer, recognizes, send_occurrences
 from qdo.text import describe, join_some
 from qdo.worker.duties.duty import CurrentMember
@@ -74,6 +75,7 @@ class TimerSender(LeaderDuty):
         self._now = now
         self._looks: dict[str, float] = {}
         """When to look at each timer; empty until this worker leads."""
+        self._is_clean = False
         counted = [each.name for each in self._timers.values() if each.unless_waiting]
         if counted and not broker.capabilities.countable:
             what = f"count messages, for unless_waiting of timer {counted[0]!r}"
@@ -88,6 +90,7 @@ class TimerSender(LeaderDuty):
 
     def follow(self, member: Member | None) -> None:
         self._looks = {}
+        self._is_clean = False
 
     def lead(self, member: Member) -> float:
         """Send and record what is due, as much as the broker takes at once."""
@@ -95,13 +98,15 @@ class TimerSender(LeaderDuty):
         try:
             if not self._looks:
                 self._looks = dict.fromkeys(self._timers, now)
+            if not self._is_clean and min(self._looks.values()) <= now:
                 member.leader.do_chore(self._clean)
+                self._is_clean = True
             names = [name for name, at in self._looks.items() if at <= now][: self._most]
             if names:
                 member.leader.do_chore(partial(self._fire, member, names))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            rejected = isinstance(error, QdoError) and not isinstance(error, UnreachableError)
-            self._retry(names if rejected else self._timers, describe(error))
+            is_away = failure_kind(error) is FailureKind.UNREACHABLE
+            self._retry(self._timers if is_away else names or self._timers, describe(error))
         return min(max(0.0, min(self._looks.values()) - self._now()), CLOCK_SECONDS)
 
     def _clean(self, client: Client, layout: Layout, fence: CheckOp) -> int:
@@ -117,12 +122,13 @@ class TimerSender(LeaderDuty):
     def _fire(
         self, member: Member, names: list[str], client: Client, layout: Layout, fence: CheckOp
     ) -> int:
-        """Send and record what is due of some timers."""
+        """Send and record what is due of some timers; one that fails concerns no other."""
         now, due, changed = self._now(), list[DueTimer](), dict[str, TimerNode]()
+        failed: dict[str, Exception | None] = {}
         found = read_timers(client, layout, names)
         for name in names:
             gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
-            timer, node = self._timers[name], found.get(name, TimerNode(int(now)))
+            timer, node = self._timers[name], found.setdefault(name, TimerNode(int(now)))
             if node.fault is not None:
                 text = "timer %s sends nothing: its node is damaged (%s); delete it"
                 _log.error(text, name, node.fault)
@@ -131,17 +137,65 @@ class TimerSender(LeaderDuty):
             occurrence, last = timer.due(node.last, now), node.last
             if occurrence is not None:
                 last = occurrence.at
-                if occurrence.sends and not self._waits(member, timer):
-                    due.append((timer, occurrence))
+                try:
+                    if occurrence.sends and not self._waits(member, timer):
+                        due.append((timer, occurrence))
+                except Exception as error:
+                    if failure_kind(error) is FailureKind.UNREACHABLE:
+                        raise
+                    failed[name] = error
             then = self._looks[name] = timer.after(last)
             if occurrence is not None or (node.when, node.queue) != (timer.when, timer.queue):
-                node = replace(node, last=last, next=then, by=member.name)
+                node = replace(node, last=last, next=then, by=member.name, refused="")
                 changed[name] = replace(node, when=timer.when, queue=timer.queue)
-        if due:
-            send_occurrences(self._app, sorted(due, key=lambda each: each[1].at))
+        ended = self._send(due, found, changed, failed)
         if lost := write_timers(client, layout, fence, changed):
             self._retry(lost, "another worker leads, or the coordinator gave no answer")
+        if ended is not None:
+            raise ended
         return 0
+
+    def _send(
+        self,
+        due: Sequence[DueTimer],
+        found: Mapping[str, TimerNode],
+        changed: dict[str, TimerNode],
+        failed: dict[str, Exception | None],
+    ) -> Exception | None:
+        """Send occurrences, and leave the nodes to be written in `changed`.
+
+        Return why none can be sent now, None if they can.
+        """
+        sent = send_each(
+            sorted(due, key=lambda each: each[1].at),
+            partial(send_occurrences, self._app),
+            lambda each: each[0].queue,
+        )
+        failed |= {timer.name: error for (timer, _), error in (*sent.refused, *sent.held)}
+        for name, error in failed.items():
+            node = changed.pop(name)
+            if error is not None and failure_kind(error) is FailureKind.REFUSED:
+                changed |= self._refused(name, found[name], node, describe(error))
+            else:
+                self._retry([name], describe(error) if error else "its queue is busy")
+        if sent.ended is not None:
+            known = {timer.name for (timer, _), _ in sent.done} | set(failed)
+            for timer, _ in due:
+                if timer.name not in known:
+                    del changed[timer.name]
+        return sent.ended
+
+    def _refused(
+        self, name: str, old: TimerNode, new: TimerNode, reason: str
+    ) -> dict[str, TimerNode]:
+        """Keep an occurrence that was refused for the next try; return the changed node, if any."""
+        self._looks[name] = self._now() + RETRY_SECONDS
+        node = replace(new, last=old.last, next=old.next, refused=reason, by=old.by or new.by)
+        if node == old:
+            return {}
+        text = "timer %s sends nothing, trying again every %g s: %s"
+        _log.error(text, name, RETRY_SECONDS, reason)
+        return {name: node}
 
     def _waits(self, member: Member, timer: Timer) -> bool:
         if not timer.unless_waiting:

@@ -136,10 +136,16 @@ REQUESTS = Metric(
     "Requests that are not over, by the glob of their job; the leader counts those of the app.",
     ("pool", "state"),
 )
+OUTBOX_REFUSED = Metric(
+    "qdo_outbox_refused",
+    _SUM,
+    "Messages of an outbox that the broker refused; the leader counts those of the app.",
+    ("table",),
+)
 FROM_WORKERS = (
     *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, CONCURRENCY, OWNERSHIP),
     *(SESSIONS_LOST, LEASES_EXPIRED, LEASE, REGISTERED, CHECKPOINTS, CHECKPOINT_QUEUES),
-    *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY, REQUESTS),
+    *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY, REQUESTS, OUTBOX_REFUSED),
 )
 """The metrics that worker processes publish."""
 

@@ -119,7 +119,7 @@ def state_of(slot: Slot) -> str:
     if slot.state is SlotState.PAUSED:
         return "lease-expired"
     failure = claim.failure
-    if failure is not None and failure.position > claim.done:
+    if failure is not None and failure.position > claim.done and not failure.only_begun:
         return "blocked" if failure.blocked else "failing"
     if slot.broker_failures:
         return "unreadable"
@@ -262,6 +262,10 @@ class MetricsDuty(Duty):
         found = self._requests if self._leads() else {}
         return [(key, [float(number)]) for key, number in found.items()]
 
+    def _refused_rows(self) -> Mapping[str, int]:
+        member = self._current.member
+        return {} if member is None else member.leader.facts().get("refused_rows") or {}
+
     def _leads(self) -> bool:
         member = self._current.member
         return member is not None and member.leader.is_leader()
@@ -288,6 +292,7 @@ class MetricsDuty(Duty):
             catalog.BROKER_REQUESTS: _rows(self._broker.request_counts()),
             catalog.LOOP_DELAY: [((), self._delays.dump())],
             catalog.REQUESTS: self.request_rows(),
+            catalog.OUTBOX_REFUSED: _rows(self._refused_rows()),
         }
 
     def _job_values(self) -> dict[Metric, Rows]:

@@ -156,7 +156,7 @@ class PoolDuty(Duty):
         """Drop claims of pools that a glob has found, and that have had no requests for long."""
         for pool in self._claims.keys() - self._named:
             own, claim = self._claims[pool]
-            if clock() - own.used_at > FORGET_SECONDS:
+            if own.idle_seconds > FORGET_SECONDS:
                 del self._claims[pool]
                 claim.close()
                 self._dispatcher.releasing(own, claim)

@@ -56,7 +56,6 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     :ivar name: of the registration.
     :ivar taken: how many requests it has taken, the position of the last one.
-    :ivar used_at: when it last had requests, by `clock`.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
     :param places: returns how many requests may be taken beside a number of held ones.
     :param wake: called when a place is free.
@@ -95,7 +94,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self.taken = 0
         self._dry = self._closed = False
         self._look_at = 0.0
-        self.used_at = clock()
+        self._used_at = clock()
         self._taking = Semaphore()
         self._ends: list[Any] = []
 
@@ -143,7 +142,7 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._told.discard(position)
         else:
             self._done[found[0].take.id] = found[0].take.number
-        self._forget(position, found[0])
+            self._forget(position, found[0])
         self._wake()
 
     def poll_now(self) -> None:
@@ -153,6 +152,11 @@ class PoolSubscription(_Unrecorded, Subscription):
     def busy(self) -> bool:
         """Whether it holds requests."""
         return bool(self._held)
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long it and its pool have had no requests."""
+        return clock() - self._used_at
 
     @property
     def ids(self) -> list[str]:
@@ -193,7 +197,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         :return: whether it may be taken now.
         """
         if due is not None or self._positions:
-            self.used_at = clock()
+            self._used_at = clock()
         if due is None or due > self._now():
             self.next_due, self._dry = due, True
         else:

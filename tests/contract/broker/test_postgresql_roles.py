@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -15,9 +16,10 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
-from qdo.brokers.requests import RUNNING, NewRequest
+from qdo.brokers.requests import PAUSED, RUNNING, NewRequest
 from qdo.brokers.streams import first_shards, split
 from qdo.coordination.client import connect
+from qdo.errors import QueueLimitError, RequestExistsError
 from qdo.postgresql.schema import grants
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
@@ -33,8 +35,10 @@ TABLES = (
     "dedup",
     "dead_letters",
     "requests",
+    "pools",
     "streams",
 )
+CANCEL = '{"cancel": ""}'
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
     ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL)
@@ -193,7 +197,7 @@ def read_all(broker: Broker) -> None:
     broker.requests.counts()
     broker.requests.find("none")
     broker.requests.owners()
-    broker.requests.pools()
+    broker.requests.due()
     broker.requests.records()
     broker.streams.shards()
     broker.streams.resharded()
@@ -246,7 +250,7 @@ def test_a_sender_ends_only_requests_that_wait(roles: Roles) -> None:
     (taken,) = roles.broker("postgres").requests.take("w", "p", 1, []).requests
     waiting = taken.take._replace(owner="")
     assert not store.end(waiting, "cancelled")
-    assert store.mark("a", "{}")
+    assert store.mark("a", CANCEL)
     refused: tuple[Callable[[], object], ...] = (
         lambda: store.end(taken.take, "cancelled"),
         lambda: store.end(waiting, "failed"),
@@ -259,14 +263,62 @@ def test_a_sender_ends_only_requests_that_wait(roles: Roles) -> None:
         store.records,
         store.counts,
         store.owners,
-        store.pools,
+        store.due,
     )
     for call in refused:
         with pytest.raises(PostgresqlRightsError):
             call()
     found = store.find("a")
     assert found is not None
-    assert (found.take, found.state, found.mark) == (taken.take, RUNNING, "{}")
+    assert (found.take, found.state, found.mark) == (taken.take, RUNNING, CANCEL)
+
+
+def test_requests_belong_to_the_role_that_asked(roles: Roles) -> None:
+    """Other senders find, answer and end none of them; members, workers and onlookers do."""
+    mine, owner = roles.broker(roles.create("sender")).requests, roles.broker("postgres").requests
+    assert mine.ask([request("a"), request("waits")]) == [True, True]
+    (taken,) = owner.take("w", "p", 1, []).requests
+    assert owner.note(taken.take, PAUSED, "pay?")
+    asked = mine.find("a")
+    waiting = mine.find("waits")
+    assert asked is not None
+    assert waiting is not None
+    with roles.database.role() as name:
+        for statement in grants("qdo", name, "sender"):
+            roles.run(statement)
+        other = roles.broker(name).requests
+        assert other.find("a") is other.find("waits") is None
+        assert not other.mark("a", CANCEL)
+        assert not other.mark("a", '{"resume": 1}', asked.mark)
+        assert not other.end(waiting.take, "cancelled", messages=[Outgoing("a", b"told")])
+        with pytest.raises(RequestExistsError):
+            other.ask([request("a")])
+        assert mine.find("a") == asked
+        roles.grant(f'{roles.create("sender")} TO "{name}"')
+        assert other.find("a") == asked
+        assert other.ask([request("a")]) == [False]
+        assert roles.broker(roles.create("onlooker")).requests.find("a") == asked
+        worker = roles.broker(roles.create("worker")).requests
+        assert worker.mark("a", '{"resume": 1}', asked.mark)
+        assert other.end(waiting.take, "cancelled")
+        roles.take(name)
+
+
+def test_an_app_has_as_many_pools_as_queues(roles: Roles) -> None:
+    """The server counts them, whoever asks; a pool without requests is not counted for long."""
+    worker = roles.broker(roles.create("worker"))
+    roles.run("INSERT INTO qdo.apps (name, max_queues) VALUES ('app', 3)")
+    store = roles.broker(roles.create("sender")).requests
+    many = [replace(request(f"{number}"), pool=f"p-{number}") for number in range(4)]
+    with pytest.raises(QueueLimitError):
+        store.ask(many)
+    assert store.ask([*many[:3], replace(request("more"), pool="p-0")]) == [True] * 4
+    with pytest.raises(QueueLimitError):
+        store.ask(many[3:])
+    (taken,) = worker.requests.take("w", "p-1", 1, []).requests
+    assert worker.requests.end(taken.take, "done")
+    worker.requests.expire()
+    assert store.ask(many[3:]) == [True]
 
 
 TOO_LARGE_REQUESTS = {

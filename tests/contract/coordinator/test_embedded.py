@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -53,6 +54,28 @@ def wait(client: Client, condition: Callable[[], bool], what: str) -> None:
 
 def database_of(url: str) -> str:
     return url.removeprefix("sqlite:")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE session SET timeout = 9223372036854775807",
+        "UPDATE node SET version = 9223372036854775807 WHERE name = 'a'",
+        "UPDATE node SET creates = 2147483647, children = 2147483647 WHERE name = 'a'",
+    ],
+)
+def test_a_number_at_the_end_of_its_range_refuses_no_request(
+    client: Client, embedded_url: str, damage: str
+) -> None:
+    client.create("/a", b"")
+    states = states_of(client)
+    with contextlib.closing(sqlite3.connect(database_of(embedded_url))) as other, other:
+        other.execute(damage)
+    client.set("/a", b"1")
+    client.create("/a/b", sequence=True)
+    client.create("/a/b", sequence=True)
+    assert len(client.get_children("/a")) == 2
+    assert states == []
 
 
 def test_full_disk(embedded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_a_worker_that_released_its_queues_is_not_lost(fleet: MemberFleet) -> No
     fleet.wait(lambda: fleet.balanced(9), "two workers share the queues")
     fleet.leave(0)
     fleet.wait(lambda: fleet.balanced(9), "one worker has the queues")
-    assert fleet.members[0][0].leader.facts() == {"lost_workers": None}
+    assert fleet.members[0][0].leader.facts() == {"lost_workers": None, "refused_rows": None}
 
 
 def test_fences_grow_with_every_claim(fleet: MemberFleet) -> None:

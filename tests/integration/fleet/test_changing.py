@@ -18,6 +18,7 @@ from typing import Any
 import click
 import pytest
 from kazoo.security import ACL, Id, Permissions
+from sqlalchemy import create_engine, update
 
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
@@ -26,6 +27,7 @@ from qdo.coordination.client import connect
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
+from qdo.outbox import Outbox
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import QDO, Ended, clean_environment, command
 from tests.support.commands import every_command
@@ -45,6 +47,7 @@ READ_ONLY = frozenset(
         *("history queues", "history failures", "history durations", "history actions"),
         "history owners",
         *("admin tree", "admin completion", "admin checkpoints export", "admin keys list"),
+        "admin outbox list",
         *("admin broker grants", "admin acl check", "admin acl account"),
     ]
 )
@@ -227,6 +230,25 @@ def declare_timer(desk: LiveDesk) -> None:
     (desk.folder / "timed.py").write_text("\n".join(lines))
 
 
+def refuse_row(desk: LiveDesk) -> None:
+    """Let an outbox of the app have a row that was refused."""
+    (desk.folder / "boxed.py").write_text(
+        "import qdo\nfrom qdo.outbox import Outbox\nfrom sqlalchemy import create_engine\n"
+        f"app = qdo.App('desk')\nengine = create_engine('sqlite:///{desk.folder}/boxed.db')\n"
+        "outbox = Outbox(app, engine)\n"
+    )
+    engine = create_engine(f"sqlite:///{desk.folder}/boxed.db")
+    outbox = Outbox(qdo.App("desk"), engine)
+    with engine.begin() as connection:
+        outbox.create(connection)
+        outbox.send(connection, "boxes", 1)
+        connection.execute(update(outbox.table).values(refused="no"))
+    engine.dispose()
+
+
+BOXED = given("--all", "--app", "boxed:app")
+
+
 def asked(id: str, state: int = WAITING) -> Callable[[LiveDesk], None]:
     """Ask for a request of a pool without a job, and bring it into a state."""
 
@@ -302,6 +324,8 @@ CASES = {
     "streams split": ChangeCase(given("hot.-80"), divisible("hot")),
     "streams merge": ChangeCase(given("cold.-80", "cold.80-"), divisible("cold")),
     "timers run": ChangeCase(given("nightly", "--app", "timed:app"), declare_timer),
+    "admin outbox retry": ChangeCase(BOXED, refuse_row),
+    "admin outbox drop": ChangeCase(BOXED, refuse_row, asks=True),
     "settings set": ChangeCase(given("attempts", "7")),
     "settings unset": ChangeCase(
         given("fetch"), lambda desk: desk.done("settings", "set", "fetch", "4")

@@ -27,6 +27,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
 from tests.support.paths import ROOT
+from tests.support.postgresql.proxy import cutting
+from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
@@ -390,6 +392,23 @@ def test_what_cannot_begin_says_so_in_one_line(
     assert len(said) == 1
     assert text in said[0]
     assert "Traceback" not in child.errors()
+
+
+def test_a_worker_starts_before_the_server_of_its_broker(
+    fleet: ProcessFleet, database_url: str, postgresql: PostgresqlDatabase
+) -> None:
+    """It tries for `connect_seconds`, as it does for a coordinator."""
+    App("fleet", broker=database_url).send("q", 1)
+    with cutting(postgresql.server.port) as proxy:
+        proxy.refusing = True
+        url = database_url.replace(f":{postgresql.server.port}", f":{proxy.port}")
+        assert fleet.start(broker=url, connect_seconds=0.5).wait() == 3
+        child = fleet.start(broker=url, connect_seconds=DEADLINE_SECONDS)
+        wait_until(lambda: "retrying" in child.errors(), "the worker has tried")
+        proxy.refusing = False
+        wait_until(lambda: fleet.bodies() == {"q": [1]}, "the worker runs jobs")
+        child.process.terminate()
+        assert child.wait() == 0
 
 
 def test_a_drain_after_a_lost_session_is_not_a_clean_stop(fleet: ProcessFleet) -> None:

@@ -163,7 +163,7 @@ class CheckedStore:
             if '"cancel"' in (old[9] or "") and new[4] != OVER and new[9] != old[9]:
                 raise Violation("mark", f"{name}{args}: {old} becomes {new}")
             answered = '"resume"' in (new[9] or "")
-            if answered and (new[4] != PAUSED or new != old and old[9] != args[2]):
+            if answered and (new[4] != PAUSED or (new != old and old[9] != args[2])):
                 raise Violation("answer", f"{name}{args}: {old} becomes {new}")
             if new[8] == "cancelled" and id not in self.asked_to_end:
                 raise Violation("R8", f"{name}{args}: nobody cancelled {new}")

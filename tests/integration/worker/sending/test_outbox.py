@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -45,9 +49,9 @@ def dying(name):
 
 
 def telling(real):
-    def tell():
+    def tell(*arguments):
         pathlib.Path("reading").touch()
-        return real()
+        return real(*arguments)
 
     return tell
 
@@ -58,6 +62,12 @@ elif step in ("read", "after"):
     outbox._oldest = dying("_oldest")  # killed before or after it read, thus before sending
 elif step == "delete":
     outbox._delete = dying("_delete")  # killed after sending, before deleting
+
+
+def put(*queues):
+    with Session(engine) as session, session.begin():
+        for queue in queues:
+            outbox.send(session, queue, 0, key=None)
 
 
 def fill(first, last):
@@ -136,6 +146,50 @@ def test_a_locked_database_delays_no_queue(folder: Path) -> None:
         assert "the event loop has been blocked" not in parent.output
         other.execute("ROLLBACK")
         wait_until(lambda: runs(folder) == expected(COUNT) | {"direct": [0]}, "the outbox", 60)
+        parent.send(signal.SIGTERM)
+        assert parent.wait(60) == 0, parent.output
+
+
+def test_a_refused_row_is_set_aside_until_an_operator_decides(folder: Path) -> None:
+    """Later rows go on, and commands show it and know what to do."""
+    environment = {**clean_environment(), **ENVIRONMENT, "QDO_MAX_QUEUES": "4"}
+    environment |= {"QDO_APP": "shop:app", "QDO_HTTP": "127.0.0.1:0"}
+
+    def qdo(*argv: str, code: int = 0) -> Any:
+        ended = command(*QDO, *argv, "-o", "json", cwd=folder, env=environment)
+        assert ended.code == code, ended.err
+        return json.loads(ended.out)["items"] if ended.out else []
+
+    queues = ("q0", "refused", "second", "more", "q0")
+    code = f"{_AT_HOME}import shop; shop.put(*{queues!r})"
+    with Proc.python(*WORKER, "shop:app", cwd=folder, env=environment) as parent:
+        wait_until(lambda: runs(folder) == expected(COUNT), "the first ones have run", 60)
+        assert command("-c", code, cwd=folder, env=environment).code == 0
+        wait_until(lambda: len(runs(folder)["q0"]) == COUNT // 3 + 2, "later rows", 60)
+        refused = qdo("admin", "outbox", "list")
+        assert [each["queue"] for each in refused] == ["second", "more"]
+        assert {each["reason"].partition(":")[0] for each in refused} == {"QueueLimitError"}
+        status = partial(qdo, "status")
+        named = [{"check": "outbox", "status": "warning"}]
+        wait_until(
+            lambda: (
+                [{key: each[key] for key in named[0]} for each in status()[0]["notices"]] == named
+            ),
+            "the leader reports it",
+            60,
+        )
+        [found] = parent.wait_for_line(r"http://127.0.0.1:(\d+)")
+        page = f"http://127.0.0.1:{found.group(1)}/metrics"
+        metric = b'qdo_outbox_refused{table="qdo_outbox"} 2.0'
+        wait_until(lambda: metric in urlopen(page).read(), "the metric", 60)
+        dropped = refused[0]["id"]
+        qdo("admin", "outbox", "drop", dropped, code=5)
+        qdo("admin", "outbox", "drop", dropped, "--yes")
+        qdo("admin", "outbox", "retry", "unknown", code=6)
+        qdo("delete", "refused", "--yes")
+        qdo("admin", "outbox", "retry", "--all")
+        wait_until(lambda: runs(folder).get("more") == [0], "it runs", 60)
+        assert qdo("admin", "outbox", "list") == []
         parent.send(signal.SIGTERM)
         assert parent.wait(60) == 0, parent.output
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
@@ -32,6 +33,8 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError, UnsupportedError, UsageError
+from qdo.fleet.timer_node import TimerNode
+from qdo.ops.timers import timer_items
 from qdo.settings.settings import Settings
 from qdo.testing.clock import START, Clock
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -42,20 +45,21 @@ from tests.support.paths import ROOT
 
 LAYOUT = Layout.of("clock")
 FOLDER = LAYOUT.fleet.timers
+TENANT = ContextVar[str]("tenant")
 DUTY, SENDING = "qdo/worker/duties/timers.py", "qdo/sending/timers.py"
 NODE = "qdo/fleet/timer_node.py"
-SEND = "send_occurrences(self._app, sorted(due, key=lambda each: each[1].at))"
+SEND = "ended = self._send(due, found, changed, failed)"
 RECORD = "if lost := write_timers(client, layout, fence, changed):"
 LATER = f"lost = write_timers(client, layout, fence, changed)\n        {SEND}\n        if lost:"
-SUPPRESSED = f"with __import__('contextlib').suppress(Exception): {SEND}"
+ENDED = "if sent.ended is not None:"
 NO_FENCE = Edit(NODE, "[(fence, op) for op in ops]", "[(op,) for op in ops]")
 NO_VERSION = Edit(NODE, "SetOp(path, data, node.version)", "SetOp(path, data, -1)")
 MUTANTS: dict[str, tuple[str, Sequence[Edit]]] = {
     "recorded before it is sent": (
         "T2: not stored",
-        [Edit(DUTY, SEND, "pass"), Edit(DUTY, RECORD, LATER)],
+        [Edit(DUTY, SEND, "ended = None"), Edit(DUTY, RECORD, LATER)],
     ),
-    "recorded without an answer": ("T2: not stored", [Edit(DUTY, SEND, SUPPRESSED)]),
+    "recorded without an answer": ("T2: not stored", [Edit(DUTY, ENDED, "if (0,) == ():")]),
     "no key": ("T1: stored twice", [Edit(SENDING, "if can.dedup and not runs", "if False")]),
     "a short window": ("T1: stored twice", [Edit(SENDING, "SECONDS = 604_800.0", "SECONDS = 0.5")]),
     "neither version nor fence": ("T2: last decreased", [NO_VERSION, NO_FENCE]),
@@ -262,6 +266,13 @@ class TimerWorld(MemoryBroker):
             raise CoordinatorUnreachableError(url="memory", reason="no answer")
         return list(ids)
 
+    def items(self) -> list[dict[str, Any]]:
+        """Return what `qdo timers list` shows."""
+        nodes = {
+            path.rpartition("/")[2]: TimerNode.parse(node) for path, node in self.nodes.items()
+        }
+        return timer_items(nodes, self.clock.now)
+
     def bodies(self, queue: str) -> list[dict[str, Any]]:
         return [ujson.loads(row.body) for row in self._contents.queue(queue).rows]
 
@@ -425,19 +436,40 @@ def test_a_damaged_node_stops_its_own_timer_until_it_is_deleted(last: Any) -> No
         assert world.sent("ten")[0] == (70, 0)
 
 
-@pytest.mark.parametrize(("full", "dedup"), [("ten", False), ("*", True)])
+@pytest.mark.parametrize(("full", "dedup"), [("ten", False), ("ten", True), ("*", True)])
 def test_rejected_occurrences_are_sent_later(full: str, dedup: bool) -> None:
-    """A queue of its own rights, as in SQS, delays no other timer."""
+    """A refused timer delays no other, and says so; without the broker all wait."""
     with world_of(declared(**PERIODS)) as world:
         world.capabilities = replace(world.capabilities, dedup=dedup)
         world.restart()
         world.full = full
         world.wait(21.0)
-        assert (world.sent("ten"), len(world.sent("seven"))) == ([], 0 if dedup else 3)
+        assert (world.sent("ten"), len(world.sent("seven"))) == ([], 3 if full == "ten" else 0)
+        states = {each["timer"]: each["state"] for each in world.items()}
+        assert states["ten"].startswith("refused: UsageError") is (full == "ten")
+        assert states["seven"] == "ok"
         world.full = ""
         world.wait(5.0)
         assert world.sent("ten") == [(20, 1)]
-        assert world.sent("seven")[-1] == (21, 2 if dedup else 0)
+        assert world.sent("seven")[-1] == (21, 0 if full == "ten" else 2)
+        assert [each["is_well"] for each in world.items()] == [True, True]
+
+
+def test_what_an_app_raises_is_shown_for_its_timers() -> None:
+    """Its default headers may need a context; the occurrences wait, and nothing is written."""
+    with world_of(declared(**PERIODS)) as world:
+        world.app.default_headers = lambda: {"tenant": TENANT.get()}
+        world.wait(11.0)
+        written = world.reads_and_writes["write"]
+        world.wait(20.0)
+        states = [each["state"] for each in world.items()]
+        assert {each[:20] for each in states} == {"refused: LookupError"}
+        assert world.reads_and_writes["write"] == written
+        world.clock.move(31.0)
+        assert [each["state"] for each in world.items()] == states
+        world.app.default_headers = None
+        world.wait(1.0)
+        assert (world.sent("ten"), world.sent("seven")) == ([(60, 5)], [(56, 7), (63, 0)])
 
 
 def test_a_broker_that_lacks_something(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import qdo
 from qdo.fleet.holds import new_hold
+from qdo.worker.pools import duty as duty_module
 from qdo.worker.pools.duty import PoolDuty
 from tests.support.engine import until
 from tests.support.fakes.pools import Make, PoolSetup
@@ -180,3 +181,49 @@ def test_a_request_is_taken_when_it_is_due(make: Make) -> None:
     record = pool.store.find("1")
     assert record is not None
     assert record.started >= record.due
+
+
+def idle(pool: PoolSetup, *names: str) -> None:
+    """Let a worker find pools by a glob, and end a request in each."""
+    pool.app.job("more-*", pool=True)(pool._job)
+    pool.start()
+    for name in names:
+        assert pool.app.request(name, name).result(10) == name
+    pool.look()
+
+
+def test_one_statement_looks_into_idle_pools(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of a glob is forgotten once it was idle for long, and found again."""
+    monkeypatch.setattr(duty_module, "FORGET_SECONDS", 600.0)
+    pool = make(start=False)
+    names = [f"more-{number}" for number in range(5)]
+    idle(pool, *names)
+    takes = pool.store.calls["take"]
+    pool.look(5)
+    assert pool.store.calls["take"] == takes
+    assert {*names} < {*pool.dispatcher.slots}
+    monkeypatch.setattr(duty_module, "FORGET_SECONDS", 0.0)
+    until(lambda: {*pool.dispatcher.slots} == {"p"})
+    monkeypatch.setattr(duty_module, "FORGET_SECONDS", 600.0)
+    assert pool.app.request("more-1", 2).result(10) == 2
+
+
+def test_an_error_of_one_pool_stops_no_other(make: Make) -> None:
+    """Marks of the others are read, and their requests are taken."""
+    pool = make(start=False)
+    pool.app.job("more-*", pool=True)(pool._job)
+    take = pool.store.take
+    pool.store.take = lambda owner, name, *args: (  # type: ignore[method-assign]
+        _raised(OSError("damaged"))
+        if name == "more-1" and pool.running
+        else take(owner, name, *args)
+    )
+    pool.hold("held", 2)
+    pool.start()
+    held = pool.app.request("more-1", "held")
+    until(lambda: pool.running)
+    (handle,) = pool.ask(2)
+    until(lambda: pool.running == 2)
+    assert handle.cancel("enough")
+    pool.finish(2)
+    assert held.state == "running"

@@ -136,3 +136,13 @@ def test_requests_that_are_over_long_enough_are_deleted(leader: LaggingLeader) -
     leader.store.end(leader.take("d", keep_seconds=60), "done")
     leader.look()
     assert [each.id for each in leader.store.records()] == ["of-a", "of-b", "of-d"]
+
+
+def test_deleting_ends_before_the_next_look(leader: LaggingLeader) -> None:
+    """However much there is to delete: workers that are gone come first."""
+    leader.store.expire = lambda: 1000  # type: ignore[method-assign]
+    assert leader.look()[0] == LOOK_SECONDS
+    leader.workers.discard("b")
+    leader.now += COUNT_SECONDS
+    leader.changes += 1
+    assert leader.look()[1] == {"of-b": 1}

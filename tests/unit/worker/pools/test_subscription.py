@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any
 
 import pytest
 
 import qdo
-from qdo.brokers.requests import RUNNING, Take
-from qdo.errors import KeyMissingError, RequestCancelledError
+from qdo.brokers.requests import RUNNING, NewRequest, Take
+from qdo.errors import KeyMissingError, QueueLimitError, RequestCancelledError, UsageError
 from qdo.message import Message
 from tests.support.engine import until
 from tests.support.fakes.pools import Make, PoolSetup
@@ -226,3 +228,139 @@ def test_a_take_that_is_answered_after_a_close_is_put_back(make: Make) -> None:
     pool.ask(1)
     until(lambda: (found := pool.store.find("1")) and found.take == Take("1", "", 1))
     assert (pool.runs, pool.store.find("1").failed) == ([], 0)  # type: ignore[union-attr]
+
+
+# --- what the broker refuses ------------------------------------------------------------
+
+
+def ask_with(pool: PoolSetup, reply: Any) -> Any:
+    """Ask with a reply that no client would send."""
+    pool.store.ask([NewRequest("p", "1", (b"1", None), b"", reply=json.dumps(reply))])
+    return pool.app.handle("1")
+
+
+def no_headers() -> dict[str, str]:
+    raise LookupError("no tenant here")
+
+
+HOSTILE = {
+    "tag": ({"then": "q", "tag": "x"}, "tag"),
+    "name": ({"then": ["q"]}, "QueueNameError"),
+    "limit": ({"then": "full"}, "QueueLimitError"),
+    "key": ({"then": "locked"}, "KeyMissingError"),
+    "headers": ({"then": "of no tenant"}, "LookupError"),
+}
+
+
+def refuse(pool: PoolSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the app and its broker refuse the messages of `HOSTILE`."""
+    refusals = {
+        "full": QueueLimitError(queue="full", limit=1),
+        "locked": KeyMissingError(queue="locked", key="k", place="the file"),
+        "of no tenant": LookupError("no tenant here"),
+    }
+    ready = type(pool.app).ready
+
+    def checked(app: qdo.App, messages: Any) -> Any:
+        for each in messages:
+            if each.queue in refusals:
+                raise refusals[each.queue]
+        return ready(app, messages)
+
+    monkeypatch.setattr(type(pool.app), "ready", checked)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("how", ["done", "failed", "cancelled", "left out"])
+def test_a_refused_message_ends_its_request(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    hostile: str,
+    how: str,
+) -> None:
+    """Once, without the message; the error says why, and the place is free."""
+    reply, reason = HOSTILE[hostile]
+    pool = make(
+        fail if how == "failed" else lambda request: 1,
+        policy=qdo.Policy(attempts=1),
+        concurrency=1,
+        start=False,
+    )
+    refuse(pool, monkeypatch)
+    if how == "left out":
+        pool.app.middleware(lambda call_next, message, context: None)
+    pool.start()
+    if how == "cancelled":
+        pool.hold(1)
+    handle = ask_with(pool, {**reply, "events": True})
+    if how == "cancelled":
+        until(lambda: pool.running)
+        assert handle.cancel("enough")
+    pool.finish(1)
+    record = pool.store.find("1")
+    assert record is not None
+    assert (record.outcome, len(pool.runs)) == (
+        "cancelled" if how == "cancelled" else "failed",
+        0 if how == "left out" else 1,
+    )
+    assert reason in (record.error or "")
+    told = [each for each in caplog.records if "without its message" in each.message]
+    assert [each.levelno for each in told] == [logging.ERROR]
+    pool.ask(2)
+    pool.finish(2)
+
+
+def test_a_waiting_request_with_a_refused_message_is_cancelled(make: Make) -> None:
+    pool = make(start=False)
+    assert ask_with(pool, {"then": ["q"]}).cancel("enough")
+    assert pool.outcome(1) == "cancelled"
+
+
+def test_a_refused_retry_ends_its_request(make: Make) -> None:
+    """It would be refused each time."""
+    pool = make(fail, concurrency=1)
+    pool.store.put_back = _refusing  # type: ignore[method-assign]
+    pool.ask(1)
+    pool.finish(1)
+    assert (pool.outcome(1), len(pool.runs)) == ("failed", 1)
+
+
+def _refusing(*args: Any) -> Any:
+    raise UsageError(reason="no")
+
+
+def test_an_end_that_is_always_refused_costs_no_place(make: Make) -> None:
+    """Its request stays this worker's, and is not run again."""
+    pool = make(concurrency=1)
+    end = pool.store.end
+    pool.store.end = lambda take, *args, **options: (  # type: ignore[method-assign]
+        _refusing() if take.id == "1" else end(take, *args, **options)
+    )
+    pool.ask(1, 2)
+    pool.finish(2)
+    pool.look()
+    assert (pool.outcome(1), pool.runs) == (None, [(1, 1, 1), (2, 1, 1)])
+
+
+def test_a_damaged_row_costs_only_itself(make: Make) -> None:
+    """Another program wrote a time that is none; what was taken with it runs."""
+    pool = make(start=False, concurrency=3)
+    pool.ask(1, 2, 3)
+    pool.store._contents.connection.execute("UPDATE requests SET headers = '[' WHERE id = '2'")
+    pool.start()
+    pool.finish(1, 2, 3)
+    assert (pool.outcome(2), len(pool.runs)) == ("failed", 2)
+
+
+def test_an_end_that_a_failover_lost_is_no_end(make: Make) -> None:
+    """The job runs again: its request is not done with a value that no job returned."""
+    pool = make(start=False)
+    end, lost = pool.store.end, [1]
+    pool.store.end = lambda *args, **options: (  # type: ignore[method-assign]
+        bool(lost.pop()) if lost else end(*args, **options)
+    )
+    pool.start()
+    (handle,) = pool.ask(1)
+    assert handle.result(10) == 1
+    assert pool.runs == [(1, 1, 1), (1, 1, 2)]
