@@ -186,21 +186,21 @@ class Outbox:
         raised, and those for which the broker takes no row; the rows then stay.
         """
         count, held, busy = 0, set[str](), None
+        marks = marks_of(self._app.settings, self._app.name, broker.stream_of)
         while rows := self._oldest(list(held)):
-            marks = marks_of(self._app.settings, self._app.name, broker.stream_of)
             sent = send_each(
-                [(row, _outgoing(row, marks)) for row in rows],
-                lambda some: broker.send_many([message for _, message in some]),
-                lambda each: each[1].queue,
+                rows,
+                lambda some: broker.send_many([_outgoing(row, marks) for row in some]),
+                lambda row: row.queue,
             )
-            self._delete([row.place for (row, _), _ in sent.done])
-            self._set_aside((row, error) for (row, _), error in sent.refused)
+            self._delete([row.place for row, _ in sent.done])
+            self._set_aside(sent.refused)
             count += len(sent.done) + len(sent.refused)
             if sent.ended is not None:
                 raise sent.ended
             if not sent.held:
                 break
-            held |= {row.queue for (row, _), _ in sent.held}
+            held |= {row.queue for row, _ in sent.held}
             busy = sent.held[0][1]
         if busy is not None and not count:
             raise busy
@@ -316,7 +316,8 @@ def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _outgoing(row: Any, marks: IdMarks | None) -> Outgoing:
-    headers, body = with_header(row.headers, qdo_id=row.id), bytes(row.body)
+    headers = with_header(row.headers, qdo_id=row.id)
+    body = bytes(memoryview(row.body))  # bytes() makes NULs of a number
     if marks is not None:
         headers = marks.marked(row.queue, headers, body)
     terms = SendOptions(dedup_key=row.id, dedup_seconds=LASTING_DEDUP_SECONDS)

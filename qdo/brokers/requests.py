@@ -27,8 +27,11 @@ from qdo.encoding import decoded_headers, is_utf8, utf8_text
 from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
 from qdo.message import NORMAL
 from qdo.queues import check_queue_name
+from qdo.text import shorten
 
 MAX_ID_CHARACTERS = 200
+MOST_TEXT = 200_000
+"""Characters of a note, an error or a traceback."""
 EXPIRED_AT_ONCE = 1000
 TAKEN_BYTES = 32 * 1024 * 1024
 """A take is complete once its bodies have this size."""
@@ -223,8 +226,8 @@ def check_request_text(subject: str, text: str | None) -> None:
 
 
 def storable_text(text: str | None) -> str | None:
-    """Return a note or error with those characters escaped: an attempt must be able to end."""
-    return None if text is None else utf8_text(text).replace("\0", "\\x00")
+    """Return a note or error that can be stored: an attempt must be able to end."""
+    return None if text is None else shorten(utf8_text(text).replace("\0", "\\x00"), MOST_TEXT)
 
 
 def refuse_connection(connection: Any) -> None:

@@ -6,6 +6,8 @@ and so does the parent of a worker that died after its session. The queues may h
 then. An owner that finds a record of an attempt that it does not know keeps it
 (`qdo.coordination.protocol.owned_queues`).
 
+If the parent has died, too, the next owners count (`QueueNode.claimed_by`).
+
 Each node is compared all the same: the version must be the one read, because a checkpoint may
 arrive late. In the worker's own session the queue must also still name the worker.
 """
@@ -166,20 +168,25 @@ def marked_node(
     name = positions.identity(position)
     if node.fault or _is_done(node, position):
         return None
+    if node.owner != in_flight.worker and any(
+        in_flight.worker in each.begun_by and positions.identity(each.position) == name
+        for each in node.failures
+    ):
+        return None  # the next owner counts the attempt, or has counted it
     progress = node.out_of_order or OutOfOrderProgress()
     others = progress.other_failures
     for at, failure in enumerate(others):
         if positions.identity(failure.position) == name:
-            rest = (*others[:at], _counted(failure, reason), *others[at + 1 :])
+            rest = (*others[:at], failure.interrupted(reason), *others[at + 1 :])
             after = replace(progress, other_failures=rest)
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
     if known is None or same or (in_flight.in_line and not positions.stable):
         known = known if same else None
-        counted = _counted(known or FailureRecord(position, 0), reason)
+        counted = (known or FailureRecord(position, 0)).interrupted(reason)
         return _unless_same(node, replace(node, failure=counted))
-    first = _counted(FailureRecord(position, 0), reason)
+    first = FailureRecord(position, 0).interrupted(reason)
     return replace(node, out_of_order=replace(progress, other_failures=(*others, first)))
 
 
@@ -190,13 +197,3 @@ def _unless_same(node: QueueNode, marked: QueueNode) -> QueueNode | None:
 def _is_done(node: QueueNode, position: int) -> bool:
     progress = node.out_of_order
     return position <= node.last or (progress is not None and progress.is_done(position))
-
-
-def _counted(failure: FailureRecord, reason: str) -> FailureRecord:
-    """Return a record with one more attempt; unchanged if an operator must decide, or did."""
-    if failure.blocked or failure.decision:
-        return failure
-    attempts = failure.attempts + 1
-    return replace(
-        failure, attempts=attempts, error=reason, crashed=True, retry_at=0.0, retry_delay=0.0
-    )

@@ -342,7 +342,7 @@ def _rewound(case: QueueCase) -> Verdict | None:
 
 def _failing(case: QueueCase) -> Verdict | None:
     marks = case.status.marks
-    if marks is None:
+    if marks is None or marks.only_begun:
         return None
     if marks.decision:
         return _decided(case, marks)

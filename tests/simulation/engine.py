@@ -205,7 +205,7 @@ class SimulatedEngine:
         self.schedule.note("%s ends %d of %r", self.worker, position, claim)
         self.checks.ended(claim, position)
         claim.done = position
-        claim.failure = marks_behind(position)
+        claim.failure = marks_behind(position, self.worker)
         if self.member is not None:
             self.member.progress(claim)
         self._continue(work, 0.0005)

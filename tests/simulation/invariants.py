@@ -28,7 +28,7 @@ from typing import Any
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import FailureRecord
+from qdo.coordination.znodes.queue_node import OWNERS_GONE, FailureRecord
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from qdo.queues import QueueFilter
 from tests.simulation.broker import SimulatedBroker
@@ -41,9 +41,9 @@ ROGUE = 2
 """The session of a rebalancer that knows no fence."""
 
 
-def marks_behind(position: int) -> FailureRecord:
-    """Return marks of the message behind one that ended, as if it had failed already."""
-    return FailureRecord(position + 10, 1 + position // 10 % 5)
+def marks_behind(position: int, worker: str = "") -> FailureRecord:
+    """Return marks of the message behind one that ended, as if it had failed, and begun again."""
+    return FailureRecord(position + 10, 1 + position // 10 % 5, begun_by=(worker,))
 
 
 class Violation(Exception):
@@ -193,8 +193,7 @@ class Checks:
             if now != last:
                 raise Violation("4", f"the claim of {queue} moved `last` from {last} to {now}")
             self.claims += 1
-            if old.get("failing") != new.get("failing"):
-                raise Violation("marks", f"the claim of {queue} changed {old.get('failing')}")
+            self._check_marks_claimed(owner, old.get("failing"), new.get("failing"))
             state.tenures.append(Tenure(queue, next_owner, entry.zxid, now))
             state.tenures[-1].marks = new.get("failing")
             return
@@ -230,6 +229,19 @@ class Checks:
             raise Violation(
                 "4", f"{tenure.queue} is released at {last}, done is up to {tenure.done}"
             )
+
+    @staticmethod
+    def _check_marks_claimed(
+        owner: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+    ) -> None:
+        """A claim counts the attempt that an owner had begun when it was gone, and no other."""
+        expected = before
+        if before is not None and owner and before["begun_by"][-1] == owner:
+            error = f"{OWNERS_GONE}{owner}"
+            expected = {**before, "attempts": before["attempts"] + 1, "error": error}
+            expected["crashed"] = True
+        if after != expected:
+            raise Violation("marks", f"the claim after {owner!r} changed {before} to {after}")
 
     @staticmethod
     def _check_marks_released(tenure: Tenure, last: int, marks: dict[str, Any] | None) -> None:

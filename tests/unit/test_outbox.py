@@ -265,6 +265,19 @@ def test_a_broker_that_is_closed_refuses_no_row(
     assert outbox.count_refused() == 0
 
 
+@pytest.mark.parametrize("change", ["body = 'text'", "body = 5", "headers = x'ff'", "id = x'ff'"])
+def test_a_row_of_other_types_stays_alone(
+    change: str, outbox: Outbox, engine: Engine, broker: Broker
+) -> None:
+    """SQLite lets an app store text as a body by SQL."""
+    put(outbox, engine, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE qdo_outbox SET {change}")
+    put(outbox, engine, 2)
+    assert outbox.relay(broker) == 2
+    assert (bodies(broker), outbox.count_refused()) == ([b"2"], 1)
+
+
 def test_a_busy_queue_delays_no_other(
     outbox: Outbox, engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,10 @@ ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
 deleted or finished; its node cannot be read or written; acknowledged writes of it have vanished;
 its node does not name the worker; the session has ended."""
 
+CAREFUL = 100
+"""How many messages behind the recorded `last` may have begun under the owner before. If there are
+more, as of jobs that take less than 2 ms, each start at least records the progress of so many."""
+
 
 class QueueState(Enum):
     READING = "reading"
@@ -75,15 +79,21 @@ class Claim:
     :ivar open: whether messages may be started, while the lease is valid.
     :ivar held: it is not open because its queue is held; it opens again when the hold ends.
     :ivar lease: the lease of the registration that made the claim, and no other.
+    :ivar former: the owner before if it was gone without a release, else "".
+    :ivar careful: how many messages are still recorded before they begin, because of such an owner.
+    :ivar suspects_until: clock time until which a message that begins may have ended that owner;
+        0 before the first one.
     :ivar ending: why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
     """
 
     __slots__ = (
         "before",
+        "careful",
         "done",
         "ending",
         "failure",
         "fence",
+        "former",
         "held",
         "lease",
         "open",
@@ -91,6 +101,7 @@ class Claim:
         "positions",
         "queue",
         "refresh",
+        "suspects_until",
         "unconfirmed",
     )
 
@@ -115,6 +126,9 @@ class Claim:
         self.open = True
         self.held = False
         self.ending = ""
+        self.former = ""
+        self.careful = 0
+        self.suspects_until = 0.0
         self.lease = lease
         self.positions = positions
         self.unconfirmed = unconfirmed
@@ -128,6 +142,11 @@ class Claim:
         return cls(
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
         )
+
+    @property
+    def whole(self) -> Claim:
+        """The claim of the whole queue."""
+        return self
 
     @property
     def over(self) -> bool:
@@ -145,6 +164,11 @@ class Claim:
     def lift(self) -> None:
         if self.held:
             self.open, self.held = True, False
+
+    def follow(self, former: str) -> None:
+        """Be careful with the first messages: one may have ended the owner before."""
+        self.former = former
+        self.careful = CAREFUL
 
     def take_over(self) -> bool:
         """Continue with the progress of the claim `before`; return whether that was farther.
@@ -240,7 +264,9 @@ class OwnedQueue:
     def has_recorded(self, done: int) -> bool:
         """Return whether the node records all messages up to a position as done."""
         positions = TIME_POSITIONS if self.claim is None else self.claim.positions
-        if self.claim is not None and not self._has_cancelled(self.claim):
+        if self.claim is not None and not (
+            self._has_cancelled(self.claim) and self._has_begun(self.claim)
+        ):
             return False
         if positions is TIME_POSITIONS:
             return self.node.last >= done
@@ -252,6 +278,14 @@ class OwnedQueue:
         if own is None or not own.cancelled:
             return True
         return recorded is not None and set(own.cancelled) <= set(recorded.cancelled)
+
+    def _has_begun(self, claim: Claim) -> bool:
+        """Return whether the node records all messages that are to begin under an open claim."""
+        if self.state is not QueueState.OWNED:
+            return True  # none begins, and an operator's change may have replaced the records
+        others = () if claim.out_of_order is None else claim.out_of_order.other_failures
+        begun = {each for each in (claim.failure, *others) if each is not None and each.begun_by}
+        return {each for each in begun if each.position > claim.done} <= set(self.node.failures)
 
     def final(self) -> QueueNode:
         """Return the node as a release leaves it."""

@@ -118,6 +118,7 @@ class OwnedQueues:
 
     def claimed(self, slot: OwnedQueue, node: QueueNode, version: int, fence: int) -> None:
         """Start from the `last` that was read with the version the claim succeeded on."""
+        former = slot.node.owner
         slot.node = node
         slot.version = version
         slot.state = QueueState.OWNED
@@ -125,6 +126,8 @@ class OwnedQueues:
         slot.take_at = float("inf")
         slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
         self._own_node.listed[slot.queue] = None
+        if former not in ("", self._worker.name):
+            slot.claim.follow(former)
         # While the outcome was in doubt the node may have been marked as deleted.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)

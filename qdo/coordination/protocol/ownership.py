@@ -299,7 +299,7 @@ class Ownership(Machine):
 
     def _claim(self, slots: list[OwnedQueue]) -> None:
         value = self._own_node.value([slot.queue for slot in slots], ())
-        ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])
+        ops = self._sets(slots, [slot.node.claimed_by(self.name) for slot in slots])
         size = len(value) + sum(len(op.path) + len(op.data) + 64 for op in ops)
         if len(value) > MAX_VALUE_BYTES or size > MAX_TRANSACTION_BYTES:
             self._queues.stop_claiming(len(slots), size)
@@ -322,7 +322,7 @@ class Ownership(Machine):
             return
         if isinstance(answer, Committed):
             for slot, version in zip(slots, answer.versions, strict=False):
-                self._queues.claimed(slot, slot.node.owned_by(self.name), version, answer.zxid)
+                self._queues.claimed(slot, slot.node.claimed_by(self.name), version, answer.zxid)
         elif isinstance(answer, Rejected):
             for index, slot in enumerate(slots):
                 if answer.refuses(index):

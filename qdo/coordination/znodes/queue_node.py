@@ -63,6 +63,9 @@ MAX_CANCELLED = 1000
 FAILURE_ERROR_CHARACTERS = 300
 """Limit of an error in a queue node: nodes of thousands of queues must stay small."""
 
+OWNERS_GONE = "its owners died or lost their sessions in its attempts: "
+"""Begins the error of a message whose attempts the next owner has counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
@@ -80,6 +83,8 @@ class FailureRecord:
     :ivar decision: the operator's decision: "", "skip" or "dead-letter".
     :ivar retry_delay: seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs
         to be longer than this, even if the clock was set.
+    :ivar begun_by: the workers that have begun its last attempts, as the last one of them recorded
+        before it began. The next owner counts these attempts, or has counted them.
     """
 
     position: int
@@ -90,10 +95,16 @@ class FailureRecord:
     blocked_since: float = 0.0
     decision: str = ""
     retry_delay: float = 0.0
+    begun_by: tuple[str, ...] = ()
 
     @property
     def blocked(self) -> bool:
         return self.blocked_since > 0
+
+    @property
+    def only_begun(self) -> bool:
+        """Whether no attempt is counted, and the message waits for nothing."""
+        return bool(self.begun_by) and not self.attempts
 
     @property
     def held(self) -> bool:
@@ -118,7 +129,26 @@ class FailureRecord:
             _moment(value.get("blocked_since")),
             decision if (decision := value.get("decision")) in DECISIONS else "",
             _moment(value.get("retry_delay")),
+            string_tuple(value.get("begun_by")),
         )
+
+    def interrupted(self, reason: str, attempts: int = 1) -> FailureRecord:
+        """Return the record with more attempts, which ended with their process or session.
+
+        It is unchanged if an operator must decide, or did.
+        """
+        if self.blocked or self.decision:
+            return self
+        error = reason[:FAILURE_ERROR_CHARACTERS]
+        return FailureRecord(self.position, self.attempts + attempts, error, crashed=True)
+
+    def left_by(self, owner: str) -> FailureRecord:
+        """Return the record after its owner was gone; count the attempts that had begun."""
+        if self.begun_by[-1:] != (owner,):
+            return self
+        before = f"{self.error}, " if self.error.startswith(OWNERS_GONE) else OWNERS_GONE
+        counted = self.interrupted(before + ", ".join(self.begun_by), len(self.begun_by))
+        return replace(counted, begun_by=self.begun_by)
 
     def dump(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -129,6 +159,8 @@ class FailureRecord:
         for name in ("crashed", "retry_at", "retry_delay", "blocked_since", "decision"):
             if getattr(self, name):
                 value[name] = getattr(self, name)
+        if self.begun_by:
+            value["begun_by"] = list(self.begun_by)
         return value
 
 
@@ -401,6 +433,19 @@ class QueueNode:
 
     def owned_by(self, worker: str) -> QueueNode:
         return replace(self, owner=worker)
+
+    def claimed_by(self, worker: str) -> QueueNode:
+        """Return the node with a new owner; count the attempts that a gone owner had begun."""
+        former = self.owner
+        node = self.owned_by(worker)
+        if former in ("", worker) or not any(each.begun_by for each in self.failures):
+            return node
+        failure = None if self.failure is None else self.failure.left_by(former)
+        above = self.out_of_order
+        if above is not None:
+            others = tuple(each.left_by(former) for each in above.other_failures)
+            above = replace(above, other_failures=others)
+        return replace(node, failure=failure, out_of_order=above)
 
     def moved_to(
         self, last: int, position: str | None = None, done: int | None = None

@@ -140,6 +140,9 @@ class Batches:
             return self._failed(turn, rows[0], batch[0], failure)
         if failure is not None:
             batch.pop()  # the next turn runs it, once all before it are done
+        if not self._resumer.may_begin(turn, batch[0].position, alone=len(batch) == 1):
+            self._fetcher.clear(slot)
+            return TurnResult.MORE
         self._positions_in_flight[slot.in_flight_index] = batch[0].position
         slot.message = message = batch[0]
         counters, began = self._counters, self._engine.clock()

@@ -274,6 +274,16 @@ class Turn:
         """Whether the queue is still owned under this claim."""
         return self.slot.claim is self.claim
 
+    def must_record(self, before: int) -> bool:
+        """Return whether to record at once that `done` has passed a position.
+
+        The job demands it, or the message was recorded when it began: it is not to seem in flight.
+        """
+        failure = self.claim.failure
+        begun = failure is not None and failure.begun_by and failure.position > before
+        moved = self.claim.done != before and self.in_force
+        return moved and bool(self.job.every_message or begun)
+
     @property
     def has_failure(self) -> bool:
         """Whether a message that failed before comes next or later."""

@@ -43,7 +43,7 @@ class LaneOwner(Protocol):
 
     def admits(self, lane: Lane) -> bool: ...
 
-    def publish(self) -> None: ...
+    def publish(self, changed: bool = False) -> None: ...
 
 
 class LanePermits:
@@ -101,6 +101,10 @@ class LaneClaim(Claim):
     def __init__(self, whole: Claim, done: int) -> None:
         self._whole = whole
         super().__init__(whole.queue, whole.fence, done, whole.lease)
+
+    @property
+    def whole(self) -> Claim:
+        return self._whole
 
     @property
     def open(self) -> bool:
@@ -241,7 +245,7 @@ class Lane:
     def settle(self) -> None:
         """Drop messages that are done, and update the queue's claim."""
         self._owner.settle(self)
-        self._owner.publish()
+        self._owner.publish(changed=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,8 +253,10 @@ class Lanes:
         """Update the claim; return whether nothing is pending."""
         return self.progress.is_finished()
 
-    def publish(self) -> None:
-        """Update the claim before it is recorded."""
+    def publish(self, changed: bool = False) -> None:
+        """Update the claim before it is recorded; `changed`: a lane's failure has changed."""
+        if changed:
+            self.progress.lane_ended()
         self.progress.publish()
 
     def discard(self) -> None:
@@ -469,13 +471,14 @@ class LaneTurns:
         if result is not None:
             return result
         rows = lane if job.gate is None else job.gate.rows(lane.slot, lane, turn.claim.fence)
-        if not job.every_message and not lane_turn.has_failure:
+        if not (job.every_message or lane_turn.has_failure or turn.claim.careful):
             return self._rows.run_rows(lane_turn, rows, until, 1)
         row = next(rows, None)
         if row is None:  # the broker took back the lane's messages
             return TurnResult.MORE
-        result = self._rows.run_one(lane_turn, row, until)
-        if job.every_message and result is TurnResult.MORE and lane_turn.in_force:
+        before = lane.claim.done
+        result = self._rows.run_one(lane_turn, row, until, lane.settle)
+        if lane_turn.must_record(before):
             lane.settle()
             turn.member.record(turn.claim)
         return result

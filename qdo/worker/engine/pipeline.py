@@ -96,6 +96,8 @@ class Pipeline:
         self._fetcher.begin(slot)
         turn = self._start(slot, member, claim)
         result = turn if isinstance(turn, TurnResult) else self._run(turn)
+        if result is TurnResult.TIP and slot.subscription is None:
+            claim.careful = 0  # the owner before had begun none of the later messages
         self._fetcher.rest(slot)
         if slot.grant is not None:
             self.limits.leave(slot)
@@ -182,7 +184,7 @@ class Pipeline:
         claim = turn.claim
         before = claim.done
         result = self._batches.process(turn)
-        if turn.job.every_message and claim.done != before and turn.in_force:
+        if turn.must_record(before):
             turn.member.record(claim)
         return result
 
@@ -201,7 +203,7 @@ class Pipeline:
         slot.unreturned = slot.unstarted = 0
         waiting = length_hint(rows)
         try:
-            if turn.job.every_message or turn.has_failure:
+            if turn.job.every_message or turn.has_failure or claim.careful:
                 return self._rows.run_checked(turn, rows, until)
             return self._rows.run_rows(turn, rows, until, 1)
         finally:

@@ -7,6 +7,7 @@ decodes and calls (`bench/throughput_profile.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 
 import ujson
@@ -122,26 +123,32 @@ class RowRunner:
         for row in rows:
             before = claim.done
             result = self.run_one(turn, row, until)
-            if job.every_message and claim.done != before and turn.in_force:
+            if turn.must_record(before):
                 turn.member.record(claim)
             over = not claim.open or self._engine.clock() >= until
-            if result is not TurnResult.MORE or over:
+            if result is not TurnResult.MORE or over or claim.out_of_order is not None:
                 break
             if not (job.every_message or turn.has_failure):
                 break
         return result
 
-    def run_one(self, turn: Turn, row: Row, until: float) -> TurnResult:
-        """Run one row, after handling its recorded failure."""
+    def run_one(
+        self, turn: Turn, row: Row, until: float, settle: Callable[[], None] = lambda: None
+    ) -> TurnResult:
+        """Run one row, after handling its recorded failure; `settle` updates the queue's claim."""
         failure = turn.claim.failure
+        result = None
         attempt = 1
         if failure is not None and failure.position == row[0]:
             result = self._resumer.resume(turn, row, failure)
-            if result is not None:
-                turn.slot.unstarted += 1
-                self._counters.attempts -= 1  # the job did not run
-                return result
             attempt = failure.attempts + 1
+        if result is None and not self._resumer.may_begin(turn, row[0], settle):
+            self._engine.fetcher.clear(turn.slot)
+            result = TurnResult.MORE
+        if result is not None:
+            turn.slot.unstarted += 1
+            self._counters.attempts -= 1  # the job did not run
+            return result
         return self.run_rows(turn, iter((row,)), until, attempt)
 
 

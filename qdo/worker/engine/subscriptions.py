@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from qdo.brokers.base import Broker, Subscription
 from qdo.coordination.protocol.claims import Claim
@@ -127,6 +128,8 @@ def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
 
 
 OPERATOR_REASON = "an operator decided so"
+SUSPECT_SECONDS = 1.0
+"""What the owner before has run since its last checkpoint usually runs again in this time."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +176,39 @@ class FailureResumer:
             failure.error,
         )
         return self._outcomes.wait(slot, delay)
+
+    def may_begin(
+        self,
+        turn: Turn,
+        position: int,
+        settle: Callable[[], None] = lambda: None,
+        *,
+        alone: bool = True,
+    ) -> bool:
+        """Record that a message begins if it may have ended an owner; return whether it may begin.
+
+        If this owner is gone without a count, the next one counts the attempt when it claims the
+        queue (`QueueNode.claimed_by`). It counts two for a message that the owner before this one
+        has probably begun, too.
+
+        :param settle: updates the queue's claim from that of a lane.
+        :param alone: whether no other message is passed to the job with it.
+        """
+        claim = turn.claim
+        whole = claim.whole
+        known = claim.failure if claim.failure and claim.failure.position == position else None
+        if turn.job.pool or not (whole.careful or (known is not None and known.crashed)):
+            return True
+        whole.careful = max(0, whole.careful - 1)
+        now = self._engine.clock()
+        name = turn.member.name
+        whole.suspects_until = whole.suspects_until or now + SUSPECT_SECONDS
+        suspected = whole.former and now < whole.suspects_until and known is None and alone
+        begun_by = (whole.former, name) if suspected else (name,)
+        claim.add_failure(replace(known or FailureRecord(position, 0), begun_by=begun_by))
+        settle()
+        turn.member.record(whole)
+        return claim.open and self._engine.clock() < claim.lease.until
 
     def _apply_decision(self, turn: Turn, row: Row, failure: FailureRecord) -> TurnResult:
         """Skip or dead-letter a message, as an operator decided."""

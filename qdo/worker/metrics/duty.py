@@ -119,7 +119,7 @@ def state_of(slot: Slot) -> str:
     if slot.state is SlotState.PAUSED:
         return "lease-expired"
     failure = claim.failure
-    if failure is not None and failure.position > claim.done:
+    if failure is not None and failure.position > claim.done and not failure.only_begun:
         return "blocked" if failure.blocked else "failing"
     if slot.broker_failures:
         return "unreadable"

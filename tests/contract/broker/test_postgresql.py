@@ -62,6 +62,10 @@ def test_the_number_of_queues_is_limited(broker: Broker) -> None:
     assert broker.catalog.names() == ["a", "c"]
 
 
+UNBOUND = "ALTER TABLE qdo.{} DROP CONSTRAINT bounds"
+"""Lets a row in as if an earlier format had."""
+
+
 @pytest.mark.parametrize("largest", [0, -5, 2**31 - 1])
 def test_a_wrong_size_of_the_largest_body_stops_no_queue(
     broker: Broker, postgresql_url: str, largest: int
@@ -69,6 +73,7 @@ def test_a_wrong_size_of_the_largest_body_stops_no_queue(
     """It is a hint for the number of rows in a fetch, and an administrator may change the row."""
     broker.send_many([Outgoing(name, b"1") for name in ("a", "b", "b")])
     with psycopg.connect(postgresql_url) as connection:
+        connection.execute(UNBOUND.format("queues").encode())
         connection.execute("UPDATE qdo.queues SET largest = %s WHERE name = 'a'", [largest])
     readers = [broker.reader(name, 0) for name in ("a", "b")]
     assert [len(reader.fetch(10)) for reader in readers] == [1, 2]
@@ -80,6 +85,7 @@ def test_a_wrong_size_of_the_largest_body_stops_no_queue(
 def test_times_of_dead_letters_have_dates(broker: Broker, postgresql_url: str) -> None:
     """A worker in another language may write any number."""
     with psycopg.connect(postgresql_url) as connection:
+        connection.execute(UNBOUND.format("dead_letters").encode())
         for number, at in enumerate(("NaN", "Infinity", "-Infinity", "1e308", "-1"), start=1):
             connection.execute(
                 "SELECT qdo.bury('app', 'q', %s, ''::bytea, NULL, NULL, '', '', 1, '', 1, %s)",
@@ -339,6 +345,8 @@ def test_grants_name_the_role_as_it_is() -> None:
     """Unquoted, the rights of Bob would go to bob, and those of public to everyone."""
     for role in ("Bob", 'a"; DROP TABLE x'):
         quoted = '"' + role.replace('"', '""') + '"'
-        assert all(each.endswith(f" TO {quoted}") for each in grants("qdo", role, "sender"))
+        *given, idle = grants("qdo", role, "sender")
+        assert all(each.endswith(f" TO {quoted}") for each in given)
+        assert f"('{quoted}')" in idle
     with pytest.raises(UsageError):
         grants("qdo", "public", "sender")

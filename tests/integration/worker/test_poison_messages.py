@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from qdo.ops.decisions import OperatorDecision, decide
 from tests.support.app_runs import AppRuns
+from tests.support.cli import QDO, command
 from tests.support.processes import Proc, wait_until
 
 APP = """
@@ -32,6 +34,12 @@ def job(message, context):
     out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
     if message.body == "poison":
         os._exit(1)
+    if message.body == "bomb":  # as the kernel ends a container that has no memory left
+        parent = os.getppid()
+        with open(f"/proc/{{parent}}/task/{{parent}}/children") as children:
+            workers = set(map(int, children.read().split())) - {{os.getpid()}}
+        for pid in (parent, *workers, os.getpid()):
+            os.kill(pid, 9)
     if message.body == "mean":
         raise ValueError("no")
     if message.body == "slow":
@@ -82,6 +90,34 @@ def test_a_poison_message_is_ended_by_its_policy(stage: PoisonSetup, then: str) 
     wait_until(lambda: stage.node("q").failure is None, "the end of the marks")
 
 
+@pytest.mark.parametrize(
+    ("stage", "queue"),
+    [("embedded_url", "q"), ("zookeeper_url", "keys")],
+    indirect=["stage"],
+)
+def test_a_message_that_kills_its_container_is_ended(stage: PoisonSetup, queue: str) -> None:
+    """No process is left to count its attempts, so the next owners do."""
+    for key, body in (("a", "one"), ("a", "bomb"), ("a", "two"), ("b", "three")):
+        stage.app.send(queue, body, key=key)
+    send(stage, "done", "calm")
+    for _ in range(3):
+        assert stage.begin().wait() == -signal.SIGKILL
+        end_sessions(stage)
+    stage.begin()
+    wait_until(lambda: ("two", 1) in stage.runs(queue), "the message behind it")
+    runs = stage.runs(queue) + stage.runs("done")
+    assert [attempt for body, attempt in runs if body == "bomb"] == [1, 1, 3]
+    assert {attempt for body, attempt in runs if body != "bomb"} == {1}
+    assert {body for body, _ in runs} == {"one", "bomb", "two", "three", "calm"}
+    environment = {"QDO_BROKER": stage.broker_url, "QDO_COORDINATOR": stage.coordinator}
+    listed = command(
+        *QDO, "dead-letters", "--app", "poison", "-o", "json", cwd=stage.folder, env=environment
+    )
+    (letter,) = json.loads(listed.out)["items"]
+    assert (letter["queue"], letter["attempts"]) == (queue, 3)
+    assert len(re.findall(r"worker-\d+", letter["error"])) == 3
+
+
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_poison_message_blocks_until_an_operator_decides(
     stage: PoisonSetup, verdict: OperatorDecision
@@ -130,6 +166,13 @@ def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     wait_until(lambda: {("a", 1), ("c", 1)} <= set(stage.runs("keys")), "the others go on")
     wait_until(lambda: stage.node("keys").failure is None, "the end of the marks")
     assert [each.position for each in stage.broker.dead_letters.records("keys")] == [second]
+
+
+def end_sessions(stage: PoisonSetup) -> None:
+    """Delete what the sessions of dead workers hold, as the coordinator does in the end."""
+    for folder in (stage.layout.workers, stage.layout.election):
+        for name in stage.client.get_children(folder):
+            stage.client.delete(f"{folder}/{name}")
 
 
 def blocking(stage: PoisonSetup, queue: str) -> list[int]:

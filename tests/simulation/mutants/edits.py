@@ -82,9 +82,20 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])",
-                "ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])\n"
+                "ops = self._sets(slots, [slot.node.claimed_by(self.name) for slot in slots])",
+                "ops = self._sets(slots, [slot.node.claimed_by(self.name) for slot in slots])\n"
                 "        ops = [SetOp(op.path, op.data, -1) for op in ops]",
+            ),
+        ),
+    ),
+    Mutant(
+        "claim: attempts of a gone owner",
+        "marks",
+        (
+            _edit(
+                "ownership",
+                "ops = self._sets(slots, [slot.node.claimed_by(self.name) for slot in slots])",
+                "ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])",
             ),
         ),
     ),

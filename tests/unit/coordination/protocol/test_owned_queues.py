@@ -14,7 +14,7 @@ from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.protocol.owned_queues import Recovery
 from qdo.coordination.protocol.ownership import Ownership
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.positions import TIME_POSITIONS
 
 LAYOUT = Layout.of("app")
@@ -70,3 +70,11 @@ def test_a_claim_is_recorded_up_to_what_is_done() -> None:
     for done, is_recorded in ((4, True), (5, False)):
         slot.claim.done = done
         assert Ownership.recorded(ownership, slot.claim) is is_recorded
+    slot.claim.done = 4
+    slot.claim.failure = FailureRecord(5, 0, begun_by=("w1",))
+    assert not Ownership.recorded(ownership, slot.claim)
+    slot.state = QueueState.RELEASING
+    assert Ownership.recorded(ownership, slot.claim)
+    slot.state = QueueState.OWNED
+    slot.node = slot.progressed()
+    assert Ownership.recorded(ownership, slot.claim)

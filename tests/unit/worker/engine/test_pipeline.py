@@ -880,3 +880,40 @@ def test_a_subscription_knows_the_messages_in_flight() -> None:
     stile.act = act
     stile.turns()
     assert told[0] == [make_position(60, 0, 1), make_position(61, 0, 2)]
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+@pytest.mark.parametrize("former", ["worker-9", ""])
+def test_starts_after_a_gone_owner_are_recorded(order: Order, former: str) -> None:
+    """Any of them may have ended it; after the tip, and after a release, none is recorded."""
+    stile = Turnstile(order=order)
+    if former:
+        stile.claim.follow(former)
+    begun: list[tuple[str, ...] | None] = []
+
+    def note(message: Message) -> None:
+        failure = stile.claim.failure
+        recorded = stile.member.events[-1:] == [("record", "q")] and failure is not None
+        begun.append(failure.begun_by if recorded and failure is not None else None)
+        stile.now += 0.6
+
+    stile.act = note
+    stile.broker.put("q", b"1", b"2", b"3")
+    stile.turns()
+    stile.slot.state = SlotState.IDLE
+    stile.broker.put("q", b"4")
+    stile.turns()
+    name = stile.member.name
+    suspected = [(former, name), (former, name), (name,)] if former else [None] * 3
+    assert begun == [*suspected, None]
+    assert {each.attempt for each in stile.messages} == {1}
+    assert stile.member.recorded["q"] == 4
+
+
+def test_a_message_does_not_begin_once_its_claim_is_over(stile: Turnstile) -> None:
+    """The claim may end while its start is being recorded: the next owner counts nothing then."""
+    stile.claim.follow("worker-9")
+    stile.broker.put("q", b"1", b"2")
+    stile.member.record = lambda *_: stile.claim.close()  # type: ignore[method-assign,assignment]
+    assert stile.turn() is TurnResult.MORE
+    assert (stile.seen, stile.claim.done, stile.pipeline.counters.attempts) == ([], 0, 0)

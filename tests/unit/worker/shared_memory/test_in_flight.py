@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -205,6 +206,48 @@ def test_two_messages_that_kill_keep_their_counts() -> None:
     assert first is not None
     assert first.failure == FailureRecord(45, 3, "it died", crashed=True)
     assert first.out_of_order == node.out_of_order
+
+
+BEGUN = FailureRecord(50, 1, "it died", crashed=True, begun_by=("worker-1",))
+
+
+@pytest.mark.parametrize(
+    ("owner", "failure", "attempts"),
+    [
+        ("worker-1", BEGUN, 2),
+        ("worker-1", FailureRecord(50, 0, begun_by=("worker-0", "worker-1")), 2),
+        ("worker-1", FailureRecord(50, 1), 1),  # it waited for its next attempt
+        ("worker-2", BEGUN, 1),  # the owner began nothing
+        ("", BEGUN, 1),  # it released the queue
+        ("worker-1", replace(BEGUN, blocked_since=1.0), 1),
+        ("worker-1", replace(BEGUN, decision="skip"), 1),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_claim_counts_what_a_gone_owner_had_begun(
+    owner: str, failure: FailureRecord, attempts: int, is_first: bool
+) -> None:
+    """It counts each attempt once: neither a later owner nor the worker itself counts it again."""
+    node = QueueNode(last=40, owner=owner, failure=failure)
+    if not is_first:
+        above = OutOfOrderProgress((), (failure,))
+        node = QueueNode(last=40, owner=owner, failure=FailureRecord(45, 3), out_of_order=above)
+    for worker in ("worker-3", "worker-4"):
+        node = QueueNode.parse(node.encode()).claimed_by(worker)
+        assert node.owner == worker
+        assert node.failures[-1].attempts == attempts
+        assert is_first or node.failure == FailureRecord(45, 3)
+    counted = attempts > failure.attempts
+    assert all(each in node.failures[-1].error for each in failure.begun_by) or not counted
+    for worker in failure.begun_by:
+        assert marked_node(node, InFlight("q", worker, 50), "it died") is None
+
+
+def test_a_claim_counts_nothing_that_a_parent_counted() -> None:
+    node = QueueNode(last=40, owner="worker-1", failure=BEGUN)
+    marked = marked_node(node, IN_FLIGHT, "killed")
+    assert marked is not None
+    assert marked.claimed_by("worker-2").failure == FailureRecord(50, 2, "killed", crashed=True)
 
 
 SEVERAL = InFlight("q", "worker-1", 50, in_line=False)
