@@ -137,7 +137,6 @@ class NotificationListener:
         self._next_xid = NOTHING_NEW
         self._bound = LookBound()
         self._marked = self._tidied = 0.0
-        self._tidy_since = 0
         self._running: list[int] = []
         self._server_start: str | None = None
         self._last_position = self._log_end = 0
