@@ -821,7 +821,8 @@ BEGIN
     UPDATE {schema}.requests AS held SET mark = of_mark
         WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
             AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
-                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked END;
+                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked
+                    AND coalesce(held.mark, '{"paused"') LIKE '{"paused"%' END;
     RETURN FOUND;
 END
 $$;

@@ -394,6 +394,9 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
         return SchemaMissingError(server=server, schema=address.schema)
     if isinstance(error, errors.InsufficientPrivilege):
         return _rights_error(address, reason, role)
+    if isinstance(error, errors.DuplicatePreparedStatement | errors.InvalidSqlStatementName):
+        reason = f"a pooler in transaction mode is between ({reason}); add pooler=transaction to"
+        return PostgresqlUnsuitableError(server=server, reason=f"{reason} the broker's address")
     if error.sqlstate is None:
         return _login_error(address, error, reason)
     if _REACH.match(error.sqlstate):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.soak.attacks import AttackedFleet, attacked_fleet
 from tests.soak.hostile_nodes import TOUCHED, attacks
+from tests.support.postgresql.schema import prepared
 
 STANDING = ("queue: deep", "queue: many objects")
 """Attacks that stop a queue."""
@@ -29,10 +30,12 @@ OTHERS = (
 CONTENTS = "content: every kind"
 
 
-@pytest.fixture(params=["embedded", "zookeeper"])
+@pytest.fixture(params=["embedded", "zookeeper", "postgresql"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AttackedFleet]:
     """A fleet that processes messages."""
     url = str(request.getfixturevalue(f"{request.param}_url"))
+    if request.param == "postgresql":
+        prepared(url)
     with attacked_fleet(tmp_path, url) as fleet:
         yield fleet
 

@@ -26,6 +26,7 @@ from qdo.errors import QdoError, SettingsError, UsageError
 from qdo.positions import position_now
 from qdo.postgresql.schema import PARTITION_SECONDS
 from tests.support.brokers import rows
+from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 from tests.support.processes import wait_until
@@ -40,6 +41,26 @@ def refused(url: str, kind: type[QdoError], exit_code: int) -> QdoError:
     assert caught.value.exit_code == exit_code
     assert "\n" not in str(caught.value)
     return caught.value
+
+
+def test_a_pooler_that_the_address_does_not_name(postgresql: PostgresqlDatabase) -> None:
+    """Its clients share a connection of the server, and the statements that each prepares."""
+    prepared(postgresql.url())
+    with contextlib.ExitStack() as stack:
+        pooler = PgBouncer(postgresql.server, settings={"default_pool_size": "1"})
+        stack.callback(pooler.close)
+        pooler.start()
+
+        def use() -> None:
+            opened = [open_broker(pooler.address.url(postgresql.name), "app") for _ in range(2)]
+            for each in opened:
+                stack.callback(each.close)
+            for each in opened * 5:
+                each.send(Outgoing("a", b"1"))
+
+        with pytest.raises(PostgresqlUnsuitableError) as raised:
+            use()
+        assert "pooler=transaction" in raised.value.details["reason"]
 
 
 # --- logins and addresses -----------------------------------------------------------
