@@ -120,10 +120,7 @@ class StrangeFleet(AppRuns):
         self._parents = [self.start(SOURCE) for _ in range(WORKERS)]
         self._sender.start()
         wait_until(lambda: set(KINDS) <= {kind for _, kind in self._starts()}, "work", 60.0)
-        self._processes = self._children()
-
-    def _children(self) -> list[list[int]]:
-        return [children(each.pid) for each in self._parents]
+        self._processes = [children(each.pid) for each in self._parents]
 
     def _starts(self) -> list[tuple[float, str]]:
         """Return when each piece of work started, and its kind."""
@@ -145,9 +142,10 @@ class StrangeFleet(AppRuns):
         calm = self._pauses(time.monotonic(), CALM_SECONDS)
         most = PAUSE_SECONDS + statistics.median(pause for pause, _ in calm.values())
         begin = time.monotonic()
-        times: dict[str, float] = {}
+        times = {}
         for name, row in rows.items():
-            row.put()
+            with contextlib.suppress(psycopg.errors.CheckViolation):  # refused at the door
+                row.put()
             times[name] = time.monotonic()
         found = self._unlisted(dict(rows))
         for kind, (pause, since) in self._pauses(begin, AFTER_SECONDS).items():
@@ -184,7 +182,7 @@ class StrangeFleet(AppRuns):
 
     def finish(self) -> list[str]:
         """Stop the workers; return what is wrong with their processes."""
-        now = self._children()
+        now = [children(each.pid) for each in self._parents]
         for parent in self._parents:
             parent.send(signal.SIGTERM)
         codes = [parent.wait(40.0) for parent in self._parents]
