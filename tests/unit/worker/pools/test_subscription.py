@@ -258,10 +258,6 @@ def ask_with(pool: PoolSetup, reply: Any) -> Any:
     return pool.app.handle("1")
 
 
-def no_headers() -> dict[str, str]:
-    raise LookupError("no tenant here")
-
-
 HOSTILE = {
     "tag": ({"then": "q", "tag": "x"}, "tag"),
     "name": ({"then": ["q"]}, "QueueNameError"),
