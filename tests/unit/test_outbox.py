@@ -25,8 +25,10 @@ from qdo.encoding import parsed
 from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, UsageError
 from qdo.outbox import Outbox
 from qdo.settings.vaults import marks_of
+from qdo.system.native import native_lock
 from qdo.worker.duties.leading import LOOK_SECONDS
 from qdo.worker.duties.outbox_relay import POLL_SECONDS, RETRY_SECONDS, Relay
+from tests.support.engine import until
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
@@ -412,6 +414,38 @@ def test_an_outbox_that_fails_does_not_hold_up_another(
     assert relay.step(member) == RETRY_SECONDS
     assert not relay.quiet
     assert bodies(broker) == [b"1"]
+
+
+def test_an_outbox_that_hangs_does_not_hold_up_another(
+    outbox: Outbox,
+    engine: Engine,
+    broker: Broker,
+    member: FakeMember,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is relayed once its database answers."""
+    hanging = Outbox(App("shop"), engine, table="hanging")
+    with engine.begin() as connection:
+        hanging.create(connection)
+    answers = native_lock()
+    answers.acquire()
+    relay_hanging = hanging.relay
+
+    def hang(broker: Broker) -> int:
+        answers.acquire()
+        return relay_hanging(broker)
+
+    monkeypatch.setattr(hanging, "relay", hang)
+    relay = Relay([hanging, outbox], broker)
+    put(hanging, engine, 1)
+    for body in (2, 3):
+        put(outbox, engine, body)
+        assert relay.step(member) == 0.0
+    assert not relay.quiet
+    assert bodies(broker) == [b"2", b"3"]
+    answers.release()
+    until(lambda: relay.step(member) == 0.0)
+    assert bodies(broker) == [b"2", b"3", b"1"]
 
 
 def test_the_relay_proves_ids_where_others_may_send(

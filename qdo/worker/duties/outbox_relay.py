@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import gevent
 
@@ -54,6 +55,8 @@ class Relay(LeaderDuty):
         self._broker = broker
         self.quiet = False
         self._count_at = 0.0
+        self._running: dict[int, Any] = {}
+        """The relays whose databases have not answered yet, by the numbers of their outboxes."""
         self.refused: dict[str, int] = {}
         """The refused rows by table; only of the leader."""
 
@@ -63,14 +66,19 @@ class Relay(LeaderDuty):
         self.refused = {}
 
     def lead(self, member: Member) -> float:
-        """Relay all rows there are."""
-        pool = gevent.get_hub().threadpool
+        """Relay all rows there are; a database that does not answer delays only its own."""
+        pool, running = gevent.get_hub().threadpool, self._running
         counts = clock() >= self._count_at
-        results = [pool.apply(self._relay, (outbox, counts)) for outbox in self._outboxes]
+        for number, outbox in enumerate(self._outboxes):
+            if number not in running:
+                running[number] = pool.spawn(self._relay, outbox, counts)
+        gevent.wait([*running.values()], timeout=POLL_SECONDS)
+        over = [number for number, relay in running.items() if relay.ready()]
+        results = [running.pop(number).get() for number in over]
         self._count_at = clock() + COUNT_SECONDS if counts else self._count_at
         member.leader.refused_rows = self.refused
         moved = sum(count for count in results if count is not None)
-        self.quiet = not moved and None not in results
+        self.quiet = not (moved or None in results or running)
         if moved:
             _log.debug("relayed %s from the outbox", pluralize(moved, "message"))
             return 0.0
