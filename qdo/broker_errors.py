@@ -162,3 +162,9 @@ class SchemaMissingError(UsageError):
 class SchemaNewerError(DatabaseError):
     """schema {schema} in database {path} has format {found}, but this version of qdo supports
     formats up to {known}; upgrade qdo"""
+
+
+class UnusableBrokerError(UsageError):
+    """{reason}"""
+
+    kind = FailureKind.UNREACHABLE

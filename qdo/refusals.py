@@ -56,7 +56,7 @@ def failure_kind(error: BaseException) -> FailureKind:
     if isinstance(state, str):
         return sqlstate_kind(state)
     names = {each.__name__ for each in type(error).__mro__}
-    if isinstance(error, OSError) or names & _UNREACHABLE_CLASSES:
+    if isinstance(error, OSError | MemoryError) or names & _UNREACHABLE_CLASSES:
         return FailureKind.UNREACHABLE
     return FailureKind.REFUSED
 

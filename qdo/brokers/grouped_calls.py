@@ -13,7 +13,7 @@ import queue
 import sys
 from typing import Any, Generic, TypeVar
 
-from qdo.errors import UsageError
+from qdo.broker_errors import UnusableBrokerError
 from qdo.system.native import (
     LoopSignal,
     Settable,
@@ -109,24 +109,24 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     def _put(self, call: GroupedCall[W]) -> None:
         if self._pid != os.getpid():
-            raise UsageError(
+            raise UnusableBrokerError(
                 reason="this broker was opened before the process forked; open a broker in each"
                 " process"
             )
         if self._ident == _get_ident():
-            raise UsageError(
+            raise UnusableBrokerError(
                 reason="cannot wait for the broker on its own thread: Python ran a `__del__` there;"
                 " let it put the message into a queue.SimpleQueue, and send it from a thread of"
                 " your own"
             )
         if sys.is_finalizing():
-            raise UsageError(
+            raise UnusableBrokerError(
                 reason="cannot use the broker while the interpreter exits: its threads have ended;"
                 " send earlier, such as in a function of atexit"
             )
         with self._closing:
             if self._closed:
-                raise UsageError(reason="this broker is closed; open a new one")
+                raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
             self._begun += 1
             self._calls.put(call)
 

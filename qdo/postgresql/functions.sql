@@ -634,6 +634,7 @@ $$;
 -- well, and each search would read them again. So a search begins behind the number up to which the
 -- last one has looked, for each priority, and at owned ones that were taken since. A whole search
 -- finds what came back since, or was committed late; `spent` is its duration if it has read much.
+-- A request whose body is NULL, which only SQL can store, is taken with an empty one, and fails.
 CREATE OR REPLACE FUNCTION {schema}.take_requests(
     of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint,
     since float8, passed bigint[], is_whole boolean
@@ -671,7 +672,10 @@ BEGIN
         ) AS found LIMIT places
     ), sized AS (
         SELECT *, sum(size) OVER (ORDER BY priority, number) - size < most_bytes AS fits
-        FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
+        FROM (
+            SELECT id, priority, number, coalesce(size, 0) AS size
+            FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
+        ) AS found
     )
     SELECT array_agg(id) FILTER (WHERE fits),
         max(ARRAY[priority, number]) FILTER (WHERE fits AND priority >= 0),
@@ -686,8 +690,8 @@ BEGIN
             WHERE app = of_app AND id = ANY (chosen)
             RETURNING held.*
         )
-        SELECT id, take, priority, failed, crashed, error, asked, reply, headers, body, NULL,
-            NULL::float8, NULL::float8, NULL::bigint[], NULL::float8
+        SELECT id, take, priority, failed, crashed, error, asked, reply, headers,
+            coalesce(body, ''), NULL, NULL::float8, NULL::float8, NULL::bigint[], NULL::float8
         FROM taken ORDER BY priority, number;
     END IF;
     RETURN QUERY
@@ -817,7 +821,8 @@ BEGIN
     UPDATE {schema}.requests AS held SET mark = of_mark
         WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
             AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
-                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked END;
+                ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked
+                    AND coalesce(held.mark, '{"paused"') LIKE '{"paused"%' END;
     RETURN FOUND;
 END
 $$;

@@ -18,6 +18,7 @@ from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
 from qdo.sending.replies import end_request, reply_messages, sealed, until_answered
 from qdo.system.clock import clock
+from qdo.system.processes import SIGN
 from qdo.text import describe
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class Request(Message):
                 return mark["resume"]
             if found.state == RUNNING:  # an earlier note came late: its answer was lost
                 self._note(PAUSED, note[:MOST_NOTE])
-            if self.stopping:
+            # A lapse of the lease ends nothing: a request that was lost has a new take.
+            if SIGN.draining() or (self.stopping and SIGN.leased()):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
 

@@ -196,7 +196,11 @@ class StopFlag:
 
     def raised(self) -> bool:
         """Return whether the worker of this process is draining, or has lost its lease."""
-        return self._page[0] != 0 or not self.leased()
+        return self.draining() or not self.leased()
+
+    def draining(self) -> bool:
+        """Return whether the worker of this process is draining."""
+        return self._page[0] != 0
 
     def leased(self) -> bool:
         """Return whether the worker's lease is valid; True in a process without a worker."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 
+from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import (
     Broker,
     Capabilities,
@@ -36,7 +37,7 @@ from qdo.brokers.dead_letters import (
 from qdo.brokers.outgoing import check_text
 from qdo.brokers.streams import StreamShard
 from qdo.encoding import ID, MAX_STORED_BODY_BYTES, parsed, utf8_text, with_header
-from qdo.errors import MessageTooLargeError, QdoError, UsageError
+from qdo.errors import MessageTooLargeError, QdoError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
 from qdo.testing.memory_requests import MemoryRequests, RequestContents
@@ -205,7 +206,7 @@ class MemoryBroker(Broker):
         check_messages(messages)
         messages = [self._contents.routed(message) for message in messages]
         if self._closed:
-            raise UsageError(reason="this broker is closed: open a new one to send")
+            raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
         stored: list[str] = []
         now = self._store.clock()
         ids = [self._send(message, now, stored) for message in messages]

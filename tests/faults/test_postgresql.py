@@ -18,6 +18,7 @@ from qdo.broker_errors import PostgresqlUnansweredError, PostgresqlUnreachableEr
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.registry import open_broker
+from qdo.coordination.sql.postgresql_store import PostgresqlStore
 from qdo.errors import UnreachableError
 from qdo.postgresql import session
 from qdo.postgresql.url import postgresql_address
@@ -352,6 +353,28 @@ def test_a_commit_beside_one_that_notifies_is_noticed(
 
 
 # --- a frozen server ----------------------------------------------------------------
+
+
+def test_another_server_of_the_coordinator_outdates_connections(
+    database: PostgresqlDatabase,
+) -> None:
+    """The address leads there as before, for instance to a host that has moved."""
+    address = postgresql_address(database.url())
+
+    def process(connection: session.PostgresqlConnection) -> int:
+        return connection.info.backend_pid
+
+    with contextlib.closing(session.PostgresqlSession(address)) as idle:
+        PostgresqlStore(address, 2.0).close()
+        first = idle.run(process)
+        PostgresqlStore(address, 2.0).close()
+        assert idle.run(process) == first
+        with database.connect() as owner:
+            owner.execute("CREATE TABLE qdo.restored AS TABLE qdo.tree")
+            owner.execute("DROP TABLE qdo.tree")
+            owner.execute("ALTER TABLE qdo.restored RENAME TO tree")
+        PostgresqlStore(address, 2.0).close()
+        assert idle.run(process) != first
 
 
 def test_a_process_leaves_a_silent_server_with_all_connections(

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from qdo import App, Message
 from qdo import outbox as outbox_module
-from qdo.broker_errors import PostgresqlBusyError
+from qdo.broker_errors import PostgresqlBusyError, UnusableBrokerError
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed
@@ -252,6 +252,17 @@ def test_a_refused_row_stays_and_later_ones_are_sent(
     outbox.retry([refused, dropped])
     assert outbox.relay(broker) == 1
     assert ([each.id for each in stored(broker, "new")], outbox.count_refused()) == ([refused], 0)
+
+
+def test_a_broker_that_is_closed_refuses_no_row(
+    outbox: Outbox, engine: Engine, broker: Broker
+) -> None:
+    """A worker that stops closes it while the relay's thread still sends."""
+    put(outbox, engine, 1)
+    broker.close()
+    with pytest.raises(UnusableBrokerError):
+        outbox.relay(broker)
+    assert outbox.count_refused() == 0
 
 
 @pytest.mark.parametrize("change", ["body = 'text'", "body = 5", "headers = x'ff'", "id = x'ff'"])

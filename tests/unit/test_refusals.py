@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +19,8 @@ from qdo.postgresql.session import translated
 from qdo.postgresql.url import postgresql_address
 from qdo.refusals import failure_kind, send_each
 from qdo.system.sqlite import DamagedRowError, translate
+from tests.support.doc_pages import table
+from tests.support.paths import ROOT
 
 ROW, LATER, ALL = FailureKind.REFUSED, FailureKind.BUSY, FailureKind.UNREACHABLE
 ADDRESS = postgresql_address("postgresql://localhost/shop")
@@ -133,3 +138,32 @@ def test_rows_that_fail_concern_only_themselves() -> None:
     assert sent == [row for row, _ in passage.done] == [*range(len(sent))]
     assert len(sent) <= 20
     assert not passage.refused
+
+
+# --- the table of loops -----------------------------------------------------------------
+
+REPEATS = re.compile("retrying|trying again")
+CALLS = {"failure_kind", "send_each", "until_answered"}
+
+
+def repeats(path: Path) -> bool:
+    """Return whether a file logs that it retries, or asks how far a failure reaches."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
+            return True
+        values = node.args if isinstance(node, ast.Call) else [getattr(node, "value", None)]
+        texts = [each.value for each in values if isinstance(each, ast.Constant)]
+        is_text = isinstance(node, ast.Call | ast.Assign)  # in a log line, or a name for it
+        if is_text and any(REPEATS.search(each) for each in texts if isinstance(each, str)):
+            return True
+    return False
+
+
+def test_every_loop_that_repeats_is_in_the_table() -> None:
+    """A new one says there what a refused row costs."""
+    qdo = ROOT / "qdo"
+    paths = [each for each in qdo.rglob("*.py") if each.parent.name not in ("programs", "qdo")]
+    paths.append(qdo / "outbox.py")
+    found = {each.relative_to(qdo).as_posix() for each in paths if repeats(each)}
+    cells = table("developing", "loops")
+    assert {each for cell in cells for each in re.findall(r"[\w/]+\.py", cell)} == found

@@ -127,7 +127,8 @@ WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
 _MARK = """
 UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
        AND CASE WHEN :mark LIKE '{"cancel"%' THEN state IN (1, 2)
-                ELSE state = 2 AND mark IS :asked END
+                ELSE state = 2 AND mark IS :asked
+                    AND coalesce(mark, '{"paused"') LIKE '{"paused"%' END
 """
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"

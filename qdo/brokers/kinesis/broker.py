@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.base import Broker, Capabilities, Outgoing, Reader, Subscription
 from qdo.brokers.catalog import Backlog, QueueCatalog
@@ -35,7 +36,6 @@ from qdo.brokers.kinesis.sender import KinesisSender
 from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.subscription import KinesisSubscription
 from qdo.brokers.kinesis.url import KinesisAddress
-from qdo.errors import UsageError
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import position_now
 
@@ -194,7 +194,7 @@ class KinesisBroker(Broker):
     def _send(self, messages: Sequence[Outgoing]) -> list[int]:
         with self._sending_now:
             if self._stopped.is_set():
-                raise UsageError(reason="this broker is closed: open a new one to send")
+                raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
             self._senders += 1
         try:
             return self._sender.send(messages)

@@ -146,7 +146,7 @@ class PoolDuty(Duty):
             return dict.fromkeys(self._named, 0.0)  # a take would tell the same
         began = clock()
         if at_once or began >= self._look_at:
-            running = [id for own, _ in self._claims.values() for id in own.ids]
+            running = [id for own, _ in self._claims.values() for id in own.positions]
             self._found = self._store.due(member.name, running)
             spent = clock() - began
             self._look_at = began + min(LOOK_SECONDS, 10 * spent if spent > SLOW_SECONDS else 0.0)

@@ -55,6 +55,8 @@ class PoolSubscription(_Unrecorded, Subscription):
     """What one registration of a worker took of a pool, and the sink of its claim.
 
     :ivar name: of the registration.
+    :ivar positions: by id, also of requests whose end is not stored, or cannot be.
+    :ivar idle_seconds: for how long it and its pool have had no requests.
     :ivar taken: how many requests it has taken, the position of the last one.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
     :param places: returns how many requests may be taken beside a number of held ones.
@@ -82,8 +84,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._interrupt: Callable[[int], None] = lambda position: None
         self._now = now
         self._held: dict[int, tuple[TakenRequest, Row]] = {}
-        self._positions: dict[str, int] = {}
-        """Positions by id, also of requests whose end is not stored, or cannot be."""
+        self.positions: dict[str, int] = {}
         self._cancelled: dict[int, str] = {}
         self._told: set[int] = set()
         """Positions whose end, or return to the pool, this worker has stored itself."""
@@ -94,6 +95,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self.taken = 0
         self._dry = self._closed = False
         self._look_at = 0.0
+        self.idle_seconds = 0.0
         self._used_at = clock()
         self._taking = Semaphore()
         self._ends: list[Any] = []
@@ -114,7 +116,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         return _PoolReader(self, after)
 
     def at_tip(self) -> bool:
-        return self._dry and not self._positions
+        return self._dry and not self.positions
 
     def is_held(self, position: int) -> bool:
         return position in self._held and position not in self._cancelled
@@ -153,16 +155,6 @@ class PoolSubscription(_Unrecorded, Subscription):
         """Whether it holds requests."""
         return bool(self._held)
 
-    @property
-    def idle_seconds(self) -> float:
-        """For how long it and its pool have had no requests."""
-        return clock() - self._used_at
-
-    @property
-    def ids(self) -> list[str]:
-        """The ids of its requests."""
-        return list(self._positions)
-
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         self._closed = True
@@ -196,8 +188,9 @@ class PoolSubscription(_Unrecorded, Subscription):
         :param due: when the next request of the pool is due, None without any.
         :return: whether it may be taken now.
         """
-        if due is not None or self._positions:
+        if due is not None or self.positions:
             self._used_at = clock()
+        self.idle_seconds = clock() - self._used_at
         if due is None or due > self._now():
             self.next_due, self._dry = due, True
         else:
@@ -210,7 +203,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         with self._taking:
             done, self._done = self._done, {}
             try:
-                taken = self._store.take(self.name, self._pool, places, self.ids)
+                taken = self._store.take(self.name, self._pool, places, list(self.positions))
             except BaseException:
                 self._done = {**done, **self._done}
                 raise
@@ -223,7 +216,7 @@ class PoolSubscription(_Unrecorded, Subscription):
             twice, self._back = back & self._back, (self._back - done.keys()) | back
             rows = [row for each in taken.requests for row in self._received(each, twice)]
         for id, mark in taken.marks.items():
-            if id in self._positions and "cancel" in (found := decoded_headers(mark) or {}):
+            if id in self.positions and "cancel" in (found := decoded_headers(mark) or {}):
                 self._cancel(id, str(found["cancel"]))
         return rows
 
@@ -235,7 +228,7 @@ class PoolSubscription(_Unrecorded, Subscription):
             again, too; after that, the request is done.
         """
         position = self.taken = self.taken + 1
-        self._positions[request.take.id] = position
+        self.positions[request.take.id] = position
         try:
             row = self._hold(position, request)
         except Exception as error:  # noqa: BLE001 - another program wrote it
@@ -268,7 +261,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         return row
 
     def _cancel(self, id: str, reason: str) -> None:
-        position = self._positions[id]
+        position = self.positions[id]
         if self.is_held(position) and position not in self._told:
             _log.info("%s, pool %s: request %s is cancelled: %s", self.name, self._pool, id, reason)
             self._cancelled[position] = reason
@@ -323,8 +316,8 @@ class PoolSubscription(_Unrecorded, Subscription):
         return until_answered(call, f"request {request.take.id} of pool {self._pool}")
 
     def _forget(self, position: int, request: TakenRequest) -> None:
-        if self._positions.get(request.take.id) == position:
-            del self._positions[request.take.id]
+        if self.positions.get(request.take.id) == position:
+            del self.positions[request.take.id]
 
     def _spawn(self, function: Callable[..., None], *args: Any) -> None:
         self._ends = [each for each in self._ends if not each.ready()]

@@ -55,6 +55,16 @@ def bodies(broker: Broker, queue: str = "told") -> list[bytes]:
     return [row[1] for row in broker.reader(queue, 0).fetch(100)]
 
 
+def test_a_request_without_a_body_is_taken(broker: Broker, postgresql: PostgresqlDatabase) -> None:
+    """A sender may store it by SQL; the others of its pool would wait behind it forever."""
+    store = broker.requests
+    assert store.ask([new("a"), new("b")]) == [True, True]
+    with postgresql.connect() as connection:
+        connection.execute("UPDATE qdo.requests SET body = NULL WHERE id = 'a'")
+    found = store.take("worker", "p", 2, []).requests
+    assert [(each.take.id, each.content[0]) for each in found] == [("a", b""), ("b", b"1")]
+
+
 # --- transactions of apps -------------------------------------------------------------
 
 
@@ -278,6 +288,30 @@ def test_a_larger_body_than_a_worker_reads_stays(broker: Broker) -> None:
     found = broker.requests.find("a")
     assert found is not None
     assert found.content == (bytes(1001), None)
+
+
+@pytest.mark.parametrize("off", [-600, 600])
+def test_delays_count_by_the_clock_of_the_server(
+    broker: Broker, postgresql: PostgresqlDatabase, off: int
+) -> None:
+    """Whatever the clock of the worker and of the asker says."""
+    with postgresql.connect() as connection:
+        connection.execute(_CLOCK.format(off).encode())
+    store = broker.requests
+    store.ask([new("a", due=-0.3)])
+    for failed in range(2):
+        waiting = store.take("w", "p", 1, [])
+        assert waiting.requests == ()
+        assert waiting.next_due == pytest.approx(time.time(), abs=1.0)
+        found: list[Any] = []
+        wait_until(lambda: found.extend(store.take("w", "p", 1, []).requests) or found, "a take")  # noqa: B023
+        assert store.put_back(found[0].take, failed + 1, 0.3, "E")
+
+
+_CLOCK = """
+CREATE OR REPLACE FUNCTION qdo.unix_time() RETURNS float8 LANGUAGE sql AS
+    'SELECT extract(epoch FROM clock_timestamp())::float8 + {}'
+"""
 
 
 # --- formats --------------------------------------------------------------------------

@@ -344,6 +344,7 @@ def test_a_request_is_paused_and_goes_on(broker: Broker) -> None:
     asked = found(broker).mark
     assert broker.requests.mark("a", CANCEL)
     assert not broker.requests.mark("a", RESUME, asked)
+    assert not broker.requests.mark("a", RESUME, CANCEL)
     assert broker.requests.mark("a", CANCEL)
     assert broker.requests.note(held, RUNNING, None)
     assert found(broker).mark == CANCEL
@@ -359,6 +360,7 @@ def test_an_answer_is_for_one_question(broker: Broker, lose: str) -> None:
     for other in (None, "", RESUME, '{"paused": 0}'):
         assert not store.mark("a", RESUME, other)
     assert store.mark("a", RESUME, first)
+    assert not store.mark("a", RESUME, RESUME)
     if lose == "goes on":
         assert store.note(held, RUNNING, None)
     elif lose == "put back":

@@ -235,12 +235,17 @@ def test_a_running_request_is_told(app: App, cli: Run) -> None:
 
 
 def test_a_paused_request_gets_a_value(app: App, cli: Run) -> None:
-    """JSON, by default null; without a confirmation."""
+    """JSON, by default null; without a confirmation; each question gets one."""
     given: dict[tuple[str, ...], Any] = {(): None, ('{"ok": true}',): {"ok": True}, ('"x"',): "x"}
     for texts, value in given.items():
         (item,) = items(cli, "resume", "rest", *texts)
         assert item["executed"]
-        assert json.loads(record(app, "rest").mark or "") == {"resume": value}
+        found = record(app, "rest")
+        assert json.loads(found.mark or "") == {"resume": value}
+        assert cli("resume", "rest").code == 5
+        assert record(app, "rest") == found
+        for state in (RUNNING, PAUSED):
+            assert store(app).note(found.take, state, "another?")
     before = record(app, "rest")
     for text in ("x", "", "NaN", "[" * 2000):
         assert cli("resume", "rest", text).code == 2

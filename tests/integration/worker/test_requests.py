@@ -13,7 +13,7 @@ import pytest
 
 import qdo
 from qdo.brokers.requests import WAITING, RequestRecord
-from qdo.errors import RequestCancelledError
+from qdo.errors import RequestCancelledError, RequestFailedError
 from qdo.sending.requests import Handle
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.checks import Entry, read_journal
@@ -39,9 +39,10 @@ class PoolFleet:
         self.app = qdo.App("soak", broker=broker)
         self.parents: list[Proc] = []
 
-    def start(self, processes: int = 1) -> Proc:
+    def start(self, processes: int = 1, **settings: str) -> Proc:
         environment = {
             **clean_environment(),
+            **settings,
             "QDO_COORDINATOR": self.coordinator_url,
             "QDO_BROKER": self.broker_url,
             "SOAK_JOURNAL": str(self.journal),
@@ -157,6 +158,22 @@ def test_executors_return_and_cancel(fleet: PoolFleet) -> None:
             each.result(PATIENCE_SECONDS)
         assert caught.value.details["reason"] == "not needed"
         assert fleet.runs(each, "E") == []
+
+
+def test_a_refused_outcome_ends_its_request(fleet: PoolFleet) -> None:
+    """On every executor: the job is not run again, its place is free, and a stop is not held up."""
+    fleet.app.send("orders", 1)
+    parent = fleet.start(QDO_MAX_QUEUES="1")
+    body = {"kind": "quick", "seconds": 0.0}
+    refused = [fleet.app.request(pool, body, then="one-too-many") for pool in POOLS]
+    for each in refused:
+        with pytest.raises(RequestFailedError) as caught:
+            each.result(PATIENCE_SECONDS)
+        assert "QueueLimitError" in caught.value.details["reason"]
+        assert len(fleet.runs(each)) == 1
+    for pool in POOLS:
+        assert fleet.ask(pool, "quick").result(PATIENCE_SECONDS) == {"take": 1}
+    fleet.stop(parent)
 
 
 def test_a_stop_puts_requests_back(fleet: PoolFleet) -> None:

@@ -124,6 +124,6 @@ MUTANTS: Mapping[str, Sequence[Plant]] = {
     "keeps answers put back": [_edit("_PUT_BACK", "THEN mark END", "ELSE mark END")],
     "answers another question": [_edit("_MARK", "mark IS :asked", "mark LIKE '{\"paused\"%'")],
     "forgets marks given back": [_edit("_GIVE_BACK", "THEN mark END", "THEN NULL END")],
-    "resumes what is cancelled": [_edit("_MARK", "mark IS :asked", "true")],
+    "resumes what is cancelled": [_edit("_MARK", "LIKE '{\"paused\"%' END", "IS NOT NULL END")],
     "takes in order of age": [_takes_in_order_of_age],
 }

@@ -381,7 +381,7 @@ class PoolWorld:
     def _left(self) -> list[Any]:
         """Return what is not over, or still takes a place."""
         slots = [slot for host in self.hosts for slot in host.slots]
-        held = [slot.subscription._positions for slot in slots if slot.subscription._positions]
+        held = [slot.subscription.positions for slot in slots if slot.subscription.positions]
         return [*(row for row in self.store.rows.values() if row[4] != OVER), *held]
 
 

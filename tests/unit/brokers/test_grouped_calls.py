@@ -96,4 +96,4 @@ def test_a_send_while_the_interpreter_exits_is_refused(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     ended = run(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, timeout=20)
     assert ended.returncode == 0
-    assert "UsageError" in ended.stderr
+    assert "UnusableBrokerError" in ended.stderr

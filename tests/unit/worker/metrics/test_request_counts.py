@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from qdo import App
 from qdo.brokers.requests import PoolCounts
-from qdo.errors import UnreachableError
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.duty import MetricsDuty, pool_states
 from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
@@ -76,7 +75,7 @@ def test_only_the_leader_counts() -> None:
     parts: list[Any] = [SimpleNamespace() for _ in range(4)]
     duty = MetricsDuty(fake, parts[0], parts[1], fake, parts[2], parts[3], app_of("p"))
     one = {"p": PoolCounts(1, 0, 0, None)}
-    fake.answers = [one, UnreachableError(what="it", reason="gone"), one]
+    fake.answers = [one, OSError("gone"), one]
     shown = []
     for leads in (True, True, False, True):
         fake.leads = leads

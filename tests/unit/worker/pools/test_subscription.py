@@ -12,6 +12,7 @@ import qdo
 from qdo.brokers.requests import RUNNING, NewRequest, Take
 from qdo.errors import KeyMissingError, QueueLimitError, RequestCancelledError, UsageError
 from qdo.message import Message
+from qdo.system.processes import SIGN
 from tests.support.engine import until
 from tests.support.fakes.pools import Make, PoolSetup
 
@@ -146,6 +147,24 @@ def test_a_cancelled_request_in_hand_does_not_wait_for_its_turn(make: Make) -> N
     handle.cancel()
     pool.finish(1)
     assert (pool.outcome(1), pool.runs) == ("cancelled", [])
+
+
+def test_a_pause_outlasts_a_lapse_of_the_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request does not begin again, and its answers are not lost."""
+    looks: list[bool] = []
+
+    def leased() -> bool:
+        looks.append(True)
+        return len(looks) > 20
+
+    pool = make(lambda request: request.pause("sure?"))
+    (handle,) = pool.ask(1)
+    until(lambda: handle.state == "paused")
+    monkeypatch.setattr(SIGN, "leased", leased)
+    until(lambda: len(looks) > 20)
+    handle.resume("yes")
+    pool.finish(1)
+    assert (pool.outcome(1), pool.runs) == ("done", [(1, 1, 1)])
 
 
 def test_a_paused_request_that_is_cancelled_has_not_failed(
