@@ -458,7 +458,7 @@ def _send_file(
         limit = min(able.max_body_bytes, settings.max_body_bytes)
         larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
         form = replace(form, max_bytes=limit, larger=larger)
-        encrypt = partial(encrypted, settings=settings, app=app)
+        encrypt = partial(encrypted, settings=settings, app=app, stream_of=broker.stream_of)
         sender = LineSender(broker, form, source, encrypt, note)
         with _report_count(sender), _progress(stream, source) as progress:
             sender.run(chunks_of_lines(stream, limit), progress)
