@@ -347,6 +347,8 @@ def test_a_number_at_the_end_of_its_range_refuses_no_request(
     client.add_listener(states.append)
     client.create("/n")
     with postgresql.connect() as operator:
+        for table in ("sessions", "znodes", "changes"):  # rows of format 4 may be out of bounds
+            operator.execute(f"ALTER TABLE qdo.{table} DROP CONSTRAINT bounds".encode())
         operator.execute(damage.encode())
     for number in range(2):
         client.set("/n", b"%d" % number)
