@@ -426,6 +426,7 @@ def _message(
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
+    encrypted([outgoing], settings, app, str)  # without a usable key no file is created
     with _broker(settings, app, outgoing.terms) as broker:
         (outgoing,) = encrypted([outgoing], settings, app, broker.stream_of)
         print(printable(str(broker.send(outgoing))), flush=True)

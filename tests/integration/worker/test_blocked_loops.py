@@ -172,7 +172,10 @@ def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
 
 
 def test_a_session_lost_in_flight_counts_an_attempt(runs: AppRuns) -> None:
-    """Each process that runs the message is stopped until its session is lost."""
+    """Each process that runs the message is stopped until its session is lost.
+
+    The next owner begins the message before the former one is back, and the one after it counts.
+    """
     send(runs, "q", "freeze", "after")
     worker = runs.start(APP, "--processes", "3")
 
@@ -191,5 +194,5 @@ def test_a_session_lost_in_flight_counts_an_attempt(runs: AppRuns) -> None:
             wait_until(partial(has_run, number + 1), "another run")
     wait_until(lambda: "after" in ends(runs, "q"), "the message behind it")
     assert letters(runs, "q") == [(b'"freeze"', 2)]
-    assert [run for run in begins(runs, "q") if run[0] == "freeze"][-1] == ("freeze", 2)
-    worker.wait_for_line("one attempt is counted for each")
+    assert [run for run in begins(runs, "q") if run[0] == "freeze"] == [("freeze", 1)] * 2
+    worker.wait_for_line("dead letter after 2 attempts: its owners died or lost their sessions")
