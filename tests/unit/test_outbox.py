@@ -440,7 +440,7 @@ def test_an_outbox_that_hangs_does_not_hold_up_another(
     put(hanging, engine, 1)
     for body in (2, 3):
         put(outbox, engine, body)
-        assert relay.step(member) == 0.0
+        until(lambda: relay.step(member) == 0.0)  # a busy machine may need more than one look
     assert not relay.quiet
     assert bodies(broker) == [b"2", b"3"]
     answers.release()
