@@ -123,7 +123,8 @@ class ProofTable:
 
     def _add_app(self, session: SqlSession) -> None:
         """Add the column `app` to a table of an older version."""
-        table, old = self.table, [] if self._apps else self._stored_columns(session)
+        table = self.table
+        old = [] if self._apps else self._stored_columns(session)
         if not old or "app" in old:
             return
         self._changed = True
@@ -137,7 +138,8 @@ class ProofTable:
         execute(session, "SAVEPOINT qdo_app", {})
         execute(session, f"DELETE FROM {table} WHERE 0", {})  # nosec B608 # locks the file
         if "app" not in self._stored_columns(session):
-            names, new = ", ".join(old), f"{table}_with_app"
+            names = ", ".join(old)
+            new = f"{table}_with_app"
             execute(session, f"CREATE TABLE {new} {self._columns}", {})
             copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # nosec B608 # table_name checks it
             execute(session, copy, {})

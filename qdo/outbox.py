@@ -185,7 +185,9 @@ class Outbox:
         Those that the broker refuses are set aside, and count, too. Errors of the database are
         raised, and those for which the broker takes no row; the rows then stay.
         """
-        count, held, busy = 0, set[str](), None
+        count = 0
+        held = set[str]()
+        busy: Exception | None = None
         marks = marks_of(self._app.settings, self._app.name, broker.stream_of)
         while rows := self._oldest(list(held)):
             sent = send_each(

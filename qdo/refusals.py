@@ -93,7 +93,8 @@ def send_each(
 
     :param send: sends all or none, and returns a result for each. After an error, halves are sent.
     """
-    passage, waiting = Passage[Row, Result](), [list(rows)]
+    passage = Passage[Row, Result]()
+    waiting = [list(rows)]
     while waiting and passage.ended is None:
         held = {queue_of(row) for row, _ in passage.held}
         some = waiting.pop()

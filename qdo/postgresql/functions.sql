@@ -432,7 +432,7 @@ $$;
 -- Drop the partitions of which every message is hidden; return their names. Later messages are
 -- beyond the position that it reserves, but transactions that reserved theirs before may still be
 -- open: the lock waits for them, and the last look finds their messages. Only that look and the
--- drops happen under the lock, which nobody can read or write beside. The lock timeout keeps a
+-- drops happen under the lock, which excludes all readers and writers. The lock timeout keeps a
 -- transaction that uses a partition from blocking all others behind the drop.
 CREATE OR REPLACE FUNCTION {schema}.drop_partitions() RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER

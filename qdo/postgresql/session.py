@@ -122,7 +122,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
         _renewed[self.address.server] = self.made_at
 
     def _ask_others(self) -> None:
-        """Connect anew: that outdates this connection if it leads to another host."""
+        """Open another connection, which outdates this one if it leads to another host."""
         _silent[self.address.server] = self.host
         with contextlib.suppress(psycopg.Error):
             connect(self.address, self.make_poll, _LOOK_SECONDS * 4).close()

@@ -45,7 +45,8 @@ class PostgresqlStreams(StreamStore):
         ]
 
     def add(self, shards: Sequence[StreamShard]) -> None:
-        stream, parents = shards[0].stream, list(shards[0].parents)
+        stream = shards[0].stream
+        parents = list(shards[0].parents)
         if parents:  # the server finds the same names and ranges by itself
             bound = shards[0].high if len(shards) > 1 else None
             self._run("add_shards", self._app, stream, None, parents, bound, queues=parents)
