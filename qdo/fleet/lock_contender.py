@@ -11,8 +11,10 @@ A contender that gives up deletes its node, behind a barrier if its creation was
 a node of a caller that has left cannot get the lock later.
 
 The leader deletes the folder of a lock after an hour without a contender. A contender without a
-folder leaves; its caller makes the folder and another contender. Numbers then begin at 0 again,
-which is safe: the folder was empty. Fences still grow.
+folder makes it in the request before its node: a caller that made it first, and waited for the
+answer, could lose it again in between, as often as folders are deleted. Numbers then begin at 0
+again, which is safe: the folder was empty. Fences still grow. Where the folder cannot be made, the
+contender leaves; its caller makes all folders above and another contender.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from qdo.coordination.protocol.machine import (
     Children,
     ChildrenRead,
     Commit,
+    CommitError,
+    CreateOp,
     DeleteOp,
     Get,
     NodeMissing,
@@ -62,7 +66,7 @@ class LockContender(Registration):
 
     :ivar fence: grows with every holder of the lock; 0 before it is held.
     :ivar left: whether it has no node, and will have none.
-    :ivar homeless: whether it has left because the lock has no folder.
+    :ivar homeless: whether it has left because the lock has no folder, and cannot get one.
     :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
     :param id: eight hexadecimal digits that no other contender has.
     :param on_change: called when it holds the lock, when it knows the contender ahead, when it is
@@ -84,6 +88,7 @@ class LockContender(Registration):
         self.fence = 0
         self.left = False
         self.homeless = False
+        self._makes_folder = True
         self._zxid = 0
         self.ahead = b""
         self._on_change = on_change
@@ -134,8 +139,18 @@ class LockContender(Registration):
             super()._listed(answer)
 
     def _find_no_folder(self) -> None:
-        self.homeless = self._leaving = True
-        self._gone()
+        if self._leaving:
+            self._gone()
+        elif self._makes_folder:
+            self.ask(Commit((CreateOp(self._folder, b""),)), self._folder_made)
+            self._create()
+        else:
+            self.homeless = self._leaving = True
+            self._gone()
+
+    def _folder_made(self, answer: Response) -> None:
+        if isinstance(answer, Rejected):
+            self._makes_folder = answer.fault is CommitError.NODE_EXISTS
 
     # --- the order of contenders ----------------------------------------------------------
 

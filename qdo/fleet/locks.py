@@ -173,7 +173,6 @@ class CoordinatorLocks:
         self.connection = connection
         self.layout = layout
         self.permits: PermitService = CoordinatorPermits(connection, layout, limits)
-        self._folders: set[str] = set()
 
     @property
     def over(self) -> bool:
@@ -193,14 +192,11 @@ class CoordinatorLocks:
         folder = self.layout.fleet.lock(name)
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
-            if folder not in self._folders:
-                make_folder(self.connection.client, folder)
-                self._folders.add(folder)
             waiter = _Waiter(self.connection, folder, shared, self._about(reason))
             held = self._wait(waiter, name, timeout_seconds, deadline)
             if held is not None:
                 return held, waiter.release
-            self._folders.discard(folder)
+            make_folder(self.connection.client, folder)
 
     def _wait(
         self,

@@ -23,6 +23,7 @@ from qdo.coordination.protocol.machine import (
     Committed,
     Create,
     Created,
+    CreateOp,
     DeleteOp,
     Get,
     NodeMissing,
@@ -116,7 +117,7 @@ class LockClient:
 
 
 def still_contends(contender: LockContender) -> bool:
-    """Return whether it has not left, as it may do by itself only without a folder."""
+    """Return whether it has not left, as it may do by itself only if it cannot make the folder."""
     assert contender._leaving or not contender.left
     return not contender._leaving
 
@@ -131,7 +132,9 @@ class LockWorld:
         self.zxid = 0
         self.number = 0
         self.folder = False
+        self.refuses_folders = self.random.random() < 0.5
         self.deletions = 0
+        self.made_again = 0
         self.contention = self.random.choice((1.0, 0.05))
         self.ids = 0
         self.sessions = 0
@@ -179,11 +182,22 @@ class LockWorld:
         (op,) = request.ops
         if isinstance(op, CheckOp):
             return Committed(0, (-1,)) if self.folder else Rejected(0, CommitError.NO_NODE)
+        if isinstance(op, CreateOp):
+            return self.make_asked_folder()
         assert isinstance(op, DeleteOp)
         if op.path not in self.nodes:
             return Rejected(0, CommitError.NO_NODE)
         self.remove(op.path)
         return Committed(self.zxid, (-1,))
+
+    def make_asked_folder(self) -> Response:
+        if self.folder:
+            return Rejected(0, CommitError.NODE_EXISTS)
+        if self.refuses_folders:
+            return Rejected(0, CommitError.OTHER, "its ACL")
+        self.make_folder()
+        self.made_again += 1
+        return Committed(self.zxid, (0,))
 
     def remove(self, path: str) -> None:
         self.zxid += 1
@@ -200,11 +214,13 @@ class LockWorld:
                 self.remove(path)
         self.clients[self.clients.index(client)] = self.client()
 
+    def contenders(self) -> list[LockContender]:
+        return [contender for client in self.clients for contender in client.contenders]
+
     def holders(self) -> list[LockContender]:
         return [
             contender
-            for client in self.clients
-            for contender in client.contenders
+            for contender in self.contenders()
             if contender.fence and not contender.left and not contender._leaving
         ]
 
@@ -293,6 +309,8 @@ def test_holders_exclude_each_other_and_nobody_starves() -> None:
     worlds = play_many()
     assert sum(world.holds for world in worlds) > 1000
     assert sum(world.deletions for world in worlds) > 300
+    assert sum(world.made_again for world in worlds) > 20
+    assert any(each.homeless for world in worlds for each in world.contenders())
 
 
 class CreatesAgain(LockContender):
