@@ -27,7 +27,7 @@ from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
 from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
-from tests.support.marks import MARKS, add_marks, in_order
+from tests.support.marks import MARKS, add_marks, in_order, unmarked
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
 from tests.support.runs import lost_processes
@@ -195,6 +195,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that has used a server without its mark: `make check` would start the server."""
+    yield
+    if missing := unmarked(item):
+        pytest.fail(f"it needs the marks of {sorted(missing)}; see tests/support/marks.py")
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,8 +1,9 @@
 """What `make check`, `make test` and `make test-rest` run.
 
 Each item has one level. `make test` includes those of `make check`; the two others together are
-all items. Items that run once on each coordinator are divided: `make test` plays one of them,
-chosen by the name, and `make test-rest` the others. So are the many combinations of a few files.
+all items. Items that run once on each coordinator, or on each server that speaks SQS, are divided:
+`make test` plays one of them, chosen by the name, and `make test-rest` the others. So are the many
+combinations of a few files.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ LONG: dict[str, str | None] = {
     "tests/integration/deployment/": "containers and units of systemd",
     "tests/integration/dashboard/test_browser.py": "pictures of all pages in Chromium",
     "tests/live_aws/": "AWS itself, on request",
+    "tests/contract/support/test_sqs_servers.py": None,
+    "tests/contract/support/": "servers of the tests",
+    "tests/unit/support/test_forks.py": None,
+    "tests/unit/support/test_levels.py": None,
+    "tests/unit/support/": "tools of the tests",
+    "tests/unit/bench/": "benchmarks",
 }
 """Files whose items only `make test-rest` runs, with the reason, and exceptions from that. The mark
 `long` names others."""
@@ -44,7 +51,9 @@ TWINS = (
 )
 """Parameters with which a test runs on each coordinator."""
 CONTRACTS = "tests/contract/"
-"""Tests that compare coordinators: `make test` plays both."""
+"""Tests that compare coordinators: `make test` plays all."""
+AWS_TWINS = (("stub", "moto"), ("standard", "fifo"))
+"""Parameters with which a contract runs on each server of SQS, and on each kind of queue."""
 _PARTS = re.compile(r"[\[\]-]")
 
 
@@ -57,10 +66,11 @@ def long_reason(item: pytest.Item) -> str | None:
 
 
 def twin(nodeid: str) -> tuple[str, str] | None:
-    """Return an item's name without its coordinator, and the coordinator; None if it has none."""
+    """Return an item's name without what its twins differ in, and their kind; None without any."""
     name, bracket, parameters = nodeid.partition("[")
+    groups = AWS_TWINS if nodeid.startswith(CONTRACTS) else TWINS
     for each in _PARTS.split(parameters) if bracket else ():
-        for kinds in TWINS:
+        for kinds in groups:
             if each in kinds:
                 return f"{name}[{parameters.replace(each, '*', 1)}", kinds[1]
     return None
@@ -69,8 +79,8 @@ def twin(nodeid: str) -> tuple[str, str] | None:
 def reasons(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     """Return why only `make test-rest` runs an item, for each such item."""
     found = {item: reason for item in items if (reason := long_reason(item)) is not None}
-    others = other_coordinators([item.nodeid for item in items])
-    found |= dict.fromkeys((each for each in items if each.nodeid in others), "other coordinator")
+    others = other_twins([item.nodeid for item in items])
+    found |= dict.fromkeys((each for each in items if each.nodeid in others), "another twin")
     others = other_combinations(each.nodeid for each in items if each not in found)
     found |= dict.fromkeys((each for each in items if each.nodeid in others), "other combinations")
     return found
@@ -87,12 +97,11 @@ def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     return found
 
 
-def other_coordinators(nodeids: Iterable[str]) -> set[str]:
-    """Return the items whose twin on another coordinator `make test` plays instead."""
+def other_twins(nodeids: Iterable[str]) -> set[str]:
+    """Return the items whose twin on another coordinator or server `make test` plays instead."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for nodeid in nodeids:
-        found = None if nodeid.startswith(CONTRACTS) else twin(nodeid)
-        if found is not None:
+        if (found := twin(nodeid)) is not None:
             pairs.setdefault(found, []).append(nodeid)
     return {
         each

@@ -60,18 +60,8 @@ TOGETHER = {
 }
 """Files of a group run in one process: they prepare for seconds what all of their tests read, or
 each of their tests needs both cores, and six at once would exceed their time limits."""
-REQUESTED = {
-    "zookeeper": "zookeeper",
-    "zookeeper_url": "zookeeper",
-    "ensemble_url": "zookeeper",
-    "postgresql": "postgresql",
-    "postgresql_url": "postgresql",
-    "moto": "aws",
-    "stub": "aws",
-    "sqs": "aws",
-    "kinesis": "aws",
-}
-"""Parameters for which a fixture or test requests a server by `getfixturevalue`."""
+REQUESTED = ("{}", "{}_url", "{}_server", "sqs_{}")
+"""Names of the fixtures that a fixture or test requests by `getfixturevalue`, for a parameter."""
 STARTERS = {
     *("subprocess", "multiprocessing", "Popen", "fork", "Proc", "ServerProcess", "serving"),
     *("Supervisor", "ProcessExecutor", "pytester", "system"),
@@ -152,13 +142,33 @@ def marks_of(item: pytest.Item) -> set[str]:
     found = {mark for name, mark in SERVERS.items() if name in fixtures}
     reached = frozenset[str]().union(*map(names_reached, _functions(item)))
     if "getfixturevalue" in reached:
-        callspec = getattr(item, "callspec", None)
-        values = callspec.params.values() if callspec else ()
-        found |= {REQUESTED[each] for each in values if isinstance(each, str) and each in REQUESTED}
+        found |= {SERVERS[name] for name in _requested(item) & SERVERS.keys()}
     if item.nodeid.startswith(SIMULATION):
         return found
     if reached & STARTERS or item.nodeid.startswith(PROCESS_FOLDERS):
         found.add("processes")
+    return found
+
+
+def unmarked(item: pytest.Item) -> set[str]:
+    """Return the fixtures of servers that a test has used, and for which it has no mark."""
+    used = getattr(getattr(item, "_request", None), "_fixture_defs", {})
+    return {name for name in SERVERS.keys() & used if not item.get_closest_marker(SERVERS[name])}
+
+
+def _requested(item: pytest.Item) -> set[str]:
+    """Return the fixtures that a test may request for its parameters, and all that these use."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    kinds = [each for value in values if isinstance(value, str) for each in value.split("-")]
+    waiting = [name.format(each) for each in kinds for name in REQUESTED]
+    found = set[str]()
+    while waiting:
+        name = waiting.pop()
+        definitions = item.session._fixturemanager.getfixturedefs(name, item) or ()
+        if definitions and name not in found:
+            found.add(name)
+            waiting += definitions[-1].argnames
     return found
 
 
@@ -201,9 +211,10 @@ def names_reached(function: FunctionType) -> frozenset[str]:
             found |= names
             for name in names:
                 value = each.__globals__.get(name)
-                value = getattr(value, "__wrapped__", value)
-                if isinstance(value, FunctionType | type) and _is_of_tests(value):
-                    waiting.append(value)
+                for one in value.values() if isinstance(value, dict) else (value,):
+                    inner = getattr(one, "func", getattr(one, "__wrapped__", one))
+                    if isinstance(inner, FunctionType | type) and _is_of_tests(inner):
+                        waiting.append(inner)
     return frozenset(found)
 
 

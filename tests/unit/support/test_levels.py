@@ -13,7 +13,7 @@ from tests.support.levels import (
     SHARES,
     long_reason,
     other_combinations,
-    other_coordinators,
+    other_twins,
     twin,
 )
 from tests.support.paths import ROOT
@@ -49,6 +49,10 @@ def test_make_selects_by_level_only() -> None:
         ("a.py::t[zookeeper]", ("a.py::t[*]", "zookeeper")),
         ("a.py::t[x-zookeeper_url-2]", ("a.py::t[x-*-2]", "zookeeper_url")),
         ("a.py::t[files-1]", ("a.py::t[*-1]", "servers")),
+        ("tests/contract/a.py::t[moto-1]", ("tests/contract/a.py::t[*-1]", "moto")),
+        ("tests/contract/a.py::t[sqs-fifo]", ("tests/contract/a.py::t[sqs-*]", "fifo")),
+        ("tests/contract/a.py::t[embedded]", None),
+        ("a.py::t[fifo]", None),
         ("a.py::test_embedded", None),
         ("a.py::t[embeddedness]", None),
     ],
@@ -62,7 +66,7 @@ def test_a_twin_is_known_by_its_parameter(nodeid: str, expected: tuple[str, str]
 def test_one_of_the_twins_is_kept(kinds: tuple[str, ...]) -> None:
     """Each coordinator gets about the same share of the items."""
     items = {f"a.py::test_{number}[{kind}]" for number in range(300) for kind in kinds}
-    kept = items - other_coordinators(sorted(items))
+    kept = items - other_twins(sorted(items))
     counts = Counter(each.partition("[")[2] for each in kept)
     assert len({each.partition("[")[0] for each in kept}) == len(kept) == 300
     assert len(counts) == len(kinds)
@@ -70,10 +74,10 @@ def test_one_of_the_twins_is_kept(kinds: tuple[str, ...]) -> None:
 
 
 def test_items_without_a_twin_stay() -> None:
-    """A test of one coordinator is not a twin, and contracts compare both."""
-    assert other_coordinators(["a.py::t[embedded]", "b.py::t[zookeeper]"]) == set()
+    """A test of one coordinator is not a twin, and contracts compare all."""
+    assert other_twins(["a.py::t[embedded]", "b.py::t[zookeeper]"]) == set()
     contract = [f"tests/contract/a.py::t[{each}]" for each in ("embedded", "zookeeper")]
-    assert other_coordinators(contract) == set()
+    assert other_twins(contract) == set()
 
 
 def test_combinations_are_shared_out() -> None:
