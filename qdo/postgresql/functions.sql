@@ -76,7 +76,8 @@ $$;
 -- The chores of workers: create partitions, and delete deduplication keys that are over since a time;
 -- return the time up to which it has, and whether more are over. While any transaction of the server
 -- stays open, the index entries of deleted keys stay: each call begins where the last one has ended.
--- A minute later, so that transactions with short windows have committed.
+-- A minute later, so that transactions with short windows have committed. Rows are deleted by their
+-- place: by their key, the planner may compare all rows of the table with those found.
 CREATE OR REPLACE FUNCTION {schema}.tidy(since bigint, OUT upto bigint, OUT is_rest boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
@@ -84,9 +85,9 @@ DECLARE
 BEGIN
     PERFORM {schema}.add_partitions();
     WITH gone AS (
-        DELETE FROM {schema}.dedup WHERE (queue, key) IN (
-            SELECT queue, key FROM {schema}.dedup WHERE until >= since AND until <= latest
-            ORDER BY until LIMIT 10000 FOR UPDATE SKIP LOCKED)
+        DELETE FROM {schema}.dedup WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM {schema}.dedup WHERE until >= since AND until <= latest
+            ORDER BY until LIMIT 10000 FOR UPDATE SKIP LOCKED))
         RETURNING until
     ) SELECT max(until), count(*) = 10000 INTO upto, is_rest FROM gone;
     upto := CASE WHEN is_rest THEN upto ELSE latest END;
@@ -1117,8 +1118,9 @@ BEGIN
                 || dedup_keys[i];
             digest := sha256(convert_to(':' || dedup_keys[i], 'UTF8'));
             keeper := coalesce(keeper, own);  -- it outlives a shard
-            -- Until format 5, each role had keys of its own.
-            SELECT dedup.id INTO known FROM {schema}.dedup WHERE queue = keeper AND until > now
+            -- Until format 5, each role had keys of its own. With statistics of a time when all were
+            -- over, the planner would take the index of `until`, and read all keys of all queues.
+            SELECT dedup.id INTO known FROM {schema}.dedup WHERE queue = keeper AND until + 0 > now
                 AND key IN (digest, sha256(convert_to(length(session_user) || ':' || session_user
                     || dedup_keys[i], 'UTF8'))) LIMIT 1;
             IF FOUND THEN
