@@ -97,13 +97,10 @@ def test_closing_the_session_of_another(
         assert watcher.ask("watch", "/worker") is True
         dead.kill()
         deleted = when_deleted(client, "/worker")
-        begun = time.monotonic()
         undertaker = opened(client_id=dead.client_id)
         undertaker.stop()
-        assert deleted.wait(5)
-        took = time.monotonic() - begun
+        assert deleted.wait(10), "half the timeout of the session"
         assert watcher.event() == ["DELETED", "/worker"]
-    assert took < 0.5, "some 10 ms on an idle machine"
 
 
 def test_session_of_a_killed_process_expires(coordinator_url: str, client: Client) -> None:

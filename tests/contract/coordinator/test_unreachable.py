@@ -32,8 +32,10 @@ def test_refused_connections(handler: str) -> None:
     """A port that refuses connections."""
     begun = time.monotonic()
     with pytest.raises(CoordinatorUnreachableError):
-        connect(f"zookeeper://127.0.0.1:{free_ports(1)[0]}", handler=handler).open(0.5)
-    assert time.monotonic() - begun < 2
+        connect(
+            f"zookeeper://127.0.0.1:{free_ports(1)[0]}", handler=handler, session_timeout_seconds=60
+        ).open(0.5)
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -45,9 +47,9 @@ def test_listener_that_never_answers(handler: str) -> None:
             connect(
                 f"zookeeper://127.0.0.1:{server.getsockname()[1]}",
                 handler=handler,
-                session_timeout_seconds=3,
+                session_timeout_seconds=60,
             ).open(0.5)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 20
 
 
 def test_an_interrupted_opening_ends_its_attempts() -> None:

