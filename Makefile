@@ -64,7 +64,7 @@ test-rest: $(STAMP) zookeeper postgresql deployment browser
 	$(PYTEST) $(WHOLE) --level rest
 	$(PYTEST) -q -n 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
 
-# PYTHONS="3.10 3.13" runs these only, and fails without one of them.
+# PYTHONS="3.11 3.13" runs these only, and fails without one of them.
 PYTHONS :=
 smoke: $(STAMP)
 	$(BIN)/python -m tests.smoke $(PYTHONS)

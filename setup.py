@@ -31,7 +31,6 @@ REQUIRES = [
     "rich>=15,<16",
     "cronsim>=2.8,<2.9",
     "tomlkit>=0.13,<0.16",  # `qdo settings set` keeps the comments of people
-    "tomli>=2.2,<3; python_version < '3.11'",
 ]
 AWS = [
     "boto3>=1.44,<2",
@@ -77,7 +76,6 @@ TEST = [
     "ruff>=0.17.5,<0.18",
     "types-ujson>=5.10",
     "types-protobuf>=7,<8",
-    "tomli>=2.2,<3",  # mypy checks for Python 3.10, whatever Python it runs on
 ]
 
 setup(
@@ -87,7 +85,7 @@ setup(
     long_description=read("README.rst") if (HERE / "README.rst").exists() else "",
     long_description_content_type="text/x-rst",
     license="MIT",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
     # installed as qdo.programs, to which the link qdo/programs points. An editable installation has
     # a hook for imports for the same reason: a plain path would save each start of Python 13 ms,
@@ -127,7 +125,6 @@ setup(
         "Intended Audience :: System Administrators",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

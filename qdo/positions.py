@@ -97,7 +97,7 @@ def time_of_position(position: int) -> float:
 def format_position(position: int) -> str:
     """Return a position as an ISO 8601 time in UTC with microseconds, from year 1 to 9999."""
     position = min(max(position, _FIRST_POSITION), _LAST_POSITION)
-    moment = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
+    moment = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(
         microseconds=(position - GREGORIAN_OFFSET) // 10
     )
     return moment.isoformat().replace("+00:00", "Z")

@@ -20,7 +20,8 @@ from tests.support.paths import ROOT
 
 _SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 VERSIONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', _SETUP)
-OLDEST = re.findall(r'python_requires=">=(3\.\d+)"', _SETUP)[0]
+EXTRAS = "aws,dashboard,encryption,http,metrics,postgresql,sasl,sql,tracing"
+"""All that modules of qdo import."""
 FOLDER = ROOT / ".smoke"
 SOURCES = ("qdo", "workers", "setup.py", "pyproject.toml", "README.rst")
 
@@ -136,7 +137,7 @@ def install(python: str, version: str, wheel: Path) -> Path:
     if not (programs / "pip").exists():
         _run(python, "-m", "venv", "--clear", home, cwd=ROOT)
     pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    _run(*pip, f"{wheel}[aws,encryption,http,sql]", "pytest", cwd=ROOT)
+    _run(*pip, f"{wheel}[{EXTRAS}]", "pytest", cwd=ROOT)
     _run(*pip, "--force-reinstall", "--no-deps", wheel, cwd=ROOT)
     return programs
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def publish(name: str, result: Mapping[str, Any], goals: Sequence[Goal]) -> Path
     path = RESULTS / f"{name}.json"
     whole = {
         "benchmark": name,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         **result,
         "goals": goals,

@@ -337,7 +337,7 @@ def parse_time(text: str, flag: str) -> float:
             f"got {text!r}"
         ) from error
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
+        moment = moment.replace(tzinfo=datetime.UTC)
     return moment.timestamp()
 
 

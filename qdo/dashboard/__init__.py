@@ -1,5 +1,7 @@
 """A dashboard for the queues of an app: `qdo dashboard`, or a WSGI app of your own."""
 
+from __future__ import annotations
+
 from qdo.dashboard.app import close_app as close_app
 from qdo.dashboard.app import create_app as create_app
 from qdo.dashboard.board import DashboardOptions as DashboardOptions

@@ -209,7 +209,7 @@ def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
             f"2012-01-29T17:34:24Z, got {target!r}"
         ) from error
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
+        moment = moment.replace(tzinfo=datetime.UTC)
     return QueuePosition(position_of_time(moment.timestamp()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,10 +118,6 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
     Operators and attackers can write the live settings, so the text has bounds: the time of the
     parser grows with the square of the parts of a key, and code that prints deep values fails.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         text = text.decode() if isinstance(text, bytes) else text
         if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:

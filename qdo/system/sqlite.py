@@ -26,22 +26,7 @@ from qdo.text import hide_credentials
 BUSY_TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = (0.001, 0.01)
 
-# SQLite's primary result codes; the sqlite3 module names them since Python 3.11.
-_BUSY = 5
-_IOERR = 10
-_CORRUPT = 11
-_FULL = 13
-_CANTOPEN = 14
-_NOTADB = 26
 _NOT_TEXT = "Could not decode to UTF-8"
-_CODES_BY_TEXT = {
-    "database is locked": _BUSY,
-    "disk I/O error": _IOERR,
-    "database disk image is malformed": _CORRUPT,
-    "database or disk is full": _FULL,
-    "unable to open database file": _CANTOPEN,
-    "file is not a database": _NOTADB,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +200,14 @@ def translated(path: str) -> Iterator[None]:
 def translate(path: str, error: sqlite3.Error) -> DatabaseError:
     """Return qdo's error for one of sqlite3's."""
     code = error_code(error)
-    if code == _FULL:
+    if code == sqlite3.SQLITE_FULL:
         return DatabaseFullError(path=path, reason=str(error))
-    if code in (_CORRUPT, _NOTADB):
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DatabaseCorruptError(path=path, reason=str(error))
-    if code == _CANTOPEN:
+    if code == sqlite3.SQLITE_CANTOPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder is writable")
-    if code == _IOERR:  # quotas and limits of file size are reported as this, not as "full"
+    # Quotas and limits of file size are reported as this, not as "full".
+    if code == sqlite3.SQLITE_IOERR:
         reason = f"{error}; check free space, quotas, file size limits and the system log"
         return DatabaseError(path=path, reason=reason)
     return DatabaseError(path=path, reason=str(error))
@@ -229,21 +215,20 @@ def translate(path: str, error: sqlite3.Error) -> DatabaseError:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Return whether another connection holds the lock."""
-    return error_code(error) == _BUSY
+    return error_code(error) == sqlite3.SQLITE_BUSY
 
 
 class DamagedRowError(sqlite3.DatabaseError):
     """A row has values that no program of qdo stored: damage that SQLite cannot notice."""
 
-    sqlite_errorcode = _CORRUPT
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
 def error_code(error: sqlite3.Error) -> int:
     """Return SQLite's primary result code, 0 if it is unknown."""
     if str(error).startswith(_NOT_TEXT):  # an error of the sqlite3 module, without a code
-        return _CORRUPT
-    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
-    return _CODES_BY_TEXT.get(str(error), 0) if code is None else code & 0xFF
+        return sqlite3.SQLITE_CORRUPT
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 class ReplacedFileCheck:

@@ -1,5 +1,7 @@
 """The list of sentences is that of the source."""
 
+from __future__ import annotations
+
 import re
 
 from tests.golden.wording import GOLDEN, collect

@@ -47,7 +47,7 @@ ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "po
 TOGETHER = {
     "tests/unit/docs/test_reference.py": "reference",
     **dict.fromkeys(
-        (f"tests/unit/test_{name}.py" for name in ("imports", "layers", "pythons", "shape")),
+        (f"tests/unit/test_{name}.py" for name in ("imports", "layers", "shape")),
         "sources",
     ),
     **dict.fromkeys(

@@ -9,7 +9,7 @@ import io
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
@@ -30,7 +30,7 @@ def signed(scheme: str, body: bytes, id: str = "", at: float | None = None) -> d
         return {"x-gitlab-token": SECRET, "idempotency-key": id}
     if scheme == "stripe":
         return {"stripe-signature": f"t={now},v1={_hex(b'%d.' % now + body)}"}
-    moment = datetime.fromtimestamp(now, timezone.utc)
+    moment = datetime.fromtimestamp(now, UTC)
     signature = Webhook(SECRET).sign(id, moment, body.decode())
     return {"webhook-id": id, "webhook-timestamp": str(now), "webhook-signature": signature}
 

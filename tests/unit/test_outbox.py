@@ -148,7 +148,7 @@ def test_delayed_messages_wait_in_the_outbox(
     outbox: Outbox, engine: Engine, broker: Broker, clock: OutboxClock
 ) -> None:
     """Until they are due; others pass them."""
-    due = datetime.datetime.fromtimestamp(NOW + 10, datetime.timezone.utc)
+    due = datetime.datetime.fromtimestamp(NOW + 10, datetime.UTC)
     with Session(engine) as session, session.begin():
         outbox.send(session, "orders", "later", at=due)
         outbox.send(session, "orders", "now")

@@ -232,7 +232,7 @@ class KinesisApi:
         if seek.sequence is not None:
             request["StartingSequenceNumber"] = str(seek.sequence)
         if seek.time is not None:
-            request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
+            request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.UTC)
         with self._seeks:
             sent_at = time.time()
             response = self._client.get_shard_iterator(**request)

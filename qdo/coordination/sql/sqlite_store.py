@@ -34,9 +34,10 @@ from qdo.errors import DatabaseError
 from qdo.system.clock import clock
 from qdo.system.files import Rights, open_file
 from qdo.system.fork_guard import ForkGuard, unforked
-from qdo.system.sqlite import Format, ReplacedFileCheck, open_database, translated
+from qdo.system.sqlite import Format, ReplacedFileCheck, error_code, open_database, translated
 from qdo.system.wakeup_pipes import WakeupPipe, notify_all
 
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _FORMAT = Format(
     name="coordination",
     application_id=0x71646F63,
@@ -413,5 +414,4 @@ class SqliteStore:
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
-    # SQLite's codes for busy, locked and protocol have these texts; Python 3.10 hides the codes.
-    return "locked" in str(error) or "locking protocol" in str(error)
+    return error_code(error) in _BUSY_CODES

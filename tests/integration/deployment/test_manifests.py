@@ -5,11 +5,11 @@ from __future__ import annotations
 import configparser
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli
 from kubernetes_validate import ValidationError, validate
 from kubernetes_validate.utils import all_versions
 
@@ -108,7 +108,7 @@ def test_selectors_match_the_pods(manifests: dict[str, Any]) -> None:
 
 def test_probes_and_annotations_name_the_address(manifests: dict[str, Any]) -> None:
     """The kubelet and Prometheus ask where qdo-worker listens."""
-    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    settings = tomllib.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
     worker, template = worker_of(manifests), manifests["Deployment"]["spec"]["template"]
     (port,) = worker["ports"]
     assert settings["http"] == f"0.0.0.0:{port['containerPort']}"
@@ -140,7 +140,7 @@ def test_the_autoscaler_follows_a_served_metric(manifests: dict[str, Any]) -> No
 
 
 def test_every_pod_may_use_a_core_for_each_process(manifests: dict[str, Any]) -> None:
-    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    settings = tomllib.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
     assert worker_of(manifests)["resources"]["requests"]["cpu"] == str(settings["processes"])
 
 
@@ -150,7 +150,7 @@ def test_all_files_leave_enough_time_to_drain(manifests: dict[str, Any]) -> None
     unit.read(UNIT)
     services = load_services(CONFIG / "compose.yaml", {"POSTGRES_PASSWORD": ""})
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    settings = tomllib.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
     drain = Settings().drain_seconds
     assert settings["drain_seconds"] == drain
     for grace in (

@@ -86,7 +86,7 @@ def _named(name: str) -> x509.Name:
 def _builder(
     name: x509.Name, key: ec.EllipticCurvePrivateKey, ends_in: datetime.timedelta
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(name)

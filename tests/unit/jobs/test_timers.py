@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -21,7 +21,7 @@ ZONES = (
     *("America/Havana", "Antarctica/Troll", "Asia/Pyongyang", "Pacific/Apia"),
 )
 """Clocks that change by half an hour, one or two; at midnight, in Ramadan, and for good."""
-BEGIN, END = (int(datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()) for year in (2016, 2026))
+BEGIN, END = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2016, 2026))
 DAY, QUARTER = 86_400, 900
 EPOCH = datetime(1970, 1, 1)
 WORDS: dict[str, Any] = {"mon": 1, "tue": 2, "sun": 0, "jan": 1, "oct": 10}
@@ -185,9 +185,9 @@ def test_a_nightly_report_at_clock_changes(begin: str, expected: list[str]) -> N
 def test_a_schedule_begun_in_the_second_pass_of_an_hour() -> None:
     """The time of day was reached in the first pass already."""
     timer = declared("50 2 * * *", tz="Europe/Berlin")
-    second_pass = datetime(2026, 10, 25, 1, 45, tzinfo=timezone.utc)  # 02:45 for the second time
-    found = datetime.fromtimestamp(timer.after(second_pass.timestamp()), timezone.utc)
-    assert found == datetime(2026, 10, 26, 1, 50, tzinfo=timezone.utc)
+    second_pass = datetime(2026, 10, 25, 1, 45, tzinfo=UTC)  # 02:45 for the second time
+    found = datetime.fromtimestamp(timer.after(second_pass.timestamp()), UTC)
+    assert found == datetime(2026, 10, 26, 1, 50, tzinfo=UTC)
 
 
 def test_periods_count_from_1970() -> None:

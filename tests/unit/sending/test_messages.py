@@ -21,7 +21,7 @@ from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
 from qdo.sending.messages import build_outgoing, build_send_options, outgoing_of
 from qdo.settings.sources import load
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 @pytest.fixture

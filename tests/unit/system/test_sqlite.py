@@ -205,8 +205,7 @@ def test_processes_that_make_the_file_at_once_agree(path: str) -> None:
 
 def _error(code: int, text: str) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError(text)
-    if sys.version_info >= (3, 11):
-        error.sqlite_errorcode = code
+    error.sqlite_errorcode = code
     return error
 
 
@@ -229,12 +228,6 @@ def test_sqlites_errors_say_what_to_do(
     assert type(made) is expected
     assert words in str(made)
     assert "/a/b.db" in str(made)
-
-
-def test_a_result_code_is_known_by_its_words_too() -> None:
-    """Python 3.10 gives no code, only SQLite's sentence."""
-    made = translate("f", sqlite3.OperationalError("database or disk is full"))
-    assert isinstance(made, DatabaseFullError)
 
 
 def test_translated_keeps_the_cause() -> None:

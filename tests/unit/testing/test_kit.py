@@ -333,7 +333,7 @@ def test_a_job_may_stop_its_worker(stage: KitSetup, kit: TestKit) -> None:
 
 def test_delayed_messages_come_at_their_time(stage: KitSetup, kit: TestKit) -> None:
     """By delay and by date, from tests and from jobs."""
-    moment = datetime.datetime.fromtimestamp(START + 100, datetime.timezone.utc)
+    moment = datetime.datetime.fromtimestamp(START + 100, datetime.UTC)
     stage.on("hour", lambda message, context: stage.app.send("q", "more", delay_seconds=3600))
     kit.send("q", "date", at=moment)
     kit.send("q", "minute", delay_seconds=60)

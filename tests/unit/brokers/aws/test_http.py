@@ -330,7 +330,7 @@ def _wrap(server: LocalHttpServer, folder: Path, address: str = "127.0.0.1") -> 
     """Have a server speak TLS, with a certificate that it signed itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     names = [x509.IPAddress(ipaddress.ip_address(address))]
     certificate = (
         x509.CertificateBuilder()

@@ -41,7 +41,7 @@ def record(sequence: int, data: bytes, key: str | None = "k") -> dict[str, Any]:
     named = {} if key is None else {"PartitionKey": key}
     return {
         "SequenceNumber": str(sequence),
-        "ApproximateArrivalTimestamp": datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc),
+        "ApproximateArrivalTimestamp": datetime.datetime.fromtimestamp(NOW, datetime.UTC),
         "Data": data,
         **named,
     }
@@ -108,7 +108,7 @@ class ScriptedClient:
         return {"Records": [], "NextShardIterator": "two", "MillisBehindLatest": 0}
 
     def describe_stream_summary(self, **_: Any) -> dict[str, Any]:
-        created = datetime.datetime.fromtimestamp(self.created, datetime.timezone.utc)
+        created = datetime.datetime.fromtimestamp(self.created, datetime.UTC)
         said = {"RetentionPeriodHours": 24, "StreamCreationTimestamp": created}
         return {"StreamDescriptionSummary": said}
 
