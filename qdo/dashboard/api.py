@@ -123,7 +123,7 @@ def events() -> Response:
     _check(kinds, EVENT_KINDS)
     _reading()
     found = board().reader.events.newest(request.args.get("glob", "*"), kinds)
-    return _answer("qdo.outcomes/1", [event_item(each.at, each.change) for each in found])
+    return _answer("qdo.events/1", [event_item(each.at, each.change) for each in found])
 
 
 @api.get("/audit")

@@ -43,6 +43,7 @@ def test_events_have_the_keys_of_the_command(shop: FilledShop) -> None:
     wait_until(lambda: {"queue", "worker", "owner", "state", "pause"} <= kinds(), "all are seen")
     found = events(visitor)
     assert all(list(each) == sorted(KEYS) for each in found)
+    assert visitor.get("/api/events").get_json()["schema"] == "qdo.events/1"
     [new] = [each for each in found if each["kind"] == "queue"]
     assert (new["subject"], new["before"], new["after"]) == ("new-1", "", "new")
     [command] = [each for each in found if each["kind"] == "pause"]
