@@ -21,6 +21,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.support import zookeeper
+from tests.support.app_runs import AppRuns
 from tests.support.aws import clients
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
@@ -470,6 +471,13 @@ def database_url(postgresql: PostgresqlDatabase) -> str:
 def coordinator_url(request: pytest.FixtureRequest) -> str:
     """The address of a coordinator of the test's own: the test runs once on each kind."""
     return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def runs(request: pytest.FixtureRequest, tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    """The app of a module, by its `APP_NAME`, and its workers, which end with the test."""
+    with contextlib.closing(AppRuns(request.module.APP_NAME, tmp_path, coordinator_url)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -12,15 +12,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from qdo.fleet.holds import add_hold, end_holds, new_hold, wait_in_force
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, children, wait_until, whole_lines
 
+APP_NAME = "stillness"
 JOBS = """
 import os, time, qdo
 
@@ -34,13 +31,6 @@ def job(message, context):
 """
 SECONDS = 20.0
 QUEUES = [f"plain-{n}" for n in range(10)] + [f"lanes-{n}" for n in range(10)]
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("stillness", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def start(runs: AppRuns) -> Proc:

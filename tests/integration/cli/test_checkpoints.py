@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import Proc, wait_until
 
+APP_NAME = "saved"
 JOBS = """
 import os
 import qdo
@@ -29,13 +29,6 @@ def job(message, context):
     with open("out", "a") as out:
         out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("saved", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def checkpoints(runs: AppRuns, *arguments: str, app: str = "saved", broker: str = "") -> Ended:

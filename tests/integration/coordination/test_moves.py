@@ -7,10 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
@@ -18,6 +15,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import Proc, freeze, wait_until
 
+APP_NAME = "moving"
 JOBS = """
 import os
 import time
@@ -48,13 +46,6 @@ while not os.path.exists("go"):
 {JOBS}
 """
 QUEUES = ("a", "b", "c", "slow")
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("moving", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def started(runs: AppRuns, processes: int = 2, *options: str) -> Proc:

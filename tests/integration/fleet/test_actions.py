@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import Proc, children, freeze, wait_until
 
+APP_NAME = "acting"
 JOBS = """
 import logging
 
@@ -40,13 +39,6 @@ def job(message, context):
 """
 LAYOUT = Layout.of("acting")
 FLEET = LAYOUT.fleet
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("acting", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def started(runs: AppRuns, processes: int = 1, *options: str) -> Proc:

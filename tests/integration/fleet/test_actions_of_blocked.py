@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import command
 from tests.support.processes import wait_until
 
+APP_NAME = "stuck"
 APP = """
 import os
 import re
@@ -37,13 +36,6 @@ def job(message, context):
         re.match("(a+)+$", 60 * "a" + "b")
 """
 LAYOUT = Layout.of("stuck")
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("stuck", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def workers(runs: AppRuns) -> list[str]:

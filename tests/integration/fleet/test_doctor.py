@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import command
 from tests.support.processes import children, freeze, wait_until
 
+APP_NAME = "ill"
 JOBS = """
 import os
 import qdo
@@ -34,13 +33,6 @@ def job(message, context):
     with open("out", "a") as out:
         out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("ill", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def doctor(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, wait_until
 
+APP_NAME = "still"
 JOBS = """
 import os, time, qdo
 
@@ -39,13 +39,6 @@ def job(message, context):
         file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
 Qdo = Callable[..., Ended]
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("still", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 @pytest.fixture

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from qdo._version import FORMAT_LEVEL
 from qdo.coordination.client import Client
@@ -16,6 +12,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import wait_until
 
+APP_NAME = "levels"
 JOBS = """
 import os, qdo
 
@@ -26,13 +23,6 @@ def job(message, context):
     with open("out", "a") as file:
         file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("levels", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def set_limit(runs: AppRuns) -> Ended:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, freeze, wait_until
 
+APP_NAME = "live"
 JOBS = """
 import os, qdo
 
@@ -38,13 +38,6 @@ def job(message, context):
         raise ValueError("as always")
 """
 Qdo = Callable[..., Ended]
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("live", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 @pytest.fixture

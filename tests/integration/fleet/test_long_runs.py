@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import command
 from tests.support.processes import wait_until
 
+APP_NAME = "desk"
 APP = """
 import asyncio
 import os
@@ -55,13 +54,6 @@ SHOWN = ("greenlet", "lanes", "thread")
 """The executors of these tell where their code stands."""
 MOST_SECONDS = 110.0
 """The first message of a process takes as long as its start, and is the usual duration."""
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("desk", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 @pytest.mark.timeout(180)

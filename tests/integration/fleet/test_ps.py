@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit_entries import AuditEntry
@@ -15,6 +11,7 @@ from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
 from tests.support.processes import children, freeze, wait_until
 
+APP_NAME = "desk"
 APP = """
 import asyncio
 import os
@@ -61,13 +58,6 @@ def busy(message, context):
 """
 LAYOUT = Layout.of("desk")
 QUEUES = ("greenlet", "thread", "process", "async")
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("desk", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def ps(runs: AppRuns, *arguments: str) -> Ended:

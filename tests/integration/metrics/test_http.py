@@ -9,8 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, children, freeze, wait_until
+
+APP_NAME = "metered"
+
 
 pytestmark = pytest.mark.slow
 
@@ -150,13 +151,6 @@ class Metered:
 
 def attempts(glob: str, outcome: str = "done") -> str:
     return f'qdo_attempts_total{{outcome="{outcome}",queues="{glob}"}}'
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    made = AppRuns("metered", tmp_path, coordinator_url)
-    yield made
-    made.close()
 
 
 def send(runs: AppRuns, queue: str, count: int, body: Any = 1, keys: int = 0) -> None:

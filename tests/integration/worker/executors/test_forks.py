@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.support.app_runs import AppRuns
 from tests.support.processes import wait_until, whole_lines
 
+APP_NAME = "desk"
 APP = """
 import json
 import os
@@ -80,13 +77,6 @@ def linger():
 os.register_at_fork(after_in_child=linger)
 """
 WAITING, MESSAGES = 20, 10
-
-
-@pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    runs = AppRuns("desk", tmp_path, coordinator_url)
-    yield runs
-    runs.close()
 
 
 def test_a_forked_copy_runs_no_message(runs: AppRuns) -> None:
