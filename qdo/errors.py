@@ -148,7 +148,7 @@ class BodyLimitError(MessageTooLargeError):
 
 
 class QueueLimitError(UsageError):
-    """queue {queue!r} cannot be created: the app has {limit} queues already (setting max_queues);
+    """queue or pool {queue!r} cannot be created: the app has {limit} already (setting max_queues);
     raise max_queues, or delete queues with `qdo delete`"""
 
 
