@@ -200,9 +200,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that has used a server without its mark: `make check` would start the server."""
+    """Fail a test of `make check` that has used a server, for which it then lacks the mark."""
     yield
-    if missing := unmarked(item):
+    if item.config.stash[LEVELS][item] == CHECK and (missing := unmarked(item)):
         pytest.fail(f"it needs the marks of {sorted(missing)}; see tests/support/marks.py")
 
 
