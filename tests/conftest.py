@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 LEVELS = pytest.StashKey[dict[pytest.Item, str]]()
 """The level of each item that was collected."""
+LEVEL = pytest.StashKey[str]()
+"""The level of one item. xdist renames items of groups, so they are no keys after that."""
 _running: list[Ensemble | SharedZooKeeper] = []
 _running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 
@@ -116,6 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stride = config.getoption("--fault-stride")
     kept, others = [], []
     for item in items:
+        item.stash[LEVEL] = known[item]
         is_chosen = not chosen or known[item] in SELECTED[chosen]
         (kept if is_chosen and not _is_skipped_step(item, stride) else others).append(item)
     if chosen == TEST and hasattr(config, "workeroutput"):
@@ -202,7 +205,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test of `make check` that has used a server, for which it then lacks the mark."""
     yield
-    if item.config.stash[LEVELS][item] == CHECK and (missing := unmarked(item)):
+    if item.stash[LEVEL] == CHECK and (missing := unmarked(item)):
         pytest.fail(f"it needs the marks of {sorted(missing)}; see tests/support/marks.py")
 
 
