@@ -455,7 +455,7 @@ def test_ten_thousand_queues_take_moments(
     ended = cli("queues", "--app", "a", "--coordinator", zookeeper_url)
     took = time.monotonic() - began
     assert len(ended.out.splitlines()) == 10_001
-    assert took < 60  # 1 s on a quiet machine
+    assert took < 10  # 1 s on a quiet machine
 
 
 # --- config, help, errors ---

@@ -117,7 +117,7 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
         after = {claim.queue: claim.fence for claim in engine.claims.values()}
         assert after == before
         assert engine.expirations == 0
-        assert longest < SESSION_SECONDS, "no message waited for the end of the silence"
+        assert longest < SESSION_SECONDS / 4, "no message waited"
     finally:
         silent.cont()
         fleet.close()
