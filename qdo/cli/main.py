@@ -41,11 +41,7 @@ SECTIONS: Mapping[str, Table] = {
     },
     "Fleet": {
         "move": ("workers", "move", "Hand a queue to a certain worker."),
-        "action": (
-            "workers",
-            "action",
-            "Ask workers for stacks or a profile; drain or restart them.",
-        ),
+        "action": ("workers", "action", "Ask workers for stacks; drain or restart them."),
         "settings": (
             "settings",
             "settings",

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any
 
 from qdo.coordination.bulk_reads import names_below, read_children, read_nodes
@@ -181,24 +180,19 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
 
 _NUMBER = re.compile("[0-9]{1,100}")
 
-PING, STACKS, LOG_LEVEL, DRAIN, RESTART, PROFILE, RELOAD = ACTIONS = (
+PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
     "ping",
     "stacks",
     "log-level",
     "drain",
     "restart",
-    "profile",
     "reload",
 )
 RUNS = "runs"
 """The action that `qdo ps` asks for."""
 MAX_RUNS = 1000
 LEVELS = ("debug", "info", "warning", "error")
-MAX_PROFILE_SECONDS = 60.0
 MAX_LOG_LEVEL_SECONDS = 86_400.0
-_LIMITS: Mapping[str, float] = MappingProxyType(
-    {PROFILE: MAX_PROFILE_SECONDS, LOG_LEVEL: MAX_LOG_LEVEL_SECONDS}
-)
 
 
 def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
@@ -225,8 +219,8 @@ def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
     return [{"queue": queue, "positions": each} for each in batches]
 
 
-def seconds_of(action: str, args: Mapping[str, Any]) -> float:
-    found, most = args.get("seconds"), _LIMITS[action]
+def seconds_of(args: Mapping[str, Any]) -> float:
+    found, most = args.get("seconds"), MAX_LOG_LEVEL_SECONDS
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
         raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {found!r}")
     return float(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import json
 import logging
@@ -24,15 +23,12 @@ from qdo.fleet.action_machine import CANCEL, FAILED, Finish, Perform, Result, Un
 from qdo.fleet.audit_entries import Values
 from qdo.settings.live import SettingsInForce
 from qdo.system import logs
-from qdo.system.native import original, signal, start_thread
 from qdo.worker.drain import StopRequests
 from qdo.worker.engine.cancellations import Cancellations, CannotCancelError
 from qdo.worker.engine.pipeline import running_in
 from qdo.worker.runs import Runs
-from qdo.worker.stacks import Samples, profile_result, sample
 
 _log = logging.getLogger(__name__)
-_get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
 AskParent = Callable[[str], None]
 
@@ -51,7 +47,6 @@ class OwnActions:
         self._stop = stop
         self._ask_parent = ask_parent
         self._runs = runs
-        self._profiling = False
         self._restore_level: Callable[[], None] | None = None
         self._level_timer: Any = None
 
@@ -62,7 +57,6 @@ class OwnActions:
                 names.STACKS: _stacks,
                 names.RUNS: self._runs.perform,
                 names.LOG_LEVEL: self._log_level,
-                names.PROFILE: self._profile,
                 CANCEL: self._cancel,
                 names.DRAIN: self._drain,
                 names.RESTART: partial(self._restart, names.RESTART, "restarting"),
@@ -101,7 +95,7 @@ class OwnActions:
             finish(Result(text, json.dumps(found)))
 
     def _log_level(self, args: Values, finish: Finish) -> Result:
-        level, seconds = names.level_of(args), names.seconds_of(names.LOG_LEVEL, args)
+        level, seconds = names.level_of(args), names.seconds_of(args)
         restore = logs.set_level(level)
         if self._restore_level is None:
             self._restore_level = restore  # a later change leads back to the same levels
@@ -119,33 +113,6 @@ class OwnActions:
         elif restore is not None:
             restore()
         _log.info("the log has its configured level again")
-
-    def _profile(self, args: Values, finish: Finish) -> None:
-        seconds = names.seconds_of(names.PROFILE, args)
-        if self._profiling:
-            raise UnfitError("another profile of this worker is under way")
-        self._profiling = True
-        gevent.spawn(self._take_profile, seconds, finish)
-
-    def _take_profile(self, seconds: float, finish: Finish) -> None:
-        done, found = signal(), list[Samples]()
-
-        def run() -> None:
-            own = _get_ident()
-            try:
-                found.append(sample(seconds, own.__eq__))
-            finally:
-                done.set()
-
-        try:
-            start_thread(run)
-            done.wait()
-        finally:
-            self._profiling = False
-        if found:
-            finish(profile_result(found[0], seconds))
-        else:
-            finish(Result("the thread that takes samples failed; see the log", outcome=FAILED))
 
 
 def _ping(args: Values, finish: Finish) -> Result:

@@ -59,7 +59,7 @@ Checks:
 Chores:
   copied-actions        copies entries of `qdo audit` to the history, if there is one
   lost-actions          ends what workers that are gone were asked for
-  action-outputs        deletes stacks and profiles after an hour, and beyond 100
+  action-outputs        deletes stacks after an hour, and beyond 100
   action-log            deletes entries after 30 days, and beyond 5,000
   format-level          raises the level once all workers have a new version
   live-settings         deletes versions beyond the last 100

@@ -153,8 +153,7 @@ def ask(
         asked = ask_workers(
             client, layout, targets, name, args, within_seconds=seconds, reason=reason
         )
-        profiled = names.seconds_of(name, args) if name == names.PROFILE else 0.0
-        wait_for_results(client, layout, asked, seconds + profiled)
+        wait_for_results(client, layout, asked, seconds)
     return asked
 
 
@@ -275,7 +274,6 @@ def action(
     \b
     ping               answer
     stacks             return the stacks of all jobs and threads
-    profile SECONDS    return samples of the stacks, for a flame graph
     log-level LEVEL    write the log from another level up, for a while
     drain              finish the messages in flight, and stop
     restart            drain, and start again
@@ -313,21 +311,18 @@ def action(
 
 
 def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
-    if lasting is not None and name != names.LOG_LEVEL:
-        raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
-    wanted = {names.LOG_LEVEL: "a LEVEL such as debug", names.PROFILE: "SECONDS such as 10"}
-    if (argument is None) != (name not in wanted):
-        raise UsageError(reason=f"{name} must have {wanted.get(name, 'no argument')}")
+    if name != names.LOG_LEVEL:
+        if lasting is not None:
+            raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
+        if argument is not None:
+            raise UsageError(reason=f"{name} must have no argument")
+        return {}
+    if argument is None:
+        raise UsageError(reason=f"{name} must have a LEVEL such as debug")
+    args: Values = {"level": argument, "seconds": parse_duration(lasting or "10m", "--for")}
     try:
-        if name == names.PROFILE:
-            args: Values = {"seconds": parse_duration(argument or "", "SECONDS")}
-            names.seconds_of(name, args)
-        elif name == names.LOG_LEVEL:
-            args = {"level": argument, "seconds": parse_duration(lasting or "10m", "--for")}
-            names.seconds_of(name, args)
-            names.level_of(args)
-        else:
-            args = {}
+        names.seconds_of(args)
+        names.level_of(args)
     except UnfitError as error:
         raise UsageError(reason=str(error)) from error
     return args

@@ -39,7 +39,6 @@ from qdo.fleet.action_machine import FAILED, PARENT, ActionsWatch, Finish, Perfo
 from qdo.fleet.audit_entries import Values
 from qdo.system.clock import clock
 from qdo.worker.shared_memory import LoopReport
-from qdo.worker.stacks import Samples, frame_label, functions, profile_result
 from qdo.worker.supervisor.child import ChildProcess, begun
 from qdo.worker.supervisor.sessions import SessionKeeper
 
@@ -47,7 +46,7 @@ LOOK_SECONDS = 0.05
 """How often the thread checks whether the loop is still blocked."""
 RETRY_SECONDS = 0.5
 """Pause before it connects again, after the coordinator did not answer."""
-LONGEST_SECONDS = names.MAX_PROFILE_SECONDS + 10.0
+LONGEST_SECONDS = 10.0
 """How long actions that were begun may take after that."""
 
 _log = logging.getLogger(__name__)
@@ -121,7 +120,6 @@ class BlockedActions(threading.Thread):
             names.PING: self._ping,
             names.STACKS: self._stacks,
             names.RUNS: self._runs,
-            names.PROFILE: self._profile,
             names.DRAIN: partial(self._pass_on, names.DRAIN, "draining"),
             names.RESTART: partial(self._pass_on, names.RESTART, "restarting"),
             names.RELOAD: partial(
@@ -152,21 +150,6 @@ class BlockedActions(threading.Thread):
         self._child.asked.append(action)
         self._wake_up()
         return Result(f"{text} once the job returns: {state}")
-
-    def _profile(self, args: Values, finish: Finish) -> None:
-        seconds = names.seconds_of(names.PROFILE, args)
-        thread = threading.Thread(target=self._sample, args=(seconds, finish), daemon=True)
-        thread.start()
-
-    def _sample(self, seconds: float, finish: Finish) -> None:
-        child, samples, until = self._child, Samples(), clock() + seconds
-        while clock() < until:
-            dump = child.dumps.take(child.pid)
-            if not dump:
-                finish(Result("the process did not write its stacks", outcome=FAILED))
-                return
-            samples.add([frame_label(*each) for each in stack] for stack in functions(dump))
-        finish(profile_result(samples, seconds))
 
 
 def registered_name(client: Client, layout: Layout, session: int) -> str | None:

@@ -163,21 +163,6 @@ def test_a_worker_writes_another_log_for_a_while(runs: AppRuns) -> None:
     assert (logged["level"], logged["seconds"]) == ("debug", 1.0)
 
 
-def test_a_profile_shows_where_the_time_goes(runs: AppRuns) -> None:
-    """While the worker works, and one at a time."""
-    runs.app.send("slow", 1)
-    started(runs)
-    ended = action(runs, "*", "profile", "0.5s", "-o", "json")
-    [found] = items(ended)
-    assert found["outcome"] == "done"
-    assert int(found["result"].split()[0]) >= 10
-    lines = found["output"].splitlines()
-    assert all(re.fullmatch(r"\S+ \d+", line) for line in lines)
-    counts = [int(line.rpartition(" ")[2]) for line in lines]
-    assert counts == sorted(counts, reverse=True)
-    assert "hub.py:run" in found["output"]
-
-
 def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
     """T-1.8; they cost only themselves."""
     started(runs)
@@ -187,7 +172,7 @@ def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
         b"\xff" * 300_000,
         Action("explode", {}, time.time() + 60).encode(),
         Action("ping", {}, time.time() + 1e9).encode(),
-        Action("profile", {"seconds": 2**63}, time.time() + 60).encode(),
+        Action("log-level", {"level": "debug", "seconds": 2**63}, time.time() + 60).encode(),
         Action("log-level", {"level": "loud", "seconds": 1}, time.time() + 60).encode(),
     ]
     for number, data in enumerate(forged):
@@ -221,8 +206,8 @@ def test_frozen_workers_are_named(runs: AppRuns) -> None:
     [
         (("worker-9*", "ping"), 6),
         (("*", "drain"), 5),
-        (("*", "profile"), 2),
-        (("*", "profile", "61"), 2),
+        (("*", "log-level"), 2),
+        (("*", "log-level", "debug", "--for", "25h"), 2),
         (("*", "log-level", "loud"), 2),
         (("*", "ping", "now"), 2),
         (("*", "ping", "--for", "1m"), 2),

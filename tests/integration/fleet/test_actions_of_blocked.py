@@ -64,19 +64,15 @@ def blocked(runs: AppRuns, body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "function"),
-    [("compute", "jobs.py:compute_until_released"), ("lock", "re/__init__.py:match")],
+    ("body", "function"), [("compute", "compute_until_released"), ("lock", "match")]
 )
 def test_stacks_show_the_job_that_blocks(runs: AppRuns, body: str, function: str) -> None:
     """Even one that holds the interpreter lock, when no Python code of the worker runs."""
     blocked(runs, body)
     stacks = ask(runs, "stacks")
     assert "event loop blocked for" in stacks["result"]
-    assert f"in {function.partition(':')[2]}" in stacks["output"]
+    assert f"in {function}" in stacks["output"]
     assert "jobs.py" in stacks["output"]
-    profile = ask(runs, "profile", "0.5")
-    assert int(profile["result"].split()[0]) >= 10
-    assert f"jobs.py:job;{function}" in profile["output"]
 
 
 def test_the_worker_answers_again_after_the_job(runs: AppRuns) -> None:

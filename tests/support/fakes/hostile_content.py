@@ -130,7 +130,7 @@ TEMPLATES: dict[str, tuple[Any, Callable[[bytes], object]]] = {
             },
             lambda data: Action.parse(data).fault,
         )
-        for name in ("", "ping", "runs", "cancel", "log-level", "profile", "stacks")
+        for name in ("", "ping", "runs", "cancel", "log-level", "stacks")
     },
     "entry": (
         {

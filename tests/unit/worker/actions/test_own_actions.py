@@ -20,7 +20,6 @@ from qdo.worker.drain import StopRequests
 from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
 from qdo.worker.runs import Runs
-from qdo.worker.stacks import Samples, frame_label
 
 NO_QUEUES = Cancellations(cast(Engine, None), {})
 
@@ -72,10 +71,10 @@ def test_the_parent_is_asked_once(name: str) -> None:
     assert (asked, stop.signals) == ([name], 0)
 
 
-@pytest.mark.parametrize("seconds", [None, 0, -1, 61, True, "1", float("nan"), 2**63])
-def test_profiles_have_a_length(actions: OwnActions, seconds: Any) -> None:
+@pytest.mark.parametrize("seconds", [None, 0, -1, 86_401, True, "1", float("nan"), 2**63])
+def test_log_levels_have_a_length(actions: OwnActions, seconds: Any) -> None:
     with pytest.raises(UnfitError):
-        perform(actions, "profile", seconds=seconds)
+        perform(actions, "log-level", level="debug", seconds=seconds)
 
 
 @pytest.mark.parametrize("wanted", [None, "loud", "", 10, "DEBUG"])
@@ -137,12 +136,3 @@ def test_objects_of_an_app_do_not_disturb_stacks() -> None:
     lying = LyingObject()
     assert "test_objects_of_an_app" not in all_stacks()
     assert type(lying) is LyingObject
-
-
-def test_folded_stacks_have_counts_and_no_separators() -> None:
-    samples = Samples()
-    label = frame_label("/a/odd name;.py", "run")
-    samples.add([["a.py:f", label], ["b.py:g"]])
-    samples.add([["a.py:f", label]])
-    assert samples.folded() == "a.py:f;odd_name,.py:run 2\nb.py:g 1\n"
-    assert frame_label("/x/json/__init__.py", "loads") == "json/__init__.py:loads"
