@@ -488,9 +488,6 @@ class SettingsUnansweredError(PartialFailureError):
     qdo (`qdo workers --all`). Repeat the command, or do not wait for them with --force"""
 
 
-# --- versions in a fleet ---------------------------------------------------------
-
-
 # --- actions ---------------------------------------------------------------------
 
 
