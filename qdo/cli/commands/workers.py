@@ -157,6 +157,16 @@ def ask(
     return asked
 
 
+def _require_done(name: str, asked: Sequence[Asked]) -> None:
+    """Raise ActionsFailedError if a worker has not done the action."""
+    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
+    if failed:
+        total = pluralize(len(asked), "worker")
+        raise ActionsFailedError(
+            action=name, total=total, count=len(failed), names=join_some(failed)
+        )
+
+
 _RUN_COLUMNS = {
     "worker": "WORKER",
     "queue": "QUEUE",
@@ -223,12 +233,7 @@ def ps(
         print_message(
             f"hint: {len(shown)} of {pluralize(found.total, 'message')} are listed; see --limit"
         )
-    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
-    if failed:
-        of = pluralize(len(asked), "worker")
-        raise ActionsFailedError(
-            action=names.RUNS, total=of, count=len(failed), names=join_some(failed)
-        )
+    _require_done(names.RUNS, asked)
     if not found.total:
         print_message("hint: no message runs now")
 
@@ -302,12 +307,7 @@ def action(
     _show(asked, form)
     if form == "table":
         _print_outputs(asked)
-    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
-    if failed:
-        total = pluralize(len(asked), "worker")
-        raise ActionsFailedError(
-            action=name, total=total, count=len(failed), names=join_some(failed)
-        )
+    _require_done(name, asked)
 
 
 def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
