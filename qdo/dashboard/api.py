@@ -5,13 +5,14 @@ Long lists come in pages, and dead letters and events newest first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
 from qdo.dashboard import answers
-from qdo.dashboard.board import ANSWER_WAIT_SECONDS, board
+from qdo.dashboard.board import ANSWER_WAIT_SECONDS, Board, board
 from qdo.dashboard.reading import EVENT_KINDS, Reading
 from qdo.errors import NotFoundError, QdoError, UnreachableError, UnreadError, UsageError
 from qdo.ops.changes import event_item
@@ -21,6 +22,10 @@ from qdo.settings.listing import config_items
 
 MOST_ITEMS = 1000
 """Items in one answer; `page` selects the next ones."""
+_LETTERS = 100
+_STATES = tuple(each.value for each in QueueHealth)
+
+_Items = Iterable[Mapping[str, Any]]
 
 api = Blueprint("api", __name__, url_prefix="/api")
 
@@ -33,116 +38,15 @@ def failed(error: QdoError) -> tuple[Response, int]:
     return jsonify(error=str(error)), code
 
 
-def _reading() -> Reading:
-    shown = board()
+def _read(shown: Board) -> Reading:
     found = shown.reading(ANSWER_WAIT_SECONDS)
     if found is None:
         raise UnreadError(reason=shown.reader.fault or "the first reading is not finished")
     return found
 
 
-def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
-    return jsonify({"schema": schema, "items": list(items)})
-
-
-@api.get("/status")
-def status() -> Response:
-    found = _reading()
-    unread = found.statuses.unread
-    item = overview(board().app, found.workers, found.judged, found.notices, unread=unread)
-    return _answer("qdo.status/1", [item])
-
-
-@api.get("/queues")
-def queues() -> Response:
-    sort = request.args.get("sort", "name")
-    states = request.args.getlist("state")
-    _check([sort], QUEUE_SORTS)
-    _check(states, _STATES)
-    chosen = answers.select(_reading(), request.args.get("glob", "*"), states, sort)
-    page = chosen[(_page() - 1) * MOST_ITEMS :][:MOST_ITEMS]
-    return _answer("qdo.queues/1", [queue_item(*each) for each in page])
-
-
-@api.get("/queue")
-def queue() -> Response:
-    name = request.args.get("name", "")
-    found = _reading().by_name.get(name)
-    if found is None:
-        raise NotFoundError(what="queue", name=name)
-    return _answer("qdo.queues/1", [queue_item(*found)])
-
-
-@api.get("/workers")
-def workers() -> Response:
-    return _answer("qdo.workers/1", map(worker_item, _reading().workers))
-
-
-@api.get("/components")
-def components() -> Response:
-    return _answer("qdo.components/1", map(component_item, _reading().processes))
-
-
-@api.get("/dead-letters")
-def dead_letters() -> Response:
-    """Return the items of `qdo dead-letters`, in pages, newest first."""
-    found = answers.letters(board(), request.args.get("glob", "*"))
-    page = found[(_page() - 1) * _LETTERS :][:_LETTERS]
-    return _answer("qdo.dead-letters/2", answers.exported(board(), page))
-
-
-@api.get("/holds")
-def holds() -> Response:
-    return _answer("qdo.holds/1", answers.holds(board())[0])
-
-
-@api.get("/limits")
-def limits() -> Response:
-    return _answer("qdo.limits/1", answers.limits(board()))
-
-
-@api.get("/timers")
-def timers() -> Response:
-    return _answer("qdo.timers/1", answers.timers(board()))
-
-
-@api.get("/pools")
-def pools() -> Response:
-    return _answer("qdo.pools/1", answers.pools(board()))
-
-
-@api.get("/requests")
-def requests() -> Response:
-    """Return items of `qdo requests list POOL`: the newest that are not over."""
-    return _answer("qdo.requests/1", answers.requests(board(), request.args.get("pool")))
-
-
-@api.get("/events")
-def events() -> Response:
-    kinds = request.args.getlist("kind")
-    _check(kinds, EVENT_KINDS)
-    _reading()
-    found = board().reader.events.newest(request.args.get("glob", "*"), kinds)
-    return _answer("qdo.events/1", [event_item(each.at, each.change) for each in found])
-
-
-@api.get("/audit")
-def audit() -> Response:
-    return _answer("qdo.audit/1", answers.audit(board(), request.args.get("glob", "*")))
-
-
-@api.get("/config")
-def config() -> Response:
-    return _answer("qdo.config/1", config_items(board().settings, {}))
-
-
-@api.get("/settings")
-def settings() -> Response:
-    return _answer("qdo.settings/1", answers.live_settings(board()).items)
-
-
-_LETTERS = 100
-_STATES = tuple(each.value for each in QueueHealth)
+def _glob() -> str:
+    return request.args.get("glob", "*")
 
 
 def _check(values: Iterable[str], known: Collection[str]) -> None:
@@ -151,8 +55,77 @@ def _check(values: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(reason=f"it must be one of {', '.join(known)}, got {value!r}")
 
 
-def _page() -> int:
+def _page(found: Sequence[Any], size: int) -> Sequence[Any]:
     number = request.args.get("page", "1")
     if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= 1_000_000:
         raise UsageError(reason=f"page must be a number from 1 on, got {number!r}")
-    return int(number[:9])
+    return found[(int(number[:9]) - 1) * size :][:size]
+
+
+def _status(shown: Board) -> _Items:
+    found = _read(shown)
+    unread = found.statuses.unread
+    return [overview(shown.app, found.workers, found.judged, found.notices, unread=unread)]
+
+
+def _queues(shown: Board) -> _Items:
+    sort = request.args.get("sort", "name")
+    states = request.args.getlist("state")
+    _check([sort], QUEUE_SORTS)
+    _check(states, _STATES)
+    chosen = answers.select(_read(shown), _glob(), states, sort)
+    return [queue_item(*each) for each in _page(chosen, MOST_ITEMS)]
+
+
+def _queue(shown: Board) -> _Items:
+    name = request.args.get("name", "")
+    found = _read(shown).by_name.get(name)
+    if found is None:
+        raise NotFoundError(what="queue", name=name)
+    return [queue_item(*found)]
+
+
+def _dead_letters(shown: Board) -> _Items:
+    """Return the items of `qdo dead-letters`, in pages, newest first."""
+    return answers.exported(shown, _page(answers.letters(shown, _glob()), _LETTERS))
+
+
+def _requests(shown: Board) -> _Items:
+    """Return items of `qdo requests list POOL`: the newest that are not over."""
+    return answers.requests(shown, request.args.get("pool"))
+
+
+def _events(shown: Board) -> _Items:
+    kinds = request.args.getlist("kind")
+    _check(kinds, EVENT_KINDS)
+    _read(shown)
+    found = shown.reader.events.newest(_glob(), kinds)
+    return [event_item(each.at, each.change) for each in found]
+
+
+_ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
+    "status": ("qdo.status/1", _status),
+    "queues": ("qdo.queues/1", _queues),
+    "queue": ("qdo.queues/1", _queue),
+    "workers": ("qdo.workers/1", lambda shown: map(worker_item, _read(shown).workers)),
+    "components": ("qdo.components/1", lambda shown: map(component_item, _read(shown).processes)),
+    "dead-letters": ("qdo.dead-letters/2", _dead_letters),
+    "holds": ("qdo.holds/1", lambda shown: answers.holds(shown)[0]),
+    "limits": ("qdo.limits/1", answers.limits),
+    "timers": ("qdo.timers/1", answers.timers),
+    "pools": ("qdo.pools/1", answers.pools),
+    "requests": ("qdo.requests/1", _requests),
+    "events": ("qdo.events/1", _events),
+    "audit": ("qdo.audit/1", lambda shown: answers.audit(shown, _glob())),
+    "config": ("qdo.config/1", lambda shown: config_items(shown.settings, {})),
+    "settings": ("qdo.settings/1", lambda shown: answers.live_settings(shown).items),
+}
+"""By path, the schema of the items and the function that returns them."""
+
+
+def _answer(schema: str, items_of: Callable[[Board], _Items]) -> Response:
+    return jsonify({"schema": schema, "items": list(items_of(board()))})
+
+
+for _path, (_schema, _items_of) in _ANSWERS.items():
+    api.add_url_rule(f"/{_path}", _path, partial(_answer, _schema, _items_of))
