@@ -42,7 +42,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.positions import TIME_POSITIONS, Positions
@@ -153,12 +153,6 @@ _MOST_ENTRIES = 1 << 18
 """Entries beyond this number are not read; there are two for each of at most 100,000 jobs."""
 
 
-class InFlightEntries(Protocol):
-    """Where a turn writes the position of its message in flight, at the index of its entry."""
-
-    def __setitem__(self, index: int, position: int, /) -> None: ...
-
-
 class InFlightTable:
     """The entries of one process.
 
@@ -182,8 +176,11 @@ class InFlightTable:
         self._kept: dict[str, list[int]] = {}
         """Entries of ended turns by worker, see `give_back`."""
 
-    def notes(self, positions: Positions) -> InFlightEntries:
-        """Return the object that accepts the positions of a broker."""
+    def notes(self, positions: Positions) -> memoryview[int] | _WideEntries:
+        """Return the object that accepts the positions of a broker.
+
+        A turn writes the position of its message in flight at the index of its entry.
+        """
         return (
             self.positions
             if positions is TIME_POSITIONS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qdo.app import App
 from qdo.brokers.base import Broker
@@ -27,9 +27,12 @@ from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
-from qdo.worker.engine.slot import ClaimSink, PoolSink, Slot
+from qdo.worker.engine.slot import ClaimSink, Slot
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, check_lease
 from qdo.worker.metrics.meters import JobMeter
+
+if TYPE_CHECKING:
+    from qdo.worker.pools.subscription import PoolSubscription
 
 _log = logging.getLogger(__name__)
 
@@ -265,9 +268,9 @@ class Turn:
     job: BoundJob
 
     @property
-    def pool(self) -> PoolSink:
+    def pool(self) -> PoolSubscription:
         """Its member, if its job runs requests."""
-        return cast("PoolSink", self.member)
+        return cast("PoolSubscription", self.member)
 
     @property
     def in_force(self) -> bool:

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from qdo.coordination.member import Member
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import MISSING, DeclaredLimit
 from qdo.fleet.shares import LimitShare
 from qdo.jobs.job import Job
-from qdo.worker.engine.slot import Row, Rows, Slot, TurnResult
+from qdo.worker.engine.slot import LaneGroup, Row, Rows, Slot, TurnResult
 
 if TYPE_CHECKING:
     from qdo.fleet.pools import Pool, StartPool
@@ -187,16 +187,8 @@ class Streaks:
 _log = logging.getLogger(__name__)
 
 
-class PermitWaiter(Protocol):
-    """A queue, or the lanes of one, that can wait for permits."""
-
-    queue: str
-    awaits_permit: bool
-    grant: Grant | None
-
-
-class GatedLanes(PermitWaiter, Protocol):
-    admitted_at: float
+PermitWaiter: TypeAlias = Slot | LaneGroup
+"""A queue, or the lanes of one, that can wait for permits."""
 
 
 class Grant:
@@ -309,7 +301,7 @@ class Gate:
             return TurnResult.WAIT
         return None if self.admits(slot) else TurnResult.LIMITED
 
-    def enter_lane(self, lanes: GatedLanes, fence: int) -> bool:
+    def enter_lane(self, lanes: LaneGroup, fence: int) -> bool:
         """Take permits for one lane of a queue; False: it waits for them, or for its own rate."""
         lanes.admitted_at = self.due(lanes.queue, fence)
         if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
@@ -340,14 +332,14 @@ class Limits:
         self.waiting = 0
         self.clock = clock
         self.streaks = Streaks()
-        self._resume: Callable[[Any], None] = lambda waiter: None
+        self._resume: Callable[[PermitWaiter], None] = lambda waiter: None
         self.wake: Callable[[], None] = lambda: None
         self._gates: list[Gate] = []
         self._shares: Mapping[str, PermitShare] = {}
         self._faults: dict[str, str] = {}
         self._arrivals = count()
 
-    def report_to(self, resume: Callable[[Any], None]) -> None:
+    def report_to(self, resume: Callable[[PermitWaiter], None]) -> None:
         """Call a function with each waiter that got its permits."""
         self._resume = resume
 

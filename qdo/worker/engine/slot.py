@@ -69,24 +69,14 @@ class ClaimSink(Protocol):
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
 
 
-class PoolSink(ClaimSink, Protocol):
-    """Receives the reports of a pool as well; see `worker.pools.subscription`."""
-
-    def subscribe(
-        self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
-    ) -> Subscription: ...
-
-    def id_of(self, position: int) -> str: ...
-
-    def put_back(self, position: int, failed: int, seconds: float, error: str) -> None: ...
-
-    def finish(self, position: int, outcome: str, error: str) -> None: ...
-
-
 class LaneGroup(Protocol):
-    """The lanes of a queue as its slot sees them; see `lanes.Lanes`."""
+    """The lanes of a queue as its slot and the limits see them; see `lanes.Lanes`."""
 
     claim: Claim
+    queue: str
+    admitted_at: float
+    awaits_permit: bool
+    grant: Any
 
     @property
     def takes_more(self) -> bool: ...
