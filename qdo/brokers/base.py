@@ -276,9 +276,9 @@ class Broker(abc.ABC):
         what, remedy = "store requests", "give requests an app with a PostgreSQL broker"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
-    @abc.abstractmethod
     def send(self, message: Outgoing) -> str:
         """Store one message durably and return its id."""
+        return self.send_many((message,))[0]
 
     @abc.abstractmethod
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdo.encoding import is_utf8
-from qdo.errors import UsageError
+from qdo.encoding import MAX_STORED_BODY_BYTES, is_utf8
+from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import Message
+from qdo.queues import check_queue_name
 
 DEDUP_SECONDS = 300.0
 """Default window of a deduplication key."""
@@ -62,3 +63,18 @@ def check_text(message: Outgoing, nul: bool = True) -> None:
             reason=f"the {word} of a message for queue {message.queue!r} must not contain {what}, "
             f"which the broker cannot store, got {text!r}"
         )
+
+
+def checked_size(known: set[str], message: Outgoing, nul: bool = True) -> int:
+    """Return the size of a body; raise an error if a broker cannot store the message.
+
+    :param known: the names of queues that were checked before; this adds the message's.
+    :param nul: as in `check_text`.
+    """
+    if message.queue not in known:
+        known.add(check_queue_name(message.queue))
+    check_text(message, nul)
+    size = len(message.body)
+    if size > MAX_STORED_BODY_BYTES:
+        raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_STORED_BODY_BYTES)
+    return size

@@ -20,7 +20,6 @@ from operator import attrgetter
 from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import (
     Broker,
-    Capabilities,
     DelayedMessage,
     DelayedMessages,
     Outgoing,
@@ -34,10 +33,11 @@ from qdo.brokers.dead_letters import (
     refused_when_due,
     retried_headers,
 )
-from qdo.brokers.outgoing import check_text
+from qdo.brokers.grouped_calls import GroupCommitBroker
+from qdo.brokers.outgoing import checked_size
 from qdo.brokers.streams import StreamShard
-from qdo.encoding import ID, MAX_STORED_BODY_BYTES, parsed, utf8_text, with_header
-from qdo.errors import MessageTooLargeError, QdoError
+from qdo.encoding import ID, parsed, utf8_text, with_header
+from qdo.errors import QdoError
 from qdo.positions import message_id, position_now, position_of_time, time_of_position
 from qdo.queues import check_queue_name
 from qdo.testing.memory_requests import MemoryRequests, RequestContents
@@ -161,17 +161,7 @@ class MemoryStore:
 class MemoryBroker(Broker):
     """The queues of one app in a `MemoryStore`. Safe to use from several threads."""
 
-    capabilities = Capabilities(
-        ordered=True,
-        seekable=True,
-        countable=True,
-        delay=True,
-        peek=True,
-        max_body_bytes=MAX_STORED_BODY_BYTES,
-        dedup=True,
-        requests=True,
-        streams=True,
-    )
+    capabilities = GroupCommitBroker.capabilities
     id_node = ID_NODE
 
     def __init__(self, store: MemoryStore, app: str) -> None:
@@ -191,9 +181,6 @@ class MemoryBroker(Broker):
     @property
     def requests(self) -> MemoryRequests:
         return self._requests
-
-    def send(self, message: Outgoing) -> str:
-        return self.send_many((message,))[0]
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         with self._store.lock:
@@ -421,12 +408,4 @@ def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
 def check_messages(messages: Iterable[Outgoing]) -> None:
     """Raise the error of the first message that a broker refuses."""
     for message in messages:
-        _check(message)
-
-
-def _check(message: Outgoing) -> None:
-    check_queue_name(message.queue)
-    check_text(message)
-    size = len(message.body)
-    if size > MAX_STORED_BODY_BYTES:
-        raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_STORED_BODY_BYTES)
+        checked_size(set(), message)

@@ -11,8 +11,9 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from qdo.brokers.base import Broker, Capabilities, Outgoing
+from qdo.brokers.base import Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
@@ -20,12 +21,12 @@ from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedRe
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.streams import EmbeddedStreams
-from qdo.brokers.embedded.writer import Transaction, Writer
-from qdo.brokers.outgoing import check_text
+from qdo.brokers.embedded.writer import Transaction, Work, Writer
+from qdo.brokers.grouped_calls import GroupCommitBroker
+from qdo.brokers.outgoing import checked_size
 from qdo.brokers.streams import check_deletable
-from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
-from qdo.errors import MessageTooLargeError, QueueNotEmptyError
-from qdo.positions import format_position, message_id, position_now, position_of_time
+from qdo.errors import QueueNotEmptyError
+from qdo.positions import format_position, position_now, position_of_time
 from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
@@ -147,30 +148,20 @@ WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND pos
 """
 
 
-class EmbeddedBroker(Broker):
+class EmbeddedBroker(GroupCommitBroker):
     """Queues of one app in a SQLite file.
 
     Safe to use from several threads, or from greenlets once gevent has patched the process.
     """
 
-    capabilities = Capabilities(
-        ordered=True,
-        seekable=True,
-        countable=True,
-        delay=True,
-        peek=True,
-        max_body_bytes=MAX_BODY_BYTES,
-        dedup=True,
-        requests=True,
-        streams=True,
-    )
+    _writer: Writer
 
     def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
         self._path = path
         self._app = app
         self._wakeups = f"{path}.wakeups"
         self._clock = clock
-        self._known_names: set[str] = set()
+        self._checked_size = partial(checked_size, set())
         self._logged_ahead = False
         self._stops: list[Callable[[], None]] = []
         with unforked:  # the file has no guard until there is a writer
@@ -198,11 +189,6 @@ class EmbeddedBroker(Broker):
                 raise
 
     @property
-    def commits(self) -> int:
-        """How many transactions this broker object has committed."""
-        return self._writer.commits
-
-    @property
     def waiting(self) -> int:
         """How many calls of this process wait for their commit."""
         return self._writer.waiting
@@ -211,32 +197,11 @@ class EmbeddedBroker(Broker):
     def requests(self) -> EmbeddedRequests:
         return self._requests
 
-    def send(self, message: Outgoing) -> str:
-        return self.send_many((message,))[0]
+    def _append(self, messages: Sequence[Outgoing]) -> Work:
+        return lambda transaction: transaction.append(messages)
 
-    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
-        if not messages:
-            return []
-        if _plain(messages):
-            positions = self._writer.run(lambda transaction: transaction.append(messages), size)
-            return self._ids(positions)
-        return self._writer.run(self._on_terms(messages), size)
-
-    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
-        if not messages:
-            return []
-        if _plain(messages):
-            append = self._writer.arun(lambda transaction: transaction.append(messages), size)
-            return self._ids(await append)
-        return await self._writer.arun(self._on_terms(messages), size)
-
-    def _on_terms(self, messages: Sequence[Outgoing]) -> Callable[[Transaction], list[str]]:
+    def _send(self, messages: Sequence[Outgoing]) -> Work:
         return lambda transaction: send_with_options(transaction, messages, self.id_node)
-
-    def _ids(self, positions: Iterable[int]) -> list[str]:
-        return [message_id(position, self.id_node) for position in positions]
 
     def reader(self, queue: str, after: int) -> EmbeddedReader:
         return EmbeddedReader(
@@ -295,24 +260,6 @@ class EmbeddedBroker(Broker):
         with unforked:
             self._reading.close()
         self._writer.close()  # last: the file's guard goes with it
-
-    def _checked_size(self, message: Outgoing) -> int:
-        """Return the size of a body; raise an error if the message cannot be stored."""
-        if message.queue not in self._known_names:
-            self._known_names.add(check_queue_name(message.queue))
-        check_text(message)
-        size = len(message.body)
-        if size > MAX_BODY_BYTES:
-            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
-        return size
-
-
-def _plain(messages: Sequence[Outgoing]) -> bool:
-    """Return whether no message has options; a generator takes twice as long."""
-    for message in messages:  # noqa: SIM110
-        if message.terms is not None:
-            return False
-    return True
 
 
 def _retire(transaction: Transaction, queue: str, upto: int) -> int:

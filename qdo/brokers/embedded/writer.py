@@ -299,7 +299,6 @@ class Writer(GroupedCalls[Work]):
         limit: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__("writer")
-        self.commits = 0
         self._path = path
         self._app = app
         self._wakeups = wakeups
@@ -330,11 +329,6 @@ class Writer(GroupedCalls[Work]):
         :param size: approximate number of bytes that it adds.
         """
         result: T = self.call(work, size)
-        return result
-
-    async def arun(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        """Do the same as `run` for a coroutine, without blocking its event loop."""
-        result: T = await self.acall(work, size)
         return result
 
     # --- on the writing thread --------------------------------------------------------

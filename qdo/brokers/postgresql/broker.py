@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from qdo.brokers.base import Broker, Capabilities, Outgoing
+from qdo.brokers.base import Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
-from qdo.brokers.outgoing import check_text
+from qdo.brokers.grouped_calls import GroupCommitBroker
+from qdo.brokers.outgoing import checked_size
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
@@ -25,13 +27,13 @@ from qdo.brokers.postgresql.writer import (
     PostgresqlWriter,
     SendWork,
     StageWork,
+    Work,
 )
 from qdo.brokers.streams import check_deletable
-from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.encryption.marks import IdMarks
-from qdo.errors import MessageTooLargeError, QueueNotEmptyError
+from qdo.errors import QueueNotEmptyError
 from qdo.jobs.retry import PolicyInForce
-from qdo.positions import format_position, message_id
+from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection
 from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
@@ -224,24 +226,14 @@ DROP_SECONDS = 10.0
 _SECOND = 10_000_000
 
 
-class PostgresqlBroker(Broker):
+class PostgresqlBroker(GroupCommitBroker):
     """Queues of one app in a schema.
 
     Safe to use from several threads, or from greenlets once gevent has patched the process.
     """
 
-    capabilities = Capabilities(
-        ordered=True,
-        seekable=True,
-        countable=True,
-        delay=True,
-        peek=True,
-        max_body_bytes=MAX_BODY_BYTES,
-        dedup=True,
-        checks_config=True,
-        requests=True,
-        streams=True,
-    )
+    capabilities = replace(GroupCommitBroker.capabilities, checks_config=True)
+    _writer: PostgresqlWriter
 
     def __init__(self, address: SchemaAddress, app: str) -> None:
         self._address = address
@@ -251,7 +243,7 @@ class PostgresqlBroker(Broker):
         self._drop = f"SELECT {schema}.drop_partitions()"  # nosec B608 # as above
         self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # nosec B608 # as above
         self._dropped = time.monotonic()
-        self._known_names: set[str] = set()
+        self._checked_size = partial(checked_size, set(), nul=False)
         self._listeners: list[NotificationListener] = []
         self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
         try:
@@ -279,32 +271,6 @@ class PostgresqlBroker(Broker):
     def requests(self) -> PostgresqlRequests:
         return self._requests
 
-    @property
-    def commits(self) -> int:
-        """How many groups of writes this broker object has committed."""
-        return self._writer.commits
-
-    def send(self, message: Outgoing) -> str:
-        return self.send_many((message,))[0]
-
-    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
-        if not messages:
-            return []
-        if all(message.terms is None for message in messages):
-            return self._ids(self._writer.call(messages, size))
-        ids: list[str] = self._writer.call(self._change(messages), size)
-        return ids
-
-    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
-        if not messages:
-            return []
-        if all(message.terms is None for message in messages):
-            return self._ids(await self._writer.acall(messages, size))
-        ids: list[str] = await self._writer.acall(self._change(messages), size)
-        return ids
-
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         for message in messages:
             self._checked_size(message)
@@ -313,15 +279,15 @@ class PostgresqlBroker(Broker):
         stage = StageWork(self._address, self._app, messages, self._marks(), self.id_node)
         return stage.run(connection)
 
-    def _change(self, messages: Sequence[Outgoing]) -> Change:
+    def _append(self, messages: Sequence[Outgoing]) -> Work:
+        return messages
+
+    def _send(self, messages: Sequence[Outgoing]) -> Work:
         work = SendWork(self._address.schema, self._app, messages, self._marks())
         return Change(work, frozenset(message.queue for message in messages), UNKNOWN)
 
     def _marks(self) -> IdMarks | None:
         return None if self.dead_letters.marks is None else self.dead_letters.marks()
-
-    def _ids(self, positions: Iterable[int]) -> list[str]:
-        return [message_id(position, self.id_node) for position in positions]
 
     def reader(self, queue: str, after: int) -> PostgresqlReader:
         return PostgresqlReader(self._fetches, check_queue_name(queue), after)
@@ -373,13 +339,3 @@ class PostgresqlBroker(Broker):
             listener.close()
         self._writer.close()
         self._fetches.close()
-
-    def _checked_size(self, message: Outgoing) -> int:
-        """Return the size of a body; raise an error if the message cannot be stored."""
-        if message.queue not in self._known_names:
-            self._known_names.add(check_queue_name(message.queue))
-        check_text(message, nul=False)
-        size = len(message.body)
-        if size > MAX_BODY_BYTES:
-            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
-        return size

@@ -129,7 +129,6 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
     def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
         super().__init__("writer")
-        self.commits = 0
         self._app = app
         self._limit = limit
         self._session = PostgresqlSession(address, self._prepare)

@@ -225,7 +225,7 @@ def test_headers_of_qdo_are_not_passed_on() -> None:
 
 def test_bytes_up_to_the_limit(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above it the error names the queue, the size and the limit."""
-    monkeypatch.setattr("qdo.brokers.embedded.broker.MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("qdo.brokers.outgoing.MAX_STORED_BODY_BYTES", 100)
     app.send("q", b"x" * 100)
     with pytest.raises(MessageTooLargeError) as caught:
         app.send("q", b"x" * 101)
