@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from qdo.broker_errors import UnusableBrokerError
+from qdo.brokers.aws.broker import AwsBroker
 from qdo.brokers.aws.clients import make_calls, make_client
-from qdo.brokers.base import Broker, Capabilities, Outgoing, Reader, Subscription
+from qdo.brokers.base import Capabilities, Outgoing, Reader, Subscription
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterRecord, NoDeadLetters
 from qdo.brokers.kinesis.api import (
@@ -121,10 +122,9 @@ SENDERS = 16
 """Maximum of open requests with messages."""
 CLOSE_SECONDS = 25.0
 """How long closing waits for open requests: longer than their timeout."""
-Wake = Callable[[Iterable[str]], None]
 
 
-class KinesisBroker(Broker):
+class KinesisBroker(AwsBroker):
     """The shards of one stream. Safe to use from several threads or greenlets."""
 
     capabilities = Capabilities(
@@ -140,16 +140,14 @@ class KinesisBroker(Broker):
         end_position_text=FINISHED,
         backlog_budget=100,
     )
-    id_node = 0
     positions = POSITIONS
     dead_letters: KinesisDeadLetters | NoDeadLetters
 
     def __init__(self, address: KinesisAddress, app: str) -> None:
+        super().__init__()
         self.address = address
-        self._stopped = threading.Event()
         self._sending_now = threading.Condition()
         self._senders = 0
-        self._wakes: list[Wake] = []
         self._subscriptions: dict[str, KinesisSubscription] = {}
         self._live: set[KinesisSubscription] = set()
         """Subscriptions that may still make a request."""
@@ -176,9 +174,6 @@ class KinesisBroker(Broker):
         except BaseException:
             self.close()
             raise
-
-    def send(self, message: Outgoing) -> str:
-        return self.send_many((message,))[0]
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably; return their ids, which are sequence numbers.
@@ -227,7 +222,7 @@ class KinesisBroker(Broker):
             after,
             functools.partial(self._begin, queue, self.address.trimmed),
             self._paces,
-            functools.partial(self._wake, queue),
+            functools.partial(self._wake, [queue]),
             functools.partial(self._ended, queue),
         )
         self._subscriptions[queue] = subscription
@@ -267,23 +262,6 @@ class KinesisBroker(Broker):
         if shard is None:
             reading.expired()
         return reading
-
-    def listen(self, wake: Wake) -> Callable[[], None]:
-        self._wakes.append(wake)
-
-        def stop() -> None:
-            if wake in self._wakes:
-                self._wakes.remove(wake)
-
-        return stop
-
-    def _wake(self, queue: str) -> None:
-        for wake in list(self._wakes):
-            wake([queue])
-
-    def trim(self, queue: str, last: int, older_than: float) -> int:
-        """Return 0: Kinesis deletes records older than the stream's retention."""
-        return 0
 
     def close(self) -> None:
         self._stopped.set()

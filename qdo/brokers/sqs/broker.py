@@ -6,16 +6,15 @@ only this class; a worker's `SqsConsumer` is made when it subscribes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from qdo.brokers.aws.broker import AwsBroker
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
 from qdo.brokers.base import (
     DEDUP_SECONDS,
     REFERENCE,
-    Broker,
     Capabilities,
     Outgoing,
     Reader,
@@ -145,18 +144,16 @@ LARGER_BODIES = (
     " bodies in S3"
 )
 
-Wake = Callable[[Iterable[str]], None]
 
-
-class SqsBroker(Broker):
+class SqsBroker(AwsBroker):
     """The queues below an address. Safe to use from several threads or greenlets."""
 
-    id_node = 0
     positions = SQS_POSITIONS
     catalog: SqsCatalog
     dead_letters: SqsDeadLetters
 
     def __init__(self, address: SqsAddress) -> None:
+        super().__init__()
         self.address = address
         self.capabilities = Capabilities(
             ordered=True,
@@ -176,8 +173,6 @@ class SqsBroker(Broker):
             missing_lists_before_retire=3,
             backlog_budget=100,
         )
-        self._stopped = threading.Event()
-        self._wakes: list[Wake] = []
         self._consumer: SqsConsumer | None = None
         self._receipts: ReceiptHandleStore | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
@@ -202,9 +197,6 @@ class SqsBroker(Broker):
             self.close()
             raise
 
-    def send(self, message: Outgoing) -> str:
-        return self.send_many((message,))[0]
-
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably, those of each queue in the given order; return their ids.
 
@@ -227,15 +219,6 @@ class SqsBroker(Broker):
             what="show messages to anyone but the owner of their queue",
             remedy="receiving them would hide them from it",
         )
-
-    def listen(self, wake: Wake) -> Callable[[], None]:
-        self._wakes.append(wake)
-
-        def stop() -> None:
-            if wake in self._wakes:
-                self._wakes.remove(wake)
-
-        return stop
 
     def subscribe(
         self,
@@ -287,14 +270,6 @@ class SqsBroker(Broker):
             wait_seconds=address.wait_seconds,
             receipts=self._receipts,
         )
-
-    def _wake(self, queues: Iterable[str]) -> None:
-        for wake in list(self._wakes):
-            wake(queues)
-
-    def trim(self, queue: str, last: int, older_than: float) -> int:
-        """Return 0: SQS deletes messages older than the queue's retention."""
-        return 0
 
     def request_counts(self) -> dict[str, int]:
         return {} if self._consumer is None else dict(self._consumer.requests.counts)
