@@ -229,10 +229,15 @@ class Row(NamedTuple):
     headers: str | None
 
 
-class _NoStreams:
-    def __get__(self, broker: object, kind: type[Broker]) -> StreamStore:
-        what, remedy = "store streams", "use a PostgreSQL broker, or the shards of Kinesis itself"
-        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
+class _Missing:
+    """A store that this kind of broker lacks; a broker that has it sets the attribute."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self._what = what
+        self._remedy = remedy
+
+    def __get__(self, broker: object, kind: type[Broker]) -> Any:
+        raise UnsupportedError(broker="this broker", what=self._what, remedy=self._remedy)
 
 
 class Broker(abc.ABC):
@@ -260,7 +265,13 @@ class Broker(abc.ABC):
     on_sent: Callable[[Iterable[str]], None] | None = None
     max_queues: int | None = None
     max_read_bytes: int = MAX_STORED_BODY_BYTES
-    streams: StreamStore = cast(StreamStore, _NoStreams())
+    requests: RequestStore = cast(
+        Any, _Missing("store requests", "give requests an app with a PostgreSQL broker")
+    )
+    """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
+    streams: StreamStore = cast(
+        Any, _Missing("store streams", "use a PostgreSQL broker, or the shards of Kinesis itself")
+    )
     """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
     stream_of: Callable[[str], str] = staticmethod(str)
     """Returns the stream of a shard, and the name of any other queue."""
@@ -269,12 +280,6 @@ class Broker(abc.ABC):
     def id_scheme(self) -> int | Positions:
         """The source of the id and time of a `Message`."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
-
-    @property
-    def requests(self) -> RequestStore:
-        """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
-        what, remedy = "store requests", "give requests an app with a PostgreSQL broker"
-        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def send(self, message: Outgoing) -> str:
         """Store one message durably and return its id."""

@@ -227,7 +227,7 @@ class FaultyBroker(MemoryBroker):
 
     def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
         super().__init__(store, app)
-        self._requests = _PointedRequests(self, reach)
+        self.requests = _PointedRequests(self, reach)
         self.dead_letters = _PointedDeadLetters(store, store.contents[app], reach)
         self._reach = reach
 
@@ -266,7 +266,7 @@ class SendingBroker(MemoryBroker):
         self, store: MemoryStore, app: str, reach: Reach, on_pause: Callable[[str], None]
     ) -> None:
         super().__init__(store, app)
-        self._requests = _PointedRequests(self, reach, on_pause)
+        self.requests = _PointedRequests(self, reach, on_pause)
         self._store = store
         self._reach = reach
         self._staged = StagedMessages()

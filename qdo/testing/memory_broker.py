@@ -174,13 +174,9 @@ class MemoryBroker(Broker):
         held = self._contents
         self.streams = MemoryStreams(held.shards, store.lock, held.queues, held.queue)
         self.stream_of = self.streams.stream_of
-        self._requests = MemoryRequests(
+        self.requests = MemoryRequests(
             self._contents.requests, store.lock, store.clock, lambda some: self._add(some)[1]
         )
-
-    @property
-    def requests(self) -> MemoryRequests:
-        return self._requests
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         with self._store.lock:

@@ -154,6 +154,7 @@ class EmbeddedBroker(GroupCommitBroker):
     Safe to use from several threads, or from greenlets once gevent has patched the process.
     """
 
+    requests: EmbeddedRequests
     _writer: Writer
 
     def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
@@ -181,7 +182,7 @@ class EmbeddedBroker(GroupCommitBroker):
                 )
                 self.streams = EmbeddedStreams(self._reading, path, app, self._writer)
                 self.stream_of = self.streams.stream_of
-                self._requests = EmbeddedRequests(
+                self.requests = EmbeddedRequests(
                     self._reading, path, app, self._writer, self.id_node, self._checked_size
                 )
             except BaseException:
@@ -192,10 +193,6 @@ class EmbeddedBroker(GroupCommitBroker):
     def waiting(self) -> int:
         """How many calls of this process wait for their commit."""
         return self._writer.waiting
-
-    @property
-    def requests(self) -> EmbeddedRequests:
-        return self._requests
 
     def _append(self, messages: Sequence[Outgoing]) -> Work:
         return lambda transaction: transaction.append(messages)
@@ -255,7 +252,7 @@ class EmbeddedBroker(GroupCommitBroker):
             )
 
     def close(self) -> None:
-        for stop in (*self._stops, *self._requests.stops):
+        for stop in (*self._stops, *self.requests.stops):
             stop()
         with unforked:
             self._reading.close()

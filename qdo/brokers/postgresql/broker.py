@@ -262,14 +262,10 @@ class PostgresqlBroker(GroupCommitBroker):
         )
         self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
         self.stream_of = self.streams.stream_of
-        self._requests = PostgresqlRequests(
+        self.requests = PostgresqlRequests(
             address, app, self.id_node, self._fetches, self._writer, self._checked_size,
             self._marks, self._listen_for_requests,
         )  # fmt: skip
-
-    @property
-    def requests(self) -> PostgresqlRequests:
-        return self._requests
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         for message in messages:

@@ -13,7 +13,6 @@ import pytest
 from gevent.event import Event
 
 import qdo
-from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.errors import UnreachableError
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 from qdo.testing.memory_requests import MemoryRequests
@@ -77,7 +76,7 @@ class PoolSetup(EngineSetup):
         **options: Any,
     ) -> None:
         self.store = UnsureRequests()
-        monkeypatch.setattr(EmbeddedBroker, "requests", self.store)
+        monkeypatch.setattr("qdo.brokers.embedded.broker.EmbeddedRequests", lambda *_: self.store)
         waits = SimpleNamespace(sleep=gevent.sleep)
         monkeypatch.setattr("qdo.sending.pool_jobs.time", waits)
         monkeypatch.setattr("qdo.sending.replies.time", waits)

@@ -210,7 +210,7 @@ def test_a_body_is_limited_as_that_of_a_message(app: App) -> None:
 
 def test_a_broker_without_requests_says_so(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the remedy; also for a handle."""
-    monkeypatch.setattr(type(app.broker), "requests", Broker.requests)
+    monkeypatch.delattr(app.broker, "requests")
     for call in (lambda: app.request("invoice", 1), lambda: app.handle("a").state):
         with pytest.raises(UnsupportedError) as caught:
             call()
