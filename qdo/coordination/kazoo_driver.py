@@ -31,32 +31,7 @@ from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from qdo.coordination.bulk_reads import BATCH, is_refusal, refusal_reason
 from qdo.coordination.client import Client
 from qdo.coordination.extra_requests import AddWatch, MultiRead
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CheckOp,
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    Committed,
-    Create,
-    Created,
-    DeleteOp,
-    Get,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Refused,
-    Rejected,
-    Response,
-    SetOp,
-    Stat,
-    Sync,
-    Synced,
-    Watching,
-    WatchTree,
-)
+from qdo.coordination.protocol import machine as m
 
 Watcher = Callable[[WatchedEvent], None]
 
@@ -90,12 +65,12 @@ class KazooDriver:
 
     def read(
         self,
-        request: Get | Stat | Children | Create | WatchTree | Sync,
-        then: Callback,
+        request: m.Get | m.Stat | m.Children | m.Create | m.WatchTree | m.Sync,
+        then: m.Callback,
         watcher: Watcher,
     ) -> None:
         path = self._client.chroot + request.path
-        if isinstance(request, Create):
+        if isinstance(request, m.Create):
             self._send(
                 kazoo_requests.Create(
                     path,
@@ -106,22 +81,22 @@ class KazooDriver:
                 partial(_created, self._client.chroot),
                 then,
             )
-        elif isinstance(request, Children):
+        elif isinstance(request, m.Children):
             watch = watcher if request.watch else None
             self._send(GetChildren(path, watch), _listing, then)
-        elif isinstance(request, WatchTree):
+        elif isinstance(request, m.WatchTree):
             self._client.tree_watchers.add(path or "/", watcher)
-            self._send(AddWatch(path or "/"), lambda _: Watching(), then)
-        elif isinstance(request, Sync):
+            self._send(AddWatch(path or "/"), lambda _: m.Watching(), then)
+        elif isinstance(request, m.Sync):
             self._client._call(kazoo_requests.Sync(path or "/"), _SyncReply(self, then))
-        elif isinstance(request, Stat):
+        elif isinstance(request, m.Stat):
             self._send(Exists(path, watcher if request.watch else None), _stat, then)
         elif request.watch:
             self._get_watched(path, then, watcher)
         else:
             self.read_many([(request, then)])
 
-    def read_many(self, requests: list[tuple[Get, Callback]]) -> None:
+    def read_many(self, requests: list[tuple[m.Get, m.Callback]]) -> None:
         """Perform consecutive reads without watches, as one request if that is faster."""
         root = self._client.chroot
         if len(requests) == 1:
@@ -133,7 +108,7 @@ class KazooDriver:
             many = MultiRead([root + request.path for request, _ in batch])
             self._client._call(many, _ManyReplies(self, [then for _, then in batch]))
 
-    def commit(self, request: Commit, then: Callback) -> None:
+    def commit(self, request: m.Commit, then: m.Callback) -> None:
         """Perform a transaction.
 
         Its requests are built here and not by kazoo's `TransactionRequest`, which splits every path
@@ -142,39 +117,39 @@ class KazooDriver:
         client = self._client
         self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 
-    def _send(self, request: Any, convert: Callable[[Any], Response], then: Callback) -> None:
+    def _send(self, request: Any, convert: Callable[[Any], m.Response], then: m.Callback) -> None:
         self._client._call(request, _Reply(self, convert, then))
 
-    def deliver(self, then: Callback, convert: Callable[[Any], Response], value: Any) -> None:
+    def deliver(self, then: m.Callback, convert: Callable[[Any], m.Response], value: Any) -> None:
         if not isinstance(value, Exception):
             then(convert(value))
         elif isinstance(value, NoNodeError):
-            then(NodeMissing())
+            then(m.NodeMissing())
         elif isinstance(value, _UNANSWERED):
-            then(NoResponse())
+            then(m.NoResponse())
         elif is_refusal(value) and convert is not committed:
-            then(Refused(refusal_reason(value)))
+            then(m.Refused(refusal_reason(value)))
         else:
             self._refused(value)
 
     def last_zxid(self) -> int:
         return int(self._client.last_zxid)
 
-    def _get_watched(self, path: str, then: Callback, watcher: Watcher) -> None:
+    def _get_watched(self, path: str, then: m.Callback, watcher: Watcher) -> None:
         """Read a node and watch it; a missing one is watched through `exists`.
 
         The node may appear between the two requests. Then it is read after all; the watch of
         `exists` stays armed.
         """
 
-        def got(answer: Response) -> None:
-            if isinstance(answer, NodeMissing):
+        def got(answer: m.Response) -> None:
+            if isinstance(answer, m.NodeMissing):
                 self._send(Exists(path, watcher), _existence, looked)
             else:
                 then(answer)
 
-        def looked(answer: Response) -> None:
-            if isinstance(answer, ChildrenRead):
+        def looked(answer: m.Response) -> None:
+            if isinstance(answer, m.ChildrenRead):
                 self._get_watched(path, then, watcher)
             else:
                 then(answer)
@@ -186,7 +161,7 @@ class _Reply:
     """Receives the answer of one request from kazoo's connection."""
 
     def __init__(
-        self, driver: KazooDriver, convert: Callable[[Any], Response], then: Callback
+        self, driver: KazooDriver, convert: Callable[[Any], m.Response], then: m.Callback
     ) -> None:
         self._driver = driver
         self._convert = convert
@@ -201,13 +176,13 @@ class _Reply:
 class _SyncReply:
     """Receives the answer of a sync, and the zxid of the coordinator at that moment."""
 
-    def __init__(self, driver: KazooDriver, then: Callback) -> None:
+    def __init__(self, driver: KazooDriver, then: m.Callback) -> None:
         self._driver = driver
         self._then = then
 
     def set(self, value: Any) -> None:
         """Deliver the zxid: later it would be that of a later answer."""
-        answer = Synced(self._driver.last_zxid())
+        answer = m.Synced(self._driver.last_zxid())
         self._driver.put(partial(self._then, answer))
 
     def set_exception(self, error: Exception) -> None:
@@ -217,7 +192,7 @@ class _SyncReply:
 class _ManyReplies:
     """Receives the answer of a request of several reads."""
 
-    def __init__(self, driver: KazooDriver, thens: list[Callback]) -> None:
+    def __init__(self, driver: KazooDriver, thens: list[m.Callback]) -> None:
         self._driver = driver
         self._thens = thens
 
@@ -232,45 +207,45 @@ class _ManyReplies:
             self._driver.deliver(then, node_read, value)
 
 
-def operation(client: Client, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
+def operation(client: Client, op: m.Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
     """Return kazoo's request for an operation, below the client's root."""
     path = client.chroot + op.path
-    if isinstance(op, SetOp):
+    if isinstance(op, m.SetOp):
         return SetData(path, op.data, op.version)
-    if isinstance(op, CheckOp):
+    if isinstance(op, m.CheckOp):
         return CheckVersion(path, op.version)
-    if isinstance(op, DeleteOp):
+    if isinstance(op, m.DeleteOp):
         return Delete(path, op.version)
     return kazoo_requests.Create(path, op.data, client.access.acl_of(op.path), 0)
 
 
-def node_read(value: tuple[bytes | None, ZnodeStat]) -> NodeRead:
+def node_read(value: tuple[bytes | None, ZnodeStat]) -> m.NodeRead:
     data, stat = value
-    return NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
+    return m.NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 
 
-def _existence(stat: ZnodeStat | None) -> Response:
+def _existence(stat: ZnodeStat | None) -> m.Response:
     """Return an empty `ChildrenRead` if a node exists, else `NodeMissing`."""
-    return NodeMissing() if stat is None else ChildrenRead(())
+    return m.NodeMissing() if stat is None else m.ChildrenRead(())
 
 
-def _stat(stat: ZnodeStat | None) -> Response:
+def _stat(stat: ZnodeStat | None) -> m.Response:
     return (
-        NodeMissing()
+        m.NodeMissing()
         if stat is None
-        else NodeRead(b"", stat.version, stat.mzxid, stat.ephemeralOwner)
+        else m.NodeRead(b"", stat.version, stat.mzxid, stat.ephemeralOwner)
     )
 
 
-def _listing(names: list[str]) -> Response:
-    return ChildrenRead(tuple(map(sys.intern, names)))
+def _listing(names: list[str]) -> m.Response:
+    return m.ChildrenRead(tuple(map(sys.intern, names)))
 
 
-def _created(root: str, path: str) -> Response:
-    return Created(path.removeprefix(root))
+def _created(root: str, path: str) -> m.Response:
+    return m.Created(path.removeprefix(root))
 
 
-def committed(results: list[Any]) -> Committed | Rejected | NoResponse:
+def committed(results: list[Any]) -> m.Committed | m.Rejected | m.NoResponse:
     """Translate the results of a transaction: kazoo returns its errors, it does not raise them.
 
     In a failed transaction, operations before the failed one have RolledBackError, and operations
@@ -279,10 +254,10 @@ def committed(results: list[Any]) -> Committed | Rejected | NoResponse:
     for index, result in enumerate(results):
         if isinstance(result, Exception) and not isinstance(result, RolledBackError):
             if isinstance(result, _UNANSWERED):
-                return NoResponse()
+                return m.NoResponse()
             fault = _fault(result)
-            other = fault is CommitError.OTHER
-            return Rejected(index, fault, refusal_reason(result, "written") if other else "")
+            other = fault is m.CommitError.OTHER
+            return m.Rejected(index, fault, refusal_reason(result, "written") if other else "")
     zxid = 0
     versions = []
     for result in results:
@@ -291,14 +266,14 @@ def committed(results: list[Any]) -> Committed | Rejected | NoResponse:
             versions.append(result.version)
         else:
             versions.append(0 if isinstance(result, str) else -1)
-    return Committed(zxid, tuple(versions))
+    return m.Committed(zxid, tuple(versions))
 
 
-def _fault(error: Exception) -> CommitError:
+def _fault(error: Exception) -> m.CommitError:
     if isinstance(error, BadVersionError):
-        return CommitError.BAD_VERSION
+        return m.CommitError.BAD_VERSION
     if isinstance(error, NoNodeError):
-        return CommitError.NO_NODE
+        return m.CommitError.NO_NODE
     if isinstance(error, NodeExistsError):
-        return CommitError.NODE_EXISTS
-    return CommitError.OTHER
+        return m.CommitError.NODE_EXISTS
+    return m.CommitError.OTHER

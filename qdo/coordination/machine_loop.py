@@ -17,8 +17,8 @@ from kazoo.protocol.states import EventType, WatchedEvent
 from qdo.backoff import Backoff
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import KazooDriver
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import Callback, Commit, Get, Machine, NoResponse, Response
 from qdo.coordination.protocol.silence import SILENCE, SilenceDetector
 from qdo.system.clock import clock
 from qdo.text import describe
@@ -40,7 +40,7 @@ class MachineLoop:
     def __init__(
         self, client: Client, *, before_flush: Callable[[], None], after_step: Callable[[], None]
     ) -> None:
-        self.machines: list[Machine] = []
+        self.machines: list[m.Machine] = []
         self.lease: Lease | None = None
         self.running = False
         self.up = False
@@ -50,7 +50,7 @@ class MachineLoop:
         self._after_step = after_step
         self._events: Any = self._handler.queue_impl()
         self._watchers: dict[int, Callable[[WatchedEvent], None]] = {}
-        self._unanswered: dict[int, Callback] = {}
+        self._unanswered: dict[int, m.Callback] = {}
         self._client = client
         self._silence = SilenceDetector(float("inf"))
         self._may_fall_silent = client.address.has_servers
@@ -73,7 +73,7 @@ class MachineLoop:
         self.up = False
         self.machines.clear()
 
-    def remove(self, machine: Machine) -> None:
+    def remove(self, machine: m.Machine) -> None:
         if machine in self.machines:
             self.machines.remove(machine)
         self._watchers.pop(id(machine), None)  # kazoo keeps the watcher while a watch is armed
@@ -132,11 +132,11 @@ class MachineLoop:
 
     # --- requests and answers ---------------------------------------------------------
 
-    def _perform(self, machine: Machine) -> None:
+    def _perform(self, machine: m.Machine) -> None:
         if not self.up:
             return  # answered `NoResponse` when the session reconnects
         outbox = machine.outbox
-        reads: list[tuple[Get, Callback]] = []
+        reads: list[tuple[m.Get, m.Callback]] = []
         while outbox:
             request, then = outbox.popleft()
             self._requests += 1
@@ -145,20 +145,20 @@ class MachineLoop:
             if self._may_fall_silent:
                 self._silence.sent(clock())
             answered = partial(self._answered, number)
-            if isinstance(request, Get) and not request.watch:
+            if isinstance(request, m.Get) and not request.watch:
                 reads.append((request, answered))
                 continue
             if reads:
                 self.driver.read_many(reads)
                 reads = []
-            if isinstance(request, Commit):
+            if isinstance(request, m.Commit):
                 self.driver.commit(request, partial(self._committed, number, clock()))
             else:
                 self.driver.read(request, answered, self._watcher(machine))
         if reads:
             self.driver.read_many(reads)
 
-    def _answered(self, number: int, answer: Response) -> None:
+    def _answered(self, number: int, answer: m.Response) -> None:
         """Pass on an answer, unless the connection was lost before it was delivered."""
         then = self._unanswered.pop(number, None)
         if then is not None:
@@ -167,21 +167,21 @@ class MachineLoop:
         if not self._unanswered:
             self._unanswered.clear()  # releases memory: a dict never shrinks by itself
 
-    def _committed(self, number: int, sent_at: float, answer: Response) -> None:
+    def _committed(self, number: int, sent_at: float, answer: m.Response) -> None:
         """Pass on an answer; an acknowledged transaction renews the lease."""
-        if not isinstance(answer, NoResponse) and self.lease is not None:
+        if not isinstance(answer, m.NoResponse) and self.lease is not None:
             self.lease.renew(sent_at, clock())
             self._refusals = 0
         self._answered(number, answer)
 
-    def _watcher(self, machine: Machine) -> Callable[[WatchedEvent], None]:
+    def _watcher(self, machine: m.Machine) -> Callable[[WatchedEvent], None]:
         """Return the machine's only watcher: kazoo calls equal watchers once per event."""
         watcher = self._watchers.get(id(machine))
         if watcher is None:
             watcher = self._watchers[id(machine)] = partial(self._watch_fired, machine)
         return watcher
 
-    def _watch_fired(self, machine: Machine, event: WatchedEvent) -> None:
+    def _watch_fired(self, machine: m.Machine, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:  # NONE: dropped with the connection
             self.put(partial(machine.changed, event.path))
 
@@ -219,4 +219,4 @@ class MachineLoop:
             waiting.extend(then for _, then in machine.outbox)
             machine.outbox.clear()
         for then in waiting:
-            then(NoResponse())
+            then(m.NoResponse())

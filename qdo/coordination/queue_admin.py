@@ -32,7 +32,7 @@ from typing import Literal, TypeAlias
 from qdo.coordination import transactions
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import Committed, CreateOp, DeleteOp, NodeRead, Op, SetOp
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.transactions import Node, change, commit, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
@@ -47,7 +47,7 @@ from qdo.errors import (
 )
 
 Change = Callable[[QueueNode], QueueNode]
-Record: TypeAlias = Callable[[QueueNode, QueueNode], CreateOp]
+Record: TypeAlias = Callable[[QueueNode, QueueNode], m.CreateOp]
 """Makes the entry of a change in the action log, from the node before and after."""
 Which: TypeAlias = tuple[int, ...] | Literal["first", "all"]
 """Failing messages of a queue, by their positions; or the first, or all of them."""
@@ -112,7 +112,7 @@ def seek_many(
     node is left out. If one of them changes meanwhile, each is moved by itself.
     """
     changes = {queue: _sought(*place, finished, onward) for queue, place in places.items()}
-    ops: list[Op] = []
+    ops: list[m.Op] = []
     owned: dict[str, list[str]] = {}
     for found in read_nodes(client, [layout.queue(queue) for queue in places]):
         queue = found.path.rpartition("/")[2]
@@ -120,11 +120,11 @@ def seek_many(
         after = changes[queue](before)
         if after is not before:
             written = replace(after, seek=before.seek + 1, onward=before.onward + onward)
-            ops.append(SetOp(found.path, written.encode(), found.version))
+            ops.append(m.SetOp(found.path, written.encode(), found.version))
             owned.setdefault(before.owner, []).append(queue)
     for owner, queues in owned.items():
         ops += _notice(client, layout, owner, *queues) if owner else []
-    if not ops or isinstance(commit(client, ops), Committed):
+    if not ops or isinstance(commit(client, ops), m.Committed):
         return
     for queue in changes:
         with suppress(NotFoundError):
@@ -285,7 +285,7 @@ def restore(
 
 
 def remove(
-    client: Client, layout: Layout, queue: str, *, entry: Callable[[], CreateOp] | None = None
+    client: Client, layout: Layout, queue: str, *, entry: Callable[[], m.CreateOp] | None = None
 ) -> str:
     """Delete the node of a queue that is marked as deleted, unless it has an owner.
 
@@ -294,19 +294,19 @@ def remove(
     path = layout.queue(queue)
     owner = ""
 
-    def decide(folder: Node) -> list[Op] | None:
+    def decide(folder: Node) -> list[m.Op] | None:
         nonlocal owner
         found, owner = read(client, path), ""
-        if not isinstance(folder, NodeRead) or not isinstance(found, NodeRead):
+        if not isinstance(folder, m.NodeRead) or not isinstance(found, m.NodeRead):
             return None
         node = QueueNode.parse(found.data)
-        if node.owner and isinstance(read(client, layout.worker(node.owner)), NodeRead):
+        if node.owner and isinstance(read(client, layout.worker(node.owner)), m.NodeRead):
             owner = node.owner
             return None
         if not node.deleted:  # restored in between: it has the progress of newer messages
             return None
-        written = SetOp(layout.queues, folder.data, folder.version)
-        ops: list[Op] = [written, DeleteOp(path, found.version)]
+        written = m.SetOp(layout.queues, folder.data, folder.version)
+        ops: list[m.Op] = [written, m.DeleteOp(path, found.version)]
         return [*ops, entry()] if entry is not None else ops
 
     transactions.change(client, layout.queues, decide, root=layout.root)
@@ -353,11 +353,11 @@ def change_node(
     """
     path = layout.queue(queue)
     refusing, before, written = "", QueueNode(), (b"", 0)
-    entry: CreateOp | None = None
+    entry: m.CreateOp | None = None
 
-    def decide(node: Node) -> list[Op] | None:
+    def decide(node: Node) -> list[m.Op] | None:
         nonlocal before, entry, written
-        if not isinstance(node, NodeRead):
+        if not isinstance(node, m.NodeRead):
             raise NotFoundError(what="queue", name=queue)
         before = QueueNode.parse(node.data)
         after = change(before)
@@ -366,7 +366,7 @@ def change_node(
         kept = before.onward + (sought if onward else 0)
         data = replace(after, seek=before.seek + sought, onward=kept).encode()
         written = data, node.version + 1
-        ops: list[Op] = [SetOp(path, data, node.version)]
+        ops: list[m.Op] = [m.SetOp(path, data, node.version)]
         if record is not None:
             entry = record(before, after)
             ops.append(entry)
@@ -374,7 +374,7 @@ def change_node(
             ops.extend(_notice(client, layout, before.owner, queue))
         return ops
 
-    def is_mine(node: NodeRead) -> bool:
+    def is_mine(node: m.NodeRead) -> bool:
         return _is_there(client, entry) if entry else (node.data, node.version) == written
 
     while True:
@@ -388,11 +388,11 @@ def change_node(
             refusing = owner  # it finds out with its next write of the queue node
 
 
-def _is_there(client: Client, entry: CreateOp) -> bool:
-    return isinstance(read(client, entry.path), NodeRead)
+def _is_there(client: Client, entry: m.CreateOp) -> bool:
+    return isinstance(read(client, entry.path), m.NodeRead)
 
 
-def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[Op]:
+def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[m.Op]:
     """Return the request to the owner of queues to read them again.
 
     There is none for an owner that is gone forever: the next one reads the queue node.
@@ -402,11 +402,11 @@ def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[Op
         node = read(client, path)
     except NodeRefusedError:
         return []
-    if not isinstance(node, NodeRead):
+    if not isinstance(node, m.NodeRead):
         return []
     own = WorkerNode.parse(node.data)
     reread = tuple(dict.fromkeys((*own.reread, *queues)))
-    return [SetOp(path, replace(own, reread=reread).encode(), node.version)]
+    return [m.SetOp(path, replace(own, reread=reread).encode(), node.version)]
 
 
 KEY = "imported"
@@ -460,24 +460,24 @@ def create(client: Client, layout: Layout, queue: str) -> None:
     make_folder(client, layout.queues)
     path = layout.queue(queue)
 
-    def decide(found: Node) -> list[Op] | None:
-        return None if isinstance(found, NodeRead) else [CreateOp(path, QueueNode().encode())]
+    def decide(found: Node) -> list[m.Op] | None:
+        return None if isinstance(found, m.NodeRead) else [m.CreateOp(path, QueueNode().encode())]
 
     change(client, path, decide, root=layout.root)
 
 
 def _created(client: Client, layout: Layout, queue: str, wanted: QueueNode, record: Record) -> bool:
     """Create the node of a queue; return False if there is one."""
-    entry: CreateOp | None = None
+    entry: m.CreateOp | None = None
 
-    def decide(found: Node) -> list[Op] | None:
+    def decide(found: Node) -> list[m.Op] | None:
         nonlocal entry
-        if isinstance(found, NodeRead):
+        if isinstance(found, m.NodeRead):
             return None
         entry = record(QueueNode(), wanted)
-        return [CreateOp(layout.queue(queue), wanted.encode()), entry]
+        return [m.CreateOp(layout.queue(queue), wanted.encode()), entry]
 
-    def is_mine(found: NodeRead) -> bool:
+    def is_mine(found: m.NodeRead) -> bool:
         return entry is not None and _is_there(client, entry)
 
     path = layout.queue(queue)

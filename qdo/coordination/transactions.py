@@ -19,15 +19,7 @@ from kazoo.protocol.serialization import GetData, Transaction
 from qdo.coordination.bulk_reads import AGAIN_SECONDS, connection_lost, is_refusal
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import committed, node_read, operation
-from qdo.coordination.protocol.machine import (
-    CheckOp,
-    Committed,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Rejected,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.errors import NodeRefusedError
 from qdo.system.clock import clock
 
@@ -36,8 +28,8 @@ ANSWER_SECONDS = 15.0
 CHANGE_SECONDS = 2 * ANSWER_SECONDS
 """How long a change is repeated while no transaction is answered."""
 
-Node = NodeRead | NodeMissing
-Decide = Callable[[Node], Sequence[Op] | None]
+Node = m.NodeRead | m.NodeMissing
+Decide = Callable[[Node], Sequence[m.Op] | None]
 
 
 def read(client: Client, path: str) -> Node:
@@ -48,7 +40,7 @@ def read(client: Client, path: str) -> Node:
         try:
             return node_read(client.answer_to(answer, max(0.0, deadline - clock())))
         except NoNodeError:
-            return NodeMissing()
+            return m.NodeMissing()
         except (KazooException, client.handler.timeout_exception) as error:
             _wait_again(client, path, error, deadline)
 
@@ -61,14 +53,14 @@ def _wait_again(client: Client, path: str, error: Exception, deadline: float) ->
     client.handler.sleep_func(AGAIN_SECONDS)
 
 
-def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoResponse:
+def commit(client: Client, ops: Sequence[m.Op]) -> m.Committed | m.Rejected | m.NoResponse:
     """Perform a transaction: all operations or none."""
     return commit_each(client, [ops])[0]
 
 
 def commit_each(
-    client: Client, transactions: Sequence[Sequence[Op]]
-) -> list[Committed | Rejected | NoResponse]:
+    client: Client, transactions: Sequence[Sequence[m.Op]]
+) -> list[m.Committed | m.Rejected | m.NoResponse]:
     """Perform several transactions in this order, without waiting between them."""
     answers = []
     for ops in transactions:
@@ -77,11 +69,11 @@ def commit_each(
     return [_answered(client, answer) for answer in answers]
 
 
-def _answered(client: Client, answer: Any) -> Committed | Rejected | NoResponse:
+def _answered(client: Client, answer: Any) -> m.Committed | m.Rejected | m.NoResponse:
     try:
         results: Any = client.answer_to(answer, ANSWER_SECONDS)
     except (KazooException, client.handler.timeout_exception):
-        return NoResponse()
+        return m.NoResponse()
     return committed(results)
 
 
@@ -102,7 +94,7 @@ def settle(client: Client, root: str) -> None:
     A committed check of `root`, a node that exists, is a barrier. It changes nothing.
     """
     deadline = clock() + ANSWER_SECONDS
-    while isinstance(commit(client, [CheckOp(root)]), NoResponse):
+    while isinstance(commit(client, [m.CheckOp(root)]), m.NoResponse):
         if client.session_over or clock() > deadline:
             raise connection_lost(client, TimeoutError("no answer"))
         client.handler.sleep_func(AGAIN_SECONDS)
@@ -114,9 +106,9 @@ def change(
     decide: Decide,
     *,
     root: str,
-    is_mine: Callable[[NodeRead], bool] = lambda node: False,
+    is_mine: Callable[[m.NodeRead], bool] = lambda node: False,
     guess: Node | None = None,
-) -> Committed | None:
+) -> m.Committed | None:
     """Change a node at the version read, again until no other change comes between.
 
     :param decide: returns the operations for the node as read, the one on this node first; None
@@ -130,15 +122,15 @@ def change(
     unanswered, deadline = False, clock() + CHANGE_SECONDS
     while True:
         node, guess = guess or read(client, path), None
-        if unanswered and isinstance(node, NodeRead) and is_mine(node):
-            return Committed(node.mzxid, (node.version,))
+        if unanswered and isinstance(node, m.NodeRead) and is_mine(node):
+            return m.Committed(node.mzxid, (node.version,))
         ops = decide(node)
         if ops is None:
             return None
         answer = commit(client, ops)
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             return answer
-        if isinstance(answer, Rejected):
+        if isinstance(answer, m.Rejected):
             if answer.refuses(answer.index):
                 refused = ops[answer.index].path
                 raise NodeRefusedError(path=refused, account=client.access.account_name())

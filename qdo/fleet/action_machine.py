@@ -28,26 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from qdo.coordination.protocol.machine import (
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    Committed,
-    CreateOp,
-    DeleteOp,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Refused,
-    Rejected,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.layout import FleetLayout
 from qdo.coordination.znodes.values import encode, load, shown
 from qdo.fleet.audit_entries import (
@@ -241,7 +222,7 @@ class _Underway:
     output: str = ""
 
 
-class ActionsWatch(Machine):
+class ActionsWatch(m.Machine):
     """Claims the actions of one worker, acts, and writes the results into the action log.
 
     :param call: calls a function on the loop of this machine.
@@ -289,20 +270,20 @@ class ActionsWatch(Machine):
     # --- reading ------------------------------------------------------------------------
 
     def _list(self) -> None:
-        self.ask(Children(self._folder, watch=True), self._listed)
+        self.ask(m.Children(self._folder, watch=True), self._listed)
 
-    def _listed(self, answer: Response) -> None:
-        if isinstance(answer, Refused):
+    def _listed(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Refused):
             _log.error(
                 "cannot list %s: %s; this worker does no actions; correct it with `qdo admin acl"
                 " apply`",
                 self._folder,
                 answer.reason,
             )
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             # Only this arms a watch on a node that does not exist.
-            self.ask(Stat(self._folder, watch=True), self._looked)
-        if not isinstance(answer, ChildrenRead):
+            self.ask(m.Stat(self._folder, watch=True), self._looked)
+        if not isinstance(answer, m.ChildrenRead):
             return
         self._passed.intersection_update(answer.names)
         for name in set(self._claimed).difference(answer.names, self._asked):
@@ -311,25 +292,25 @@ class ActionsWatch(Machine):
         for name in waiting[: max(0, AT_ONCE - len(self._asked))]:
             self._read(name)
 
-    def _looked(self, answer: Response) -> None:
-        if isinstance(answer, NodeRead):
+    def _looked(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeRead):
             self._list()  # created in between
 
     def _read(self, name: str) -> None:
         self._asked.add(name)
-        self.ask(Get(self._path(name)), partial(self._got, name))
+        self.ask(m.Get(self._path(name)), partial(self._got, name))
 
-    def _got(self, name: str, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _got(self, name: str, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # listed again after the reconnection
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._refuse(name, answer.reason)
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             self._decide(name, answer)
         else:
             self._forget(name)
 
-    def _decide(self, name: str, node: NodeRead) -> None:
+    def _decide(self, name: str, node: m.NodeRead) -> None:
         action, mine = Action.parse(node.data), self._claimed.get(name)
         running = action.fault is None and action.state == RUNNING
         if mine is not None and mine.begun:
@@ -379,14 +360,14 @@ class ActionsWatch(Machine):
 
     def _claim(self, name: str, action: Action, version: int) -> None:
         claim = replace(action, state=RUNNING, actor=self._actor).encode()
-        write = SetOp(self._path(name), claim, version)
-        self.ask(Commit((write,)), partial(self._answered_claim, name))
+        write = m.SetOp(self._path(name), claim, version)
+        self.ask(m.Commit((write,)), partial(self._answered_claim, name))
 
-    def _answered_claim(self, name: str, answer: Response) -> None:
-        if isinstance(answer, Committed):
+    def _answered_claim(self, name: str, answer: m.Response) -> None:
+        if isinstance(answer, m.Committed):
             self._begin(name, self._claimed[name], answer.versions[0])
-        elif isinstance(answer, Rejected):
-            if answer.fault is CommitError.OTHER:
+        elif isinstance(answer, m.Rejected):
+            if answer.fault is m.CommitError.OTHER:
                 self._refuse(name, answer.reason)
             else:
                 # Another program changed or deleted it, or an earlier claim took effect late.
@@ -440,30 +421,30 @@ class ActionsWatch(Machine):
         if mine.entry is None:
             return
         id = mine.entry.id
-        entry = CreateOp(self._fleet.log_entry(id), mine.entry.encode())
+        entry = m.CreateOp(self._fleet.log_entry(id), mine.entry.encode())
         output = f"{self._fleet.actionoutput}/{id}"
-        ops: list[Op] = [DeleteOp(self._path(name), mine.version)]
+        ops: list[m.Op] = [m.DeleteOp(self._path(name), mine.version)]
         if not mine.action.logged:
-            ops.append(CreateOp(output, unlogged_result(mine.entry, mine.output)))
+            ops.append(m.CreateOp(output, unlogged_result(mine.entry, mine.output)))
         elif mine.output:
-            ops += [entry, CreateOp(output, mine.output.encode())]
+            ops += [entry, m.CreateOp(output, mine.output.encode())]
         else:
             ops.append(entry)
-        self.ask(Commit(tuple(ops)), partial(self._ended, name, mine))
+        self.ask(m.Commit(tuple(ops)), partial(self._ended, name, mine))
 
-    def _ended(self, name: str, mine: _Underway, answer: Response) -> None:
+    def _ended(self, name: str, mine: _Underway, answer: m.Response) -> None:
         entry = mine.entry
-        if entry is None or isinstance(answer, NoResponse):
+        if entry is None or isinstance(answer, m.NoResponse):
             return  # read again after the reconnection
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             outcome = (entry.after or {}).get("outcome")
             _log.info("%s of %s: %s", entry.command, entry.by or "an unknown user", outcome)
             self._forget(name)
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, m.Rejected):
             if answer.index == 2:  # the folder of outputs is missing, for instance
                 mine.output = ""
                 self._end(name, mine)
-            elif answer.index == 1 and answer.fault is CommitError.NODE_EXISTS:
+            elif answer.index == 1 and answer.fault is m.CommitError.NODE_EXISTS:
                 # Another program has used the name of an entry for the action.
                 mine.entry = replace(entry, id=self._other_name(name))
                 self._end(name, mine)
@@ -471,7 +452,7 @@ class ActionsWatch(Machine):
                 # The folder of outputs is missing, for instance: its asker reads the log as well.
                 mine.action = replace(mine.action, logged=True)
                 self._end(name, mine)
-            elif answer.index == 1 or answer.fault is CommitError.OTHER:
+            elif answer.index == 1 or answer.fault is m.CommitError.OTHER:
                 self._refuse(name, answer.reason or answer.fault.value)
             else:
                 self._read(name)

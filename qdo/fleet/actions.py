@@ -19,16 +19,7 @@ from typing import Any
 
 from qdo.coordination.bulk_reads import names_below, read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import (
-    CheckOp,
-    CommitError,
-    Committed,
-    CreateOp,
-    NodeRead,
-    NoResponse,
-    Op,
-    Rejected,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.transactions import commit_each, make_folder, read, settle
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.values import load
@@ -106,12 +97,12 @@ def ask_workers(
     while left:
         transactions = [_asking(layout, each, action, folders) for each in left]
         answers = commit_each(client, transactions)
-        if any(isinstance(answer, NoResponse) for answer in answers):
+        if any(isinstance(answer, m.NoResponse) for answer in answers):
             settle(client, layout.root)
         again = []
         for each, ops, answer in zip(left, transactions, answers, strict=True):
-            if isinstance(answer, Rejected):
-                if answer.fault is CommitError.OTHER:
+            if isinstance(answer, m.Rejected):
+                if answer.fault is m.CommitError.OTHER:
                     path, account = ops[answer.index].path, client.access.account_name()
                     raise NodeRefusedError(path=path, account=account)
                 if answer.index == 0:
@@ -119,24 +110,24 @@ def ask_workers(
                 else:  # another command has created its folder
                     folders.add(each.worker)
                     again.append(each)
-            elif not isinstance(answer, Committed) and not _is_asked(client, layout, each):
+            elif not isinstance(answer, m.Committed) and not _is_asked(client, layout, each):
                 again.append(each)
         left = again
     return asked
 
 
-def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> list[Op]:
+def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> list[m.Op]:
     folder = layout.fleet.actions_of(asked.worker)
-    made: list[Op] = [] if asked.worker in folders else [CreateOp(folder, b"")]
-    node = CreateOp(f"{folder}/{asked.id}", action.encode())
-    return [CheckOp(layout.worker(asked.worker)), *made, node]
+    made: list[m.Op] = [] if asked.worker in folders else [m.CreateOp(folder, b"")]
+    node = m.CreateOp(f"{folder}/{asked.id}", action.encode())
+    return [m.CheckOp(layout.worker(asked.worker)), *made, node]
 
 
 def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
     """Return whether a transaction without an answer took effect. The action may have ended."""
     fleet = layout.fleet
     folders = fleet.actions_of(asked.worker), fleet.actionlog, fleet.actionoutput
-    return any(isinstance(read(client, f"{path}/{asked.id}"), NodeRead) for path in folders)
+    return any(isinstance(read(client, f"{path}/{asked.id}"), m.NodeRead) for path in folders)
 
 
 def wait_for_results(

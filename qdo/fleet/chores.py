@@ -17,18 +17,7 @@ from typing import Any
 
 from qdo.coordination.bulk_reads import NodeValue, names_below, pipelined, read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import (
-    ANY_VERSION,
-    CheckOp,
-    CommitError,
-    Committed,
-    CreateOp,
-    DeleteOp,
-    NodeRead,
-    NoResponse,
-    Rejected,
-    SetOp,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.transactions import commit, read
 from qdo.coordination.znodes.layout import FleetLayout, Layout
 from qdo.coordination.znodes.values import encode, load, typed, unix_time
@@ -51,7 +40,7 @@ class CopiedActionsChore:
         self._keep = keep
         self._copied: set[str] = set()
 
-    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+    def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         """Pass on new entries; return 0, because it deletes nothing."""
         names = entry_names(client, layout)
         self._copied.intersection_update(names)
@@ -81,7 +70,7 @@ class EmptyLocksChore:
         self._now = now
         self._empty: dict[str, tuple[int, float]] = {}
 
-    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+    def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         folders = [layout.fleet.lock(name) for name in names_below(client, layout.fleet.locks)]
         now = self._now()
         before, self._empty = self._empty, {}
@@ -93,10 +82,10 @@ class EmptyLocksChore:
         idle = [each for each, (_, since) in self._empty.items() if now - since >= IDLE_SECONDS]
         deleted = 0
         for folder in idle[:MOST_AT_ONCE]:
-            answer = commit(client, [fence, DeleteOp(folder)])
-            if isinstance(answer, Committed):
+            answer = commit(client, [fence, m.DeleteOp(folder)])
+            if isinstance(answer, m.Committed):
                 deleted += 1
-            elif isinstance(answer, NoResponse) or answer.index == 0:
+            elif isinstance(answer, m.NoResponse) or answer.index == 0:
                 break  # it is deposed, or got no answer: a later period continues
         return deleted
 
@@ -115,7 +104,7 @@ class LostActionsChore:
     def __init__(self) -> None:
         self._refused: set[str] = set()
 
-    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+    def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         fleet = layout.fleet
         folders = names_below(client, fleet.actions)
         workers = names_below(client, layout.workers)
@@ -127,23 +116,23 @@ class LostActionsChore:
         deleted = 0
         for node in read_nodes(client, wanted):
             answer = _end(client, fleet, fence, node)
-            if isinstance(answer, Committed):
+            if isinstance(answer, m.Committed):
                 deleted += 1
-            elif isinstance(answer, NoResponse) or answer.index == 0:
+            elif isinstance(answer, m.NoResponse) or answer.index == 0:
                 return deleted  # it is deposed, or got no answer: a later period continues
-            elif answer.fault is not CommitError.NO_NODE:
+            elif answer.fault is not m.CommitError.NO_NODE:
                 self._refused.add(node.path)
                 reason = answer.reason or answer.fault.value
                 _log.warning("cannot delete %s: %s; delete it by hand", node.path, reason)
         # The coordinator rejects the deletion of a folder that still has nodes.
         return deleted + sum(
-            isinstance(commit(client, [fence, DeleteOp(folder)]), Committed) for folder in gone
+            isinstance(commit(client, [fence, m.DeleteOp(folder)]), m.Committed) for folder in gone
         )
 
 
 def _end(
-    client: Client, fleet: FleetLayout, fence: CheckOp, node: NodeValue
-) -> Committed | Rejected | NoResponse:
+    client: Client, fleet: FleetLayout, fence: m.CheckOp, node: NodeValue
+) -> m.Committed | m.Rejected | m.NoResponse:
     folder, _, name = node.path.rpartition("/")
     action = Action(fault=node.refused) if node.refused else Action.parse(node.data)
     begun = "it had begun" if action.state == RUNNING else "it had not begun"
@@ -151,9 +140,9 @@ def _end(
     worker, text = folder.rpartition("/")[2], action.fault or f"the worker is gone; {begun}"
     for id in (name, other) if entry_time(name) else (other,):
         entry = ended_entry(id, worker, action, LOST, text)
-        write = CreateOp(fleet.log_entry(id), entry.encode())
-        answer = commit(client, [fence, DeleteOp(node.path, node.version), write])
-        taken = isinstance(answer, Rejected) and answer.fault is CommitError.NODE_EXISTS
+        write = m.CreateOp(fleet.log_entry(id), entry.encode())
+        answer = commit(client, [fence, m.DeleteOp(node.path, node.version), write])
+        taken = isinstance(answer, m.Rejected) and answer.fault is m.CommitError.NODE_EXISTS
         if not taken:  # else another program has used the name of an entry for the action
             break
     return answer
@@ -188,7 +177,7 @@ class ChoreRecord:
 
 
 def write_records(
-    client: Client, layout: Layout, fence: CheckOp, leader: str, records: Sequence[ChoreRecord]
+    client: Client, layout: Layout, fence: m.CheckOp, leader: str, records: Sequence[ChoreRecord]
 ) -> int:
     """Write the records of one round; return 0, because it deletes nothing.
 
@@ -201,15 +190,15 @@ def write_records(
     }
     data = encode({"leader": leader, "chores": chores})
     path = layout.fleet.chores
-    answer = commit(client, [fence, SetOp(path, data, ANY_VERSION)])
-    if isinstance(answer, Rejected) and answer.fault is CommitError.NO_NODE:
-        commit(client, [fence, CreateOp(path, data)])
+    answer = commit(client, [fence, m.SetOp(path, data, m.ANY_VERSION)])
+    if isinstance(answer, m.Rejected) and answer.fault is m.CommitError.NO_NODE:
+        commit(client, [fence, m.CreateOp(path, data)])
     return 0
 
 
 def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str | None]:
     node = read(client, layout.fleet.chores)
-    value, fault = load(node.data if isinstance(node, NodeRead) else b"")
+    value, fault = load(node.data if isinstance(node, m.NodeRead) else b"")
     chores, leader = value.get("chores", {}), typed(value.get("leader"), str)
     if not isinstance(chores, dict):
         chores, fault = {}, "`chores` must be an object"
@@ -240,7 +229,7 @@ class SurplusChore:
         self._surplus = surplus
         self._refused: set[str] = set()
 
-    def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+    def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         folder = self._folder(layout)
         names = names_below(client, folder)
         wanted = self._surplus(names, time.time())
@@ -250,13 +239,13 @@ class SurplusChore:
         while wanted and refused < MOST_REFUSED:
             batch = wanted[:AT_ONCE]
             paths = [f"{folder}/{name}" for name in batch]
-            answer = commit(client, [fence, *map(DeleteOp, paths)])
-            if isinstance(answer, Committed):
+            answer = commit(client, [fence, *map(m.DeleteOp, paths)])
+            if isinstance(answer, m.Committed):
                 deleted += len(batch)
                 del wanted[:AT_ONCE]
-            elif isinstance(answer, Rejected) and answer.index > 0:
+            elif isinstance(answer, m.Rejected) and answer.index > 0:
                 name = wanted.pop(answer.index - 1)
-                if answer.fault is not CommitError.NO_NODE:
+                if answer.fault is not m.CommitError.NO_NODE:
                     refused += 1
                     self._refused.add(name)
                     _log.warning(

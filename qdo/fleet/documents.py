@@ -23,15 +23,7 @@ import ujson
 
 from qdo.callables import check_done, check_hook
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import (
-    ANY_VERSION,
-    CreateOp,
-    DeleteOp,
-    NodeMissing,
-    NodeRead,
-    Op,
-    SetOp,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.side import SideConnection
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
@@ -52,7 +44,7 @@ from qdo.fleet.names import checked_name
 from qdo.system.clock import checked_timeout
 from qdo.system.home_loop import at_home
 
-Decide = Callable[[Node], "list[Op] | None"]
+Decide = Callable[[Node], "list[m.Op] | None"]
 Parse = Callable[[bytes], Any]
 OnChange = Callable[[FolderView, str], None]
 
@@ -76,8 +68,8 @@ class DocumentStore(Protocol):
         name: str,
         key: str,
         decide: Decide,
-        is_mine: Callable[[NodeRead], bool],
-        guess: NodeRead | None,
+        is_mine: Callable[[m.NodeRead], bool],
+        guess: m.NodeRead | None,
     ) -> int:
         """Change a document, see `coordination.transactions.change`; return its new time."""
 
@@ -97,7 +89,7 @@ class CoordinatorDocuments:
         layout: Layout,
         timeout_seconds: float,
         writer: str,
-        record: Callable[[Node], CreateOp] | None = None,
+        record: Callable[[Node], m.CreateOp] | None = None,
         dry_run: bool = False,
     ) -> None:
         self._record = record
@@ -151,17 +143,17 @@ class CoordinatorDocuments:
         name: str,
         key: str,
         decide: Decide,
-        is_mine: Callable[[NodeRead], bool],
-        guess: NodeRead | None,
+        is_mine: Callable[[m.NodeRead], bool],
+        guess: m.NodeRead | None,
     ) -> int:
         folder = self._layout.fleet.document_set(name)
         client = self._client
         made = False
 
-        def decided(node: Node) -> list[Op] | None:
+        def decided(node: Node) -> list[m.Op] | None:
             nonlocal made
             ops = decide(node)
-            if ops and isinstance(ops[0], CreateOp) and not made:
+            if ops and isinstance(ops[0], m.CreateOp) and not made:
                 made = True
                 make_folder(client, folder)
             return [*ops, self._record(node)] if ops and self._record is not None else ops
@@ -300,7 +292,7 @@ class Documents(Mapping[str, Any]):
             written later.
         """
         # Without a condition it needs neither a version nor a read before the write.
-        blind = NodeRead(b"", ANY_VERSION) if if_version == ANY else None
+        blind = m.NodeRead(b"", m.ANY_VERSION) if if_version == ANY else None
         return self._write(name, lambda node: value, if_version, blind)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
@@ -313,7 +305,7 @@ class Documents(Mapping[str, Any]):
         """
 
         def changed(node: Node) -> Any:
-            return function(_value_of(name, node) if isinstance(node, NodeRead) else None)
+            return function(_value_of(name, node) if isinstance(node, m.NodeRead) else None)
 
         return self._write(name, changed, ANY)
 
@@ -326,15 +318,15 @@ class Documents(Mapping[str, Any]):
         path = self._path(name)
         tried = False
 
-        def decide(node: Node) -> list[Op] | None:
+        def decide(node: Node) -> list[m.Op] | None:
             nonlocal tried
-            if isinstance(node, NodeMissing):
+            if isinstance(node, m.NodeMissing):
                 if tried:
                     return None  # the answer was lost, or another process has deleted it
                 raise NotFoundError(what="document", name=name)
             tried = True
             _check_version(name, node, if_version)
-            return [DeleteOp(path, node.version)]
+            return [m.DeleteOp(path, node.version)]
 
         self._store().perform(self.name, name, decide, lambda node: False, None)
 
@@ -343,21 +335,21 @@ class Documents(Mapping[str, Any]):
         name: str,
         make: Callable[[Node], Any],
         if_version: int | None,
-        guess: NodeRead | None = None,
+        guess: m.NodeRead | None = None,
     ) -> int:
         path = self._path(name)
         id = uuid.uuid4().hex
         mine = id.encode()
 
-        def decide(node: Node) -> list[Op]:
+        def decide(node: Node) -> list[m.Op]:
             _check_version(name, node, if_version)
             data = _encoded(name, make(node), id, self._store().writer)
-            if isinstance(node, NodeRead):
-                return [SetOp(path, data, node.version)]
+            if isinstance(node, m.NodeRead):
+                return [m.SetOp(path, data, node.version)]
             if not self._current().has_room(len(data)):
                 raise SetFullError(name=self.name, documents=MAX_NODES, mebibytes=MAX_BYTES >> 20)
             # Only a write returns its place in the coordinator's order; a creation does not.
-            return [CreateOp(path, b""), SetOp(path, data, 0)]
+            return [m.CreateOp(path, b""), m.SetOp(path, data, 0)]
 
         return self._store().perform(self.name, name, decide, lambda node: mine in node.data, guess)
 
@@ -413,7 +405,7 @@ def _parsed(data: bytes) -> StoredDocument:
     )
 
 
-def _value_of(name: str, node: NodeRead) -> Any:
+def _value_of(name: str, node: m.NodeRead) -> Any:
     try:
         return _parsed(node.data).value
     except ValueError as error:
@@ -421,10 +413,10 @@ def _value_of(name: str, node: NodeRead) -> Any:
 
 
 def _check_version(name: str, node: Node, if_version: int | None) -> None:
-    version = node.version if isinstance(node, NodeRead) else None
+    version = node.version if isinstance(node, m.NodeRead) else None
     if if_version in (ANY, version):
         return
-    by = text_of(load(node.data)[0].get("by")) if isinstance(node, NodeRead) else ""
+    by = text_of(load(node.data)[0].get("by")) if isinstance(node, m.NodeRead) else ""
     raise DocumentConflictError(
         name=name,
         expected="not exist" if if_version is None else f"have version {if_version}",

@@ -20,21 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qdo.coordination.protocol.machine import (
-    Children,
-    ChildrenRead,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Response,
-    Sync,
-    Synced,
-    Watching,
-    WatchTree,
-)
+from qdo.coordination.protocol import machine as m
 
 MAX_NODES = 10_000
 """Nodes in a copy; further ones are reported, see `FolderView.fault`."""
@@ -60,7 +46,7 @@ class CopiedNode:
     fault: str | None = None
 
 
-class FolderView(Machine):
+class FolderView(m.Machine):
     """Keeps a copy of the nodes directly below a folder. Any thread may read `entries`.
 
     :ivar entries: the nodes by name; replaced one by one, never changed.
@@ -109,7 +95,7 @@ class FolderView(Machine):
     # --- the session --------------------------------------------------------------------
 
     def connected(self) -> None:
-        self.ask(WatchTree(self._folder), self._watched)
+        self.ask(m.WatchTree(self._folder), self._watched)
 
     def suspended(self) -> None:
         self._listed = False
@@ -125,19 +111,19 @@ class FolderView(Machine):
         if folder == self._folder:
             self._dirty.add(name)
 
-    def _watched(self, answer: Response) -> None:
-        if isinstance(answer, Watching):
-            self.ask(Children(self._folder), self._children)
-        elif isinstance(answer, Refused):
+    def _watched(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Watching):
+            self.ask(m.Children(self._folder), self._children)
+        elif isinstance(answer, m.Refused):
             self.fault = answer.reason
 
-    def _children(self, answer: Response) -> None:
-        if isinstance(answer, Refused):
+    def _children(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Refused):
             self.fault = answer.reason
             return
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             return
-        names = answer.names if isinstance(answer, ChildrenRead) else ()
+        names = answer.names if isinstance(answer, m.ChildrenRead) else ()
         # Deleted nodes are read as well, and are found missing.
         self._unread = {*names, *self.entries}
         self.fault = None
@@ -146,10 +132,10 @@ class FolderView(Machine):
 
     def _sync(self) -> None:
         waiters, self._unasked = self._unasked, []
-        self.ask(Sync(self._folder), lambda answer: self._synced(answer, waiters))
+        self.ask(m.Sync(self._folder), lambda answer: self._synced(answer, waiters))
 
-    def _synced(self, answer: Response, waiters: list[_Waiter]) -> None:
-        if isinstance(answer, Synced):
+    def _synced(self, answer: m.Response, waiters: list[_Waiter]) -> None:
+        if isinstance(answer, m.Synced):
             self._place = answer.zxid
             self._dirty |= self._unread
             self._unread = set()
@@ -162,7 +148,7 @@ class FolderView(Machine):
         dirty, self._dirty = self._dirty, set()
         for name in dirty:
             self._reads_sent += 1
-            self.ask(Get(f"{self._folder}/{name}"), partial(self._got, name, self._place))
+            self.ask(m.Get(f"{self._folder}/{name}"), partial(self._got, name, self._place))
         for zxid, waiters in self._synced_at:
             self._places.append((self._reads_sent, zxid, waiters))
         self._synced_at.clear()
@@ -170,19 +156,19 @@ class FolderView(Machine):
             self._sync()
         self._advance()
 
-    def _got(self, name: str, place: int, answer: Response) -> None:
+    def _got(self, name: str, place: int, answer: m.Response) -> None:
         self._reads_answered += 1
-        if not isinstance(answer, NoResponse):
+        if not isinstance(answer, m.NoResponse):
             self.take(name, answer, place)
             self._advance()
 
-    def take(self, name: str, answer: Response, place: int = 0) -> None:
+    def take(self, name: str, answer: m.Response, place: int = 0) -> None:
         """Update the copy of a node from the answer to a read, which was sent at a place."""
-        if isinstance(answer, NodeRead):
+        if isinstance(answer, m.NodeRead):
             self._apply(name, answer, place)
-        elif isinstance(answer, NodeMissing):
+        elif isinstance(answer, m.NodeMissing):
             self._drop(name)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, m.Refused):
             self._replace(name, CopiedNode(None, -1, 0, 0, answer.reason))
 
     def _advance(self) -> None:
@@ -194,7 +180,7 @@ class FolderView(Machine):
                 self._waiting.remove(then)
                 then()
 
-    def _apply(self, name: str, node: NodeRead, place: int) -> None:
+    def _apply(self, name: str, node: m.NodeRead, place: int) -> None:
         held = self.entries.get(name)
         if held is not None and (held.mzxid == node.mzxid or held.mzxid > max(node.mzxid, place)):
             return

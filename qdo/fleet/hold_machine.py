@@ -24,18 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from qdo.coordination.protocol.machine import (
-    Commit,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode, load, shown, string_tuple, text_of, unix_time
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
@@ -164,7 +153,7 @@ class StandstillGate(Protocol):
     def in_flight(self) -> bool: ...
 
 
-class HoldsWatch(Machine):
+class HoldsWatch(m.Machine):
     """Reads the holds, passes them to the gate and acknowledges them.
 
     :param acknowledge: writes a mzxid into the worker's own node.
@@ -217,24 +206,24 @@ class HoldsWatch(Machine):
     # --- reading ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        self.ask(Get(self._path, watch=True), self._got)
+        self.ask(m.Get(self._path, watch=True), self._got)
 
-    def _got(self, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _got(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # read again after the reconnection
-        fault = answer.reason if isinstance(answer, Refused) else None
+        fault = answer.reason if isinstance(answer, m.Refused) else None
         node = self._node
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             node = HoldNode()
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             found = HoldNode.parse(answer.data)
             fault = found.fault
             node = self._node if fault is not None else found
         self._report(fault)
         self._node = node
-        self._version = answer.version if isinstance(answer, NodeRead) and not fault else -1
+        self._version = answer.version if isinstance(answer, m.NodeRead) and not fault else -1
         self._apply()
-        if isinstance(answer, NodeRead) and fault is None and node.holds:
+        if isinstance(answer, m.NodeRead) and fault is None and node.holds:
             self._unacknowledged = answer.mzxid
         for maker in {hold.by for hold in node.holds if hold.by} - self._gone:
             self._look_for_maker(maker)
@@ -250,10 +239,10 @@ class HoldsWatch(Machine):
         self._reported = fault or ""
 
     def _look_for_maker(self, path: str) -> None:
-        self.ask(Stat(path, watch=True), partial(self._maker, path))
+        self.ask(m.Stat(path, watch=True), partial(self._maker, path))
 
-    def _maker(self, path: str, answer: Response) -> None:
-        if isinstance(answer, NodeMissing) and path not in self._gone:
+    def _maker(self, path: str, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeMissing) and path not in self._gone:
             self._gone.add(path)
             self._apply()
 
@@ -295,17 +284,17 @@ class HoldsWatch(Machine):
         if over and self._version >= 0:
             self._cleaning = True
             left = HoldNode(tuple(hold for hold in holds if hold not in over))
-            write = SetOp(self._path, left.encode(), self._version)
-            self.ask(Commit((write,)), partial(self._cleaned, over))
+            write = m.SetOp(self._path, left.encode(), self._version)
+            self.ask(m.Commit((write,)), partial(self._cleaned, over))
 
-    def _cleaned(self, over: Sequence[Hold], answer: Response) -> None:
+    def _cleaned(self, over: Sequence[Hold], answer: m.Response) -> None:
         """Continue: after a change the watch leads to another read."""
         self._cleaning = False
         for hold in over:
             _log.info("hold %s of %s has ended", hold.id, " ".join(hold.queues))
 
 
-class SectionWatch(Machine):
+class SectionWatch(m.Machine):
     """Tells the maker of a section that an operator has ended it.
 
     :ivar ended: whether the node no longer has the section. It never becomes False again.
@@ -326,12 +315,12 @@ class SectionWatch(Machine):
 
     def _read(self) -> None:
         if not self.ended:
-            self.ask(Get(self._path, watch=True), self._got)
+            self.ask(m.Get(self._path, watch=True), self._got)
 
-    def _got(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+    def _got(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeMissing):
             self.ended = True
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             # Workers still obey the holds that they read before a node became unreadable.
             node = HoldNode.parse(answer.data)
             self.ended = node.fault is None and all(hold.id != self._id for hold in node.holds)

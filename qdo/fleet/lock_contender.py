@@ -23,21 +23,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qdo.coordination.protocol.machine import (
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    CreateOp,
-    DeleteOp,
-    Get,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Rejected,
-    Response,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.registration import Registration
 
 _CONTENDER = re.compile("([xs])-[0-9a-f]{8}-([0-9]{10,})", re.ASCII)
@@ -120,20 +106,20 @@ class LockContender(Registration):
         else:
             super()._create()
 
-    def _created(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+    def _created(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeMissing):
             self._find_no_folder()
         else:
             super()._created(answer)
 
-    def _barrier_done(self, answer: Response) -> None:
-        if isinstance(answer, Rejected):
+    def _barrier_done(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Rejected):
             self._find_no_folder()
         else:
             super()._barrier_done(answer)
 
-    def _listed(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+    def _listed(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeMissing):
             self._find_no_folder()
         else:
             super()._listed(answer)
@@ -142,15 +128,15 @@ class LockContender(Registration):
         if self._leaving:
             self._gone()
         elif self._makes_folder:
-            self.ask(Commit((CreateOp(self._folder, b""),)), self._folder_made)
+            self.ask(m.Commit((m.CreateOp(self._folder, b""),)), self._folder_made)
             self._create()
         else:
             self.homeless = self._leaving = True
             self._gone()
 
-    def _folder_made(self, answer: Response) -> None:
-        if isinstance(answer, Rejected):
-            self._makes_folder = answer.fault is CommitError.NODE_EXISTS
+    def _folder_made(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Rejected):
+            self._makes_folder = answer.fault is m.CommitError.NODE_EXISTS
 
     # --- the order of contenders ----------------------------------------------------------
 
@@ -160,11 +146,11 @@ class LockContender(Registration):
         elif not self.fence and self.path is not None:
             if not self._zxid:
                 # Send it together with the next request: this saves a round trip.
-                self.ask(Stat(self.path), self._own_read)
-            self.ask(Children(self._folder), self._surveyed)
+                self.ask(m.Stat(self.path), self._own_read)
+            self.ask(m.Children(self._folder), self._surveyed)
 
-    def _surveyed(self, answer: Response) -> None:
-        if not isinstance(answer, ChildrenRead) or self.path is None or self._leaving:
+    def _surveyed(self, answer: m.Response) -> None:
+        if not isinstance(answer, m.ChildrenRead) or self.path is None or self._leaving:
             return
         own = Contender.parse(self.path.rpartition("/")[2])
         found = filter(None, map(Contender.parse, answer.names))
@@ -172,33 +158,33 @@ class LockContender(Registration):
         if before:
             last = max(before, key=lambda each: each.number)
             self._watched = f"{self._folder}/{last.name}"
-            self.ask(Get(self._watched, watch=True), self._ahead_read)
+            self.ask(m.Get(self._watched, watch=True), self._ahead_read)
         elif self._zxid and not self.fence:
             self.ahead = b""
             self.fence = self._zxid
             self._on_change()
 
-    def _ahead_read(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+    def _ahead_read(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeMissing):
             self._survey()
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             self.ahead = answer.data
             self._on_change()
 
-    def _own_read(self, answer: Response) -> None:
-        if isinstance(answer, NodeRead):
+    def _own_read(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NodeRead):
             self._zxid = answer.mzxid
-        elif isinstance(answer, NodeMissing):
+        elif isinstance(answer, m.NodeMissing):
             self._gone()  # another program has deleted it
 
     # --- leaving --------------------------------------------------------------------------
 
     def _delete(self) -> None:
         if self.path is not None and not self.left:
-            self.ask(Commit((DeleteOp(self.path),)), self._deleted)
+            self.ask(m.Commit((m.DeleteOp(self.path),)), self._deleted)
 
-    def _deleted(self, answer: Response) -> None:
-        if not isinstance(answer, NoResponse):
+    def _deleted(self, answer: m.Response) -> None:
+        if not isinstance(answer, m.NoResponse):
             self._gone()
 
     def _gone(self) -> None:

@@ -25,15 +25,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from qdo.coordination.protocol.machine import (
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Response,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.layout import is_version_name
 from qdo.coordination.znodes.values import encode, load, shown, text_of, unix_time
 from qdo.errors import LiveSettingsSizeError
@@ -188,7 +180,7 @@ class SettingsReport:
         return cls(value["uses"], *texts)
 
 
-class SettingsWatch(Machine):
+class SettingsWatch(m.Machine):
     """Reads the live settings, and makes this process check and use them."""
 
     def __init__(self, path: str, user: SettingsUser) -> None:
@@ -216,17 +208,17 @@ class SettingsWatch(Machine):
             self._read()
 
     def _read(self) -> None:
-        self.ask(Get(self._path, watch=True), self._got)
+        self.ask(m.Get(self._path, watch=True), self._got)
 
-    def _got(self, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _got(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # read again after the reconnection
         node = SettingsNode()
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             node = SettingsNode(fault=answer.reason)
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             node = SettingsNode.parse(answer.data)
-        if node.fault is None and isinstance(answer, NodeRead | NodeMissing):
+        if node.fault is None and isinstance(answer, m.NodeRead | m.NodeMissing):
             self._reported_fault = ""
             self._take(node)
         elif node.fault is not None:

@@ -28,28 +28,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CheckOp,
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    Committed,
-    CreateOp,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Refused,
-    Rejected,
-    Request,
-    Response,
-    SetOp,
-)
 from qdo.coordination.znodes.layout import Layout, clients_of, holder_of
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.fleet.limit_node import (
@@ -206,7 +186,7 @@ REFUSED_SECONDS = 5.0
 """Time between attempts to read or write a refused node."""
 
 
-class LimitShare(Machine):
+class LimitShare(m.Machine):
     """The share of one limit that one registration has.
 
     :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
@@ -353,7 +333,7 @@ class LimitShare(Machine):
         node = self._node
         if node is None or (self._lacks() and self._names is None and self._has_strangers(node)):
             self._busy = self._watched = True
-            self.ask(Get(self._path, watch=True), self._read)
+            self.ask(m.Get(self._path, watch=True), self._read)
         elif node.fault is None:
             self._advance(node)
         self._look_at_lease()
@@ -379,24 +359,24 @@ class LimitShare(Machine):
 
     # --- answers --------------------------------------------------------------------------
 
-    def ask(self, request: Request, then: Callback) -> None:
+    def ask(self, request: m.Request, then: m.Callback) -> None:
         asked_at = self._clock()
 
-        def answered(answer: Response) -> None:
+        def answered(answer: m.Response) -> None:
             self._planner.answer_seconds = self._clock() - asked_at
             then(answer)
 
         super().ask(request, answered)
 
-    def _read(self, answer: Response) -> None:
+    def _read(self, answer: m.Response) -> None:
         self._busy = False
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             return
-        if isinstance(answer, NodeRead):
+        if isinstance(answer, m.NodeRead):
             node = LimitNode.parse(answer.data)
             self._version = answer.version
             self._gone_at = {k: at for k, at in self._gone_at.items() if k in node.workers}
-        elif isinstance(answer, NodeMissing):
+        elif isinstance(answer, m.NodeMissing):
             node = LimitNode(fault=MISSING)
         else:
             node = self._refused(answer)
@@ -422,26 +402,28 @@ class LimitShare(Machine):
     def _declare(self, node: LimitNode, is_new: bool) -> None:
         """Write the terms of the app, then read the limit again."""
         data = node.encode()
-        write: Op = CreateOp(self._path, data) if is_new else SetOp(self._path, data, self._version)
+        write: m.Op = (
+            m.CreateOp(self._path, data) if is_new else m.SetOp(self._path, data, self._version)
+        )
         folder = self._path.rpartition("/")[0]
-        made = () if self._has_folder else (CreateOp(folder, b""),)
+        made = () if self._has_folder else (m.CreateOp(folder, b""),)
         self._busy = True
 
-        def answered(answer: Response) -> None:
+        def answered(answer: m.Response) -> None:
             self._busy = False
-            if isinstance(answer, Rejected):
-                self._has_folder = not (answer.fault is CommitError.NO_NODE and answer.index)
-                if answer.fault is CommitError.OTHER:
+            if isinstance(answer, m.Rejected):
+                self._has_folder = not (answer.fault is m.CommitError.NO_NODE and answer.index)
+                if answer.fault is m.CommitError.OTHER:
                     self._node = self._refused(answer)
                     self.fault = self._node.fault
                     self._on_change()
 
-        self.ask(Commit((CheckOp(self._own), *made, write)), answered)
+        self.ask(m.Commit((m.CheckOp(self._own), *made, write)), answered)
 
-    def _refused(self, answer: Response) -> LimitNode:
+    def _refused(self, answer: m.Response) -> LimitNode:
         """Return an unusable limit, and try again after a while."""
         self._retry_at = self._clock() + REFUSED_SECONDS
-        reason = answer.reason if isinstance(answer, (Refused, Rejected)) else "no answer"
+        reason = answer.reason if isinstance(answer, (m.Refused, m.Rejected)) else "no answer"
         return LimitNode(fault=f"the coordinator refuses it: {reason}")
 
     def _has_strangers(self, node: LimitNode) -> bool:
@@ -451,15 +433,15 @@ class LimitShare(Machine):
 
     def _list(self, prefix: str) -> None:
         self._busy = True
-        self.ask(Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
+        self.ask(m.Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
 
-    def _listed(self, prefix: str, answer: Response) -> None:
+    def _listed(self, prefix: str, answer: m.Response) -> None:
         """Note which holders of one kind are gone: none without a list of the live ones."""
         self._busy = False
-        if isinstance(answer, NoResponse) or self._node is None:
+        if isinstance(answer, m.NoResponse) or self._node is None:
             return
         found = listed = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
-        if isinstance(answer, (ChildrenRead, NodeMissing)):
+        if isinstance(answer, (m.ChildrenRead, m.NodeMissing)):
             found = {prefix + name for name in getattr(answer, "names", ())}
         if not prefix:
             self._names = frozenset(found)
@@ -501,10 +483,12 @@ class LimitShare(Machine):
         self._write_at = now + WRITE_SECONDS
         self._busy = self._is_listed = True
 
-        def answered(answer: Response) -> None:
+        def answered(answer: m.Response) -> None:
             self._written(after, (permits, starts), answer)
 
-        self.ask(Commit((CheckOp(self._own), SetOp(self._path, data, self._version))), answered)
+        self.ask(
+            m.Commit((m.CheckOp(self._own), m.SetOp(self._path, data, self._version))), answered
+        )
 
     def _raise_caps(self, *plans: Plan) -> None:
         """Use what was lowered since the last write, and what other processes have dealt."""
@@ -517,12 +501,12 @@ class LimitShare(Machine):
     def _lacks(self) -> bool:
         return any(pool.waiting for pool in self.pools)
 
-    def _written(self, after: LimitNode, plans: tuple[Plan, Plan], answer: Response) -> None:
+    def _written(self, after: LimitNode, plans: tuple[Plan, Plan], answer: m.Response) -> None:
         self._busy = False
         now = self._clock()
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             self._in_doubt = True
-        elif isinstance(answer, Committed):
+        elif isinstance(answer, m.Committed):
             self._in_doubt, self._is_listed = False, self._worker in after.workers
             self._conflicts = 0
             for pool, plan in zip(self.pools, plans, strict=True):
@@ -535,7 +519,7 @@ class LimitShare(Machine):
             self._node = None  # another write came first
             self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
             self._conflicts += 1
-            if isinstance(answer, Rejected) and answer.refuses(answer.index):
+            if isinstance(answer, m.Rejected) and answer.refuses(answer.index):
                 self._node = self._refused(answer)
                 self.fault = self._node.fault
                 self._on_change()

@@ -11,19 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import (
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Rejected,
-    Response,
-    Stat,
-)
 from qdo.coordination.protocol.rebalancer import Deletions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -48,7 +38,7 @@ class Acquisition:
         self,
         layout: Layout,
         name: str,
-        machine: Machine,
+        machine: m.Machine,
         slots: Mapping[str, OwnedQueue],
         positions: Positions,
         *,
@@ -83,7 +73,7 @@ class Acquisition:
         self._read_at.clear()
         self._read_all(QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE)
 
-    def start_over(self, answer: Rejected) -> None:
+    def start_over(self, answer: m.Rejected) -> None:
         """Read the free slots again: nodes were deleted since they were read."""
         self.deletions.rejected(answer)
         self._read_all(QueueState.FREE)
@@ -130,19 +120,19 @@ class Acquisition:
         self._read_at.pop(slot.queue, None)
         self._reads += 1
         self._machine.ask(
-            Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)
+            m.Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)
         )
 
-    def _read(self, slot: OwnedQueue, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _read(self, slot: OwnedQueue, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # `connected` starts again
         self._reads -= 1
         if self._slots.get(slot.queue) is not slot or slot.state is not QueueState.READING:
             return
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self.refuse(slot, answer.reason)
             return
-        if not isinstance(answer, NodeRead):
+        if not isinstance(answer, m.NodeRead):
             slot.version = -1
             self._watch_unusable(slot, NO_NODE)
             return
@@ -183,13 +173,13 @@ class Acquisition:
     def _watch(self, slot: OwnedQueue) -> None:
         """Read a queue again as soon as its node changes. This needs no right to read it."""
 
-        def armed(answer: Response) -> None:
+        def armed(answer: m.Response) -> None:
             # A refused node has an unknown version; it is read again after a while.
             known = slot.version >= 0 or slot.fault == NO_NODE
-            if isinstance(answer, NodeRead) and known and answer.version != slot.version:
+            if isinstance(answer, m.NodeRead) and known and answer.version != slot.version:
                 self.queue_changed(slot.queue)
 
-        self._machine.ask(Stat(self._layout.queue(slot.queue), watch=True), armed)
+        self._machine.ask(m.Stat(self._layout.queue(slot.queue), watch=True), armed)
 
     def queue_changed(self, queue: str) -> None:
         """Called when the watched node of a queue changed."""
@@ -205,26 +195,26 @@ class Acquisition:
     def _look(self, owner: str, slots: list[OwnedQueue]) -> None:
         """Read an owner's node; the same read arms the watch, so no change is missed."""
         self._machine.ask(
-            Get(self._layout.worker(owner), watch=True),
+            m.Get(self._layout.worker(owner), watch=True),
             lambda answer: self._looked(owner, slots, answer),
         )
 
-    def _looked(self, owner: str, slots: list[OwnedQueue], answer: Response) -> None:
+    def _looked(self, owner: str, slots: list[OwnedQueue], answer: m.Response) -> None:
         current = [
             slot
             for slot in slots
             if self._slots.get(slot.queue) is slot
             and slot.state in (QueueState.READING, QueueState.WAITING)
         ]
-        ghost = isinstance(answer, NodeRead) and not answer.ephemeral_owner  # not a worker
-        if isinstance(answer, NodeMissing) or ghost:
+        ghost = isinstance(answer, m.NodeRead) and not answer.ephemeral_owner  # not a worker
+        if isinstance(answer, m.NodeMissing) or ghost:
             self._gone.add(owner)
             for slot in current:
                 if slot.state is QueueState.READING:
                     self.offer(slot)
                 else:
                     self.read(slot)  # its owner may have written it since the read
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             listed = frozenset(WorkerNode.parse(answer.data).queues)
             for slot in current:
                 if slot.queue in listed:
@@ -233,7 +223,7 @@ class Acquisition:
                     self._wait(slot, owner)
                 else:
                     self._unlisted(slot, owner)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, m.Refused):
             self._watch_refused(owner, current, answer.reason)
 
     def _wait(self, slot: OwnedQueue, owner: str) -> None:
@@ -284,11 +274,11 @@ class Acquisition:
                 slot.fault = reason
                 log.warning("%s: queue %s waits for %s: %s", self._name, slot.queue, owner, reason)
 
-        def armed(answer: Response) -> None:
-            if isinstance(answer, NodeMissing):
+        def armed(answer: m.Response) -> None:
+            if isinstance(answer, m.NodeMissing):
                 self.worker_changed(owner)
 
-        self._machine.ask(Stat(self._layout.worker(owner), watch=True), armed)
+        self._machine.ask(m.Stat(self._layout.worker(owner), watch=True), armed)
 
     def worker_changed(self, worker: str) -> None:
         """Read a worker's node again: it has queues that are assigned to this worker."""

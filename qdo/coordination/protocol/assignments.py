@@ -10,24 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CommitError,
-    Committed,
-    CreateOp,
-    DeleteOp,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Refused,
-    Rejected,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
@@ -35,11 +18,11 @@ from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
 
-Change: TypeAlias = tuple[str, frozenset[str], Op]
+Change: TypeAlias = tuple[str, frozenset[str], m.Op]
 """A worker, the queues assigned to it, and the operation that writes them."""
-FencedCommit: TypeAlias = Callable[[tuple[Op, ...], Callback], None]
+FencedCommit: TypeAlias = Callable[[tuple[m.Op, ...], m.Callback], None]
 """Commits operations under the leader's fence; the callback gets the answer."""
-Observe: TypeAlias = Callable[[Get | Stat, Callback], None]
+Observe: TypeAlias = Callable[[m.Get | m.Stat, m.Callback], None]
 """Sends a read whose answer counts only in the present term."""
 
 
@@ -94,26 +77,26 @@ class Assignments:
     def read(self, worker: str, then: Callable[[], None]) -> None:
         """Read an assignment node and watch it; call `then` afterwards."""
 
-        def answered(answer: Response) -> None:
-            if isinstance(answer, NodeRead):
+        def answered(answer: m.Response) -> None:
+            if isinstance(answer, m.NodeRead):
                 share = parse_assignment(answer.data)
                 if share is None:
                     self._garbage[worker] = answer.version
                 else:
                     self._assigned[worker] = (share, answer.version)
-            elif isinstance(answer, Refused):
+            elif isinstance(answer, m.Refused):
                 self._protected.add(worker)
             then()
 
-        self._observe(Get(self._layout.assignment(worker), watch=True), answered)
+        self._observe(m.Get(self._layout.assignment(worker), watch=True), answered)
 
     def check(self, worker: str) -> None:
         """Watch an assignment node again; report a conflict if it is not as this term wrote it."""
 
-        def answered(answer: Response) -> None:
+        def answered(answer: m.Response) -> None:
             if self.publishing or worker not in self._assigned:
                 return  # the outcome of the transaction decides
-            version = answer.version if isinstance(answer, NodeRead) else None
+            version = answer.version if isinstance(answer, m.NodeRead) else None
             if version != self._assigned[worker][1]:
                 log.warning(
                     "rebalancer: another program changed %s; writing the assignment again",
@@ -121,7 +104,7 @@ class Assignments:
                 )
                 self._on_conflict()
 
-        self._observe(Stat(self._layout.assignment(worker), watch=True), answered)
+        self._observe(m.Stat(self._layout.assignment(worker), watch=True), answered)
 
     def queues(self) -> set[str]:
         return {queue for share, _ in self._assigned.values() for queue in share}
@@ -147,7 +130,7 @@ class Assignments:
         Workers that gain queues come first: they then watch before the others release. A protected
         node is replaced by a new one; that needs rights on its folder only.
         """
-        changes: list[tuple[int, str, frozenset[str], Op]] = []
+        changes: list[tuple[int, str, frozenset[str], m.Op]] = []
         nodes = self._assigned.keys() | self._garbage.keys() | self._protected
         for worker in workers.keys() | nodes:
             path = self._layout.assignment(worker)
@@ -156,7 +139,7 @@ class Assignments:
             if worker in self._unwritable:
                 continue
             if worker not in workers:
-                changes.append((2, worker, had, DeleteOp(path, version)))
+                changes.append((2, worker, had, m.DeleteOp(path, version)))
                 continue
             share = frozenset(wanted.get(worker, ()))
             replaced = worker in self._protected
@@ -167,10 +150,10 @@ class Assignments:
             if share == had and kept:
                 continue
             if replaced:
-                changes.append((0, worker, had, DeleteOp(path)))
-                changes.append((0, worker, share, CreateOp(path, data)))
+                changes.append((0, worker, had, m.DeleteOp(path)))
+                changes.append((0, worker, share, m.CreateOp(path, data)))
                 continue
-            op: Op = SetOp(path, data, version) if version >= 0 else CreateOp(path, data)
+            op: m.Op = m.SetOp(path, data, version) if version >= 0 else m.CreateOp(path, data)
             changes.append((int(not share - had), worker, share, op))
         changes.sort(key=lambda change: change[:2])
         return [(worker, share, op) for _, worker, share, op in changes]
@@ -190,19 +173,19 @@ class Assignments:
             tuple(op for _, _, op in batch), lambda answer: self._written(batch, rest, answer)
         )
 
-    def _written(self, batch: list[Change], rest: list[Change], answer: Response) -> None:
+    def _written(self, batch: list[Change], rest: list[Change], answer: m.Response) -> None:
         self.publishing = False
-        if not isinstance(answer, Committed):
-            if isinstance(answer, Rejected):
+        if not isinstance(answer, m.Committed):
+            if isinstance(answer, m.Rejected):
                 change = batch[answer.index - 1]
-                if answer.fault is CommitError.OTHER:
+                if answer.fault is m.CommitError.OTHER:
                     self._refused(*change, answer.reason)
                 else:
                     self._protected.discard(change[0])
             self._on_conflict()
             return
         for (worker, share, op), version in zip(batch, answer.versions[1:], strict=True):
-            if isinstance(op, DeleteOp):
+            if isinstance(op, m.DeleteOp):
                 self._assigned.pop(worker, None)
                 self._protected.discard(worker)
                 self._garbage.pop(worker, None)
@@ -210,17 +193,17 @@ class Assignments:
                 self._assigned[worker] = (share, version)
                 self._protected.discard(worker)
                 self._garbage.pop(worker, None)
-                if isinstance(op, CreateOp):
+                if isinstance(op, m.CreateOp):
                     self.check(worker)
         if rest:
             self.write(rest)
 
-    def _refused(self, worker: str, share: frozenset[str], op: Op, reason: str) -> None:
+    def _refused(self, worker: str, share: frozenset[str], op: m.Op, reason: str) -> None:
         """Replace an assignment that cannot be written; leave one that cannot be replaced.
 
         One that is rejected again and again would block all others.
         """
-        if isinstance(op, SetOp):
+        if isinstance(op, m.SetOp):
             self._protected.add(worker)
             log.warning("rebalancer: replacing %s: %s", op.path, reason)
             return
@@ -284,7 +267,7 @@ class AssignmentReader:
     def __init__(
         self,
         path: str,
-        machine: Machine,
+        machine: m.Machine,
         *,
         clock: Callable[[], float],
         on_read: Callable[[frozenset[str]], None],
@@ -303,7 +286,7 @@ class AssignmentReader:
 
     def read(self) -> None:
         self._retry_at = float("inf")
-        self._machine.ask(Get(self.path, watch=True), self._answered)
+        self._machine.ask(m.Get(self.path, watch=True), self._answered)
 
     def due(self) -> float:
         """Return when `flush` reads it again, `inf` while it is being read."""
@@ -313,15 +296,15 @@ class AssignmentReader:
         if self._clock() >= self._retry_at:
             self.read()
 
-    def _answered(self, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _answered(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return
-        self.known = not isinstance(answer, NodeMissing)
+        self.known = not isinstance(answer, m.NodeMissing)
         self._retry_at = self._clock() + REREAD_SECONDS
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._retry_at = self._clock() + RETRY_SECONDS
             self._keep(answer.reason)
-        elif not isinstance(answer, NodeRead):
+        elif not isinstance(answer, m.NodeRead):
             self._on_read(frozenset())
         elif (assigned := parse_assignment(answer.data)) is not None:
             self._on_read(assigned)

@@ -13,19 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CheckOp,
-    Commit,
-    CommitError,
-    Committed,
-    NoResponse,
-    Rejected,
-    Request,
-    Response,
-    SetOp,
-)
 from qdo.coordination.protocol.owned_queues import Recovery
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -43,7 +32,7 @@ OP_BYTES = 64
 LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 """Upper bounds of the classes of response times, in seconds."""
 
-Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, SetOp]
+Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, m.SetOp]
 
 
 @dataclass(slots=True)
@@ -64,7 +53,7 @@ class QueueOwnership(Protocol):
 
     path: str
 
-    def ask(self, request: Request, then: Callback) -> None: ...
+    def ask(self, request: m.Request, then: m.Callback) -> None: ...
     def gone(self) -> None: ...
 
 
@@ -140,7 +129,7 @@ class Checkpoints:
         batch: list[Recorded] = []
         size = 0
         for slot, node in chosen:
-            op = SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)
+            op = m.SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)
             size += len(op.path) + len(op.data) + OP_BYTES
             if batch and (len(batch) == BATCH or size > MAX_TRANSACTION_BYTES):
                 yield batch
@@ -157,15 +146,15 @@ class Checkpoints:
             slot.busy = True
         self.in_flight += 1
         self._owner.ask(
-            Commit((CheckOp(self._owner.path), *ops)),
+            m.Commit((m.CheckOp(self._owner.path), *ops)),
             lambda answer: self._answered(batch, now, answer),
         )
 
     def _answered(
-        self, batch: list[tuple[OwnedQueue, QueueNode]], sent_at: float, answer: Response
+        self, batch: list[tuple[OwnedQueue, QueueNode]], sent_at: float, answer: m.Response
     ) -> None:
         self.in_flight -= 1
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             self._totals.results["unanswered"] += 1
             self._recovery.doubt([slot for slot, _ in batch])
             return
@@ -173,11 +162,11 @@ class Checkpoints:
         self._totals.latency.observe(self._round_trip)
         for slot, _ in batch:
             slot.busy = False
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             self._totals.results["recorded"] += 1
             self._totals.queues += len(batch)
             self._recorded(batch, answer.versions)
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, m.Rejected):
             self._totals.results["rejected"] += 1
             self._rejected(batch, answer)
 
@@ -192,9 +181,9 @@ class Checkpoints:
             elif slot.progressed() is not node:
                 self._dirty[slot.queue] = slot
 
-    def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: Rejected) -> None:
+    def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: m.Rejected) -> None:
         """Read the rejected queue again, and send the others again at once."""
-        if answer.refuses(0) or (answer.index == 0 and answer.fault is CommitError.NO_NODE):
+        if answer.refuses(0) or (answer.index == 0 and answer.fault is m.CommitError.NO_NODE):
             self._owner.gone()
             return
         for index, (slot, _) in enumerate(batch, start=1):

@@ -25,26 +25,7 @@ import re
 from collections.abc import Callable
 from enum import Enum
 
-from qdo.coordination.protocol.machine import (
-    CheckOp,
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    Committed,
-    CreateOp,
-    DeleteOp,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Rejected,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.registration import Registration
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode
@@ -67,7 +48,7 @@ class LeaderState(Enum):
     LEADING = "leading"
 
 
-class Election(Machine):
+class Election(m.Machine):
     """One worker's candidacy.
 
     :ivar fence: the leader's fence of this worker, while it is `leading`.
@@ -157,11 +138,11 @@ class Election(Machine):
             self._on_deposed()
 
     def _delete(self, path: str) -> None:
-        def answered(answer: Response) -> None:
-            if not isinstance(answer, NoResponse):
+        def answered(answer: m.Response) -> None:
+            if not isinstance(answer, m.NoResponse):
                 self._leaving = None
 
-        self.ask(Commit((DeleteOp(path),)), answered)
+        self.ask(m.Commit((m.DeleteOp(path),)), answered)
 
     # --- candidacy --------------------------------------------------------------------
 
@@ -183,7 +164,7 @@ class Election(Machine):
         while registration is not None and registration.outbox:
             request, then = registration.outbox.popleft()
 
-            def answered(answer: Response, then: Callable[[Response], None] = then) -> None:
+            def answered(answer: m.Response, then: Callable[[m.Response], None] = then) -> None:
                 then(answer)
                 self._pass_on()
 
@@ -201,16 +182,16 @@ class Election(Machine):
 
     def _look(self) -> None:
         self._watched = None
-        self.ask(Children(self._layout.election), self._listed)
+        self.ask(m.Children(self._layout.election), self._listed)
 
-    def _listed(self, answer: Response) -> None:
+    def _listed(self, answer: m.Response) -> None:
         if self.office is not LeaderState.FOLLOWING:
             return
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.election)
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._refused("list", self._layout.election, answer.reason)
-        if not isinstance(answer, ChildrenRead):
+        if not isinstance(answer, m.ChildrenRead):
             return
         own = (self._path or "").rpartition("/")[2]
         names = [name for name in answer.names if name.startswith(STEM)]
@@ -219,11 +200,11 @@ class Election(Machine):
             self._path = None
             self.resign("its candidate node is gone")
         elif names[0] == own:
-            self.ask(Get(self._layout.rebalancer), self._rebalancer_read)
+            self.ask(m.Get(self._layout.rebalancer), self._rebalancer_read)
         else:
             before = names[names.index(own) - 1]
             self._watched = path = f"{self._layout.election}/{before}"
-            self.ask(Stat(path, watch=True), lambda answer: self._predecessor_read(path, answer))
+            self.ask(m.Stat(path, watch=True), lambda answer: self._predecessor_read(path, answer))
 
     def _refused(self, what: str, path: str, reason: str) -> None:
         self.resign(
@@ -232,13 +213,13 @@ class Election(Machine):
 
     def _recreate(self, path: str) -> None:
         """Create a deleted node again, and run again: without it no worker can lead."""
-        self.ask(Commit((CreateOp(path, b""),)), lambda answer: None)
+        self.ask(m.Commit((m.CreateOp(path, b""),)), lambda answer: None)
         self.resign(f"{path} was deleted; recreating it")
 
-    def _predecessor_read(self, path: str, answer: Response) -> None:
+    def _predecessor_read(self, path: str, answer: m.Response) -> None:
         if self.office is not LeaderState.FOLLOWING or path != self._watched:
             return
-        if isinstance(answer, NodeRead) and not answer.ephemeral_owner:
+        if isinstance(answer, m.NodeRead) and not answer.ephemeral_owner:
             self._ghosts.add(path.rpartition("/")[2])
             log.warning(
                 "%s: ignoring %s: it has no session, so it is not a candidate; delete it",
@@ -246,37 +227,37 @@ class Election(Machine):
                 path,
             )
             self._look()
-        elif isinstance(answer, NodeMissing):
+        elif isinstance(answer, m.NodeMissing):
             self._look()
 
     # --- becoming leader --------------------------------------------------------------
 
-    def _rebalancer_read(self, answer: Response) -> None:
+    def _rebalancer_read(self, answer: m.Response) -> None:
         if self.office is not LeaderState.FOLLOWING:
             return
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.rebalancer)
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._refused("read", self._layout.rebalancer, answer.reason)
-        if not isinstance(answer, NodeRead):
+        if not isinstance(answer, m.NodeRead):
             return
         self.office = LeaderState.ACQUIRING
         self._former = parse_leader(answer.data)
         value = encode({"worker": self._worker, "process": self._process})
-        take = SetOp(self._layout.rebalancer, value, answer.version)
-        self.ask(Commit((take, CheckOp(self._path or ""))), self._taken)
+        take = m.SetOp(self._layout.rebalancer, value, answer.version)
+        self.ask(m.Commit((take, m.CheckOp(self._path or ""))), self._taken)
 
-    def _taken(self, answer: Response) -> None:
+    def _taken(self, answer: m.Response) -> None:
         if self.office is not LeaderState.ACQUIRING:
             return
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             self.office = LeaderState.LEADING
             log.info("%s: elected as rebalancer", self._worker)
             self.fence = answer.versions[0]
             self._on_elected(self.fence, *self._former)
-        elif isinstance(answer, NoResponse):
+        elif isinstance(answer, m.NoResponse):
             self.resign("the reply to becoming leader was lost")
-        elif isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:
+        elif isinstance(answer, m.Rejected) and answer.fault is m.CommitError.OTHER:
             self._refused("write", self._layout.rebalancer, answer.reason)
         else:
             self.office = LeaderState.FOLLOWING

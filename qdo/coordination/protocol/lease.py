@@ -27,14 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from qdo.coordination.protocol.machine import (
-    CheckOp,
-    Commit,
-    CommitError,
-    Machine,
-    Rejected,
-    Response,
-)
+from qdo.coordination.protocol import machine as m
 
 SHARE = 0.95
 """Share of the session timeout that a lease lasts after the leader heard of the session."""
@@ -87,7 +80,7 @@ class Lease:
             self.on_moved(until)
 
 
-class Renewal(Machine):
+class Renewal(m.Machine):
     """Keeps a lease valid while no other transaction is sent, by a transaction of one check.
 
     Two of them may be in flight, so one slow answer does not open a gap.
@@ -123,8 +116,8 @@ class Renewal(Machine):
 
     def _send(self) -> None:
         self._sent_at = self._clock()
-        self.ask(Commit((CheckOp(self._path),)), self._answered)
+        self.ask(m.Commit((m.CheckOp(self._path),)), self._answered)
 
-    def _answered(self, answer: Response) -> None:
-        if isinstance(answer, Rejected) and answer.fault is not CommitError.BAD_VERSION:
+    def _answered(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Rejected) and answer.fault is not m.CommitError.BAD_VERSION:
             self._on_gone()  # a protected node is as good as gone

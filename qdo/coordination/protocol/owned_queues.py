@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.claims import (
     DELETED,
@@ -30,7 +31,6 @@ from qdo.coordination.protocol.claims import (
     QueueState,
 )
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import Get, Machine, NodeRead, NoResponse, Refused, Response
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -277,7 +277,7 @@ class Recovery:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: m.Machine,
         layout: Layout,
         name: str,
         queues: OwnedQueues,
@@ -314,13 +314,13 @@ class Recovery:
         slot.busy = True
         slot.again = False
         path = self._layout.queue(slot.queue)
-        self._machine.ask(Get(path), lambda answer: self._read_answered(slot, answer))
+        self._machine.ask(m.Get(path), lambda answer: self._read_answered(slot, answer))
 
-    def _read_answered(self, slot: OwnedQueue, answer: Response) -> None:
-        if isinstance(answer, NoResponse) or self._slots.get(slot.queue) is not slot:
+    def _read_answered(self, slot: OwnedQueue, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse) or self._slots.get(slot.queue) is not slot:
             return  # without an answer `connected` reads it again
         slot.busy = False
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self.refused(slot, answer.reason)
             return
         node = self._owned_node(answer)
@@ -328,7 +328,7 @@ class Recovery:
             self._queues.lost(slot)
         elif slot.again:
             self.read(slot)
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             self._adopt(slot, node, answer.version)
 
     def refused(self, slot: OwnedQueue, reason: str) -> None:
@@ -336,9 +336,9 @@ class Recovery:
         slot.again = False
         self._queues.refused(slot, reason)
 
-    def _owned_node(self, answer: Response) -> QueueNode | None:
+    def _owned_node(self, answer: m.Response) -> QueueNode | None:
         """Return the queue node that was read, if it names this worker as owner."""
-        if not isinstance(answer, NodeRead):
+        if not isinstance(answer, m.NodeRead):
             return None
         node = QueueNode.parse(answer.data).checked(self._positions)
         return node if node.owner == self._name else None
@@ -389,28 +389,28 @@ class Recovery:
 
     def _read_outcome(self, slot: OwnedQueue) -> None:
         path = self._layout.queue(slot.queue)
-        self._machine.ask(Get(path), lambda answer: self._outcome(slot, answer))
+        self._machine.ask(m.Get(path), lambda answer: self._outcome(slot, answer))
 
-    def _outcome(self, slot: OwnedQueue, answer: Response) -> None:
+    def _outcome(self, slot: OwnedQueue, answer: m.Response) -> None:
         """Adopt a node that names this worker; no message of the queue was started before."""
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             self.doubt([slot])
             return
         if self._slots.get(slot.queue) is not slot:
             return
         slot.busy = False
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._queues.delist(slot)
         node = self._owned_node(answer) if slot.queue in self._own_node.listed else None
         if slot.state is QueueState.CLAIMING:
-            if node is not None and isinstance(answer, NodeRead):
+            if node is not None and isinstance(answer, m.NodeRead):
                 # The claim's own zxid is unknown. The zxid of this data is not smaller, and it is
                 # smaller than that of every later claim: fences keep growing.
                 node = _repaired(node, slot.node)
                 self._queues.claimed(slot, node, answer.version, answer.mzxid)
             else:
                 self._queues.not_claimed(slot)
-        elif node is not None and isinstance(answer, NodeRead):
+        elif node is not None and isinstance(answer, m.NodeRead):
             self._queues.finish(slot)
             self._adopt(slot, node, answer.version)
         else:

@@ -18,26 +18,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments, FencedCommit
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CheckOp,
-    Children,
-    ChildrenRead,
-    Commit,
-    CommitError,
-    CreateOp,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Op,
-    Refused,
-    Rejected,
-    Response,
-    Stat,
-)
 from qdo.coordination.protocol.planner import plan_filtered
 from qdo.coordination.protocol.worker_roll import LostWorkers, WorkerRoll
 from qdo.coordination.znodes.layout import Layout, is_worker_name
@@ -107,17 +89,17 @@ class QueueNodes:
     def _create(self, lasts: dict[str, int]) -> None:
         self._creating.update(lasts)
         ops = tuple(
-            CreateOp(self._layout.queue(name), QueueNode(last=last).encode())
+            m.CreateOp(self._layout.queue(name), QueueNode(last=last).encode())
             for name, last in lasts.items()
         )
         self._commit(ops, lambda answer: self._create_answered(lasts, answer))
 
-    def _create_answered(self, lasts: dict[str, int], answer: Response) -> None:
+    def _create_answered(self, lasts: dict[str, int], answer: m.Response) -> None:
         self._created(lasts)
         names = list(lasts)
-        if not isinstance(answer, Rejected) or answer.fault is CommitError.NO_NODE:
+        if not isinstance(answer, m.Rejected) or answer.fault is m.CommitError.NO_NODE:
             return  # created; or discovery asks again once the folder `queues` is recreated
-        if answer.fault is not CommitError.NODE_EXISTS:
+        if answer.fault is not m.CommitError.NODE_EXISTS:
             log.error(
                 "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
                 " with `qdo admin acl apply`",
@@ -141,7 +123,7 @@ class Deletions:
     :ivar known: whether claims can be checked.
     """
 
-    def __init__(self, folder: str, machine: Machine) -> None:
+    def __init__(self, folder: str, machine: m.Machine) -> None:
         self.known = False
         self._folder = folder
         self._machine = machine
@@ -153,26 +135,26 @@ class Deletions:
         """Read the version. Queue nodes read after this call may be claimed under it."""
         self.known = False
         self.reading = True
-        self._machine.ask(Stat(self._folder), self._read)
+        self._machine.ask(m.Stat(self._folder), self._read)
 
-    def _read(self, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _read(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # read again after the reconnection
         self.reading = False
-        if isinstance(answer, Refused):
+        if isinstance(answer, m.Refused):
             self._give_up(answer.reason)
-        self.known = self._unchecked or isinstance(answer, NodeRead)
-        if isinstance(answer, NodeRead):
+        self.known = self._unchecked or isinstance(answer, m.NodeRead)
+        if isinstance(answer, m.NodeRead):
             self._version = answer.version
 
-    def checks(self) -> tuple[CheckOp, ...]:
+    def checks(self) -> tuple[m.CheckOp, ...]:
         """Return the operations that a claim must contain."""
-        return () if self._unchecked else (CheckOp(self._folder, self._version),)
+        return () if self._unchecked else (m.CheckOp(self._folder, self._version),)
 
-    def rejected(self, answer: Rejected) -> None:
+    def rejected(self, answer: m.Rejected) -> None:
         """Handle a claim that failed for such an operation."""
         self.known = False
-        if answer.fault is CommitError.OTHER:
+        if answer.fault is m.CommitError.OTHER:
             self._give_up(answer.reason)
 
     def _give_up(self, reason: str) -> None:
@@ -195,7 +177,7 @@ RELIST_SECONDS = 0.05
 RECONCILE_SECONDS = 60.0
 
 
-class Rebalancer(Machine):
+class Rebalancer(m.Machine):
     """The work of the leader; idle on all other workers.
 
     :ivar lost: the workers that went without releasing their queues.
@@ -306,14 +288,16 @@ class Rebalancer(Machine):
 
     # --- observing --------------------------------------------------------------------
 
-    def _observe(self, request: Get | Stat | Children, then: Callable[[Response], None]) -> None:
+    def _observe(
+        self, request: m.Get | m.Stat | m.Children, then: Callable[[m.Response], None]
+    ) -> None:
         """Send a request whose answer counts only in this term."""
         term = self._term
 
-        def answered(answer: Response) -> None:
-            if term != self._term or isinstance(answer, NoResponse):
+        def answered(answer: m.Response) -> None:
+            if term != self._term or isinstance(answer, m.NoResponse):
                 return
-            if isinstance(answer, Refused) and isinstance(request, Children):
+            if isinstance(answer, m.Refused) and isinstance(request, m.Children):
                 self._roll.report_unlisted(request.path, answer.reason)
                 self._reconcile_at = min(self._reconcile_at, self._clock() + RETRY_SECONDS)
             else:
@@ -331,17 +315,17 @@ class Rebalancer(Machine):
         self._list_workers()
         self._list_queues()
         self._unread += 1
-        self._observe(Children(self._layout.assignments), self._assignments_listed)
+        self._observe(m.Children(self._layout.assignments), self._assignments_listed)
         self._read_moves()
 
     def _list_workers(self) -> None:
         self._unread += 1
-        self._observe(Children(self._layout.workers, watch=True), self._workers_listed)
+        self._observe(m.Children(self._layout.workers, watch=True), self._workers_listed)
 
-    def _workers_listed(self, answer: Response) -> None:
+    def _workers_listed(self, answer: m.Response) -> None:
         self._unread -= 1
         first = not self._roll.listed
-        new, left = self._roll.record(answer.names if isinstance(answer, ChildrenRead) else ())
+        new, left = self._roll.record(answer.names if isinstance(answer, m.ChildrenRead) else ())
         self.lost.record(left)
         for name in new:
             self._unread += 1
@@ -353,11 +337,11 @@ class Rebalancer(Machine):
 
     def _read_worker(self, name: str, counted: bool = False) -> None:
         self._observe(
-            Get(self._layout.worker(name), watch=True),
+            m.Get(self._layout.worker(name), watch=True),
             lambda answer: self._worker_read(name, counted, answer),
         )
 
-    def _worker_read(self, name: str, counted: bool, answer: Response) -> None:
+    def _worker_read(self, name: str, counted: bool, answer: m.Response) -> None:
         self._unread -= counted
         before, after = self._roll.read(name, answer)
         if before is None or after is None:
@@ -369,24 +353,24 @@ class Rebalancer(Machine):
 
     def _list_queues(self) -> None:
         self._unread += 1
-        self._observe(Children(self._layout.queues, watch=True), self._queues_listed)
+        self._observe(m.Children(self._layout.queues, watch=True), self._queues_listed)
 
-    def _queues_listed(self, answer: Response) -> None:
+    def _queues_listed(self, answer: m.Response) -> None:
         self._unread -= 1
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.queues)
             self._queue_nodes.listed = ()
             self._relist_at = self._clock() + RELIST_SECONDS
-        if isinstance(answer, ChildrenRead):
+        if isinstance(answer, m.ChildrenRead):
             if set(answer.names) != set(self._queue_nodes.listed or ()):
                 self._plan_soon(0.0)
             self._queue_nodes.record_listing(answer.names)
 
-    def _assignments_listed(self, answer: Response) -> None:
+    def _assignments_listed(self, answer: m.Response) -> None:
         self._unread -= 1
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.assignments)
-        listed = answer.names if isinstance(answer, ChildrenRead) else ()
+        listed = answer.names if isinstance(answer, m.ChildrenRead) else ()
         for worker in filter(is_worker_name, listed):
             self._unread += 1
             self._assignments.read(worker, self._assignment_read)
@@ -396,11 +380,11 @@ class Rebalancer(Machine):
 
     def _read_moves(self) -> None:
         self._unread += 1
-        self._observe(Get(self._layout.assignments, watch=True), self._moves_read)
+        self._observe(m.Get(self._layout.assignments, watch=True), self._moves_read)
 
-    def _moves_read(self, answer: Response) -> None:
+    def _moves_read(self, answer: m.Response) -> None:
         self._unread -= 1
-        found = parse_moves(answer.data) if isinstance(answer, NodeRead) else {}
+        found = parse_moves(answer.data) if isinstance(answer, m.NodeRead) else {}
         if found != self._moves:
             self._moves = found
             self._plan_soon(0.0)
@@ -408,7 +392,7 @@ class Rebalancer(Machine):
     def _recreate(self, path: str) -> None:
         """Create a deleted folder again: without it no queue can be assigned."""
         log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
-        self._fenced((CreateOp(path, b""),), lambda answer: None)
+        self._fenced((m.CreateOp(path, b""),), lambda answer: None)
 
     # --- planning ---------------------------------------------------------------------
 
@@ -451,21 +435,21 @@ class Rebalancer(Machine):
 
     # --- publishing -------------------------------------------------------------------
 
-    def _fenced(self, ops: tuple[Op, ...], then: Callback) -> None:
+    def _fenced(self, ops: tuple[m.Op, ...], then: m.Callback) -> None:
         """Commit under the fence; resign if the fence changed or no answer came."""
         term = self._term
 
-        def answered(answer: Response) -> None:
+        def answered(answer: m.Response) -> None:
             if term != self._term:
                 return
-            if isinstance(answer, NoResponse):
+            if isinstance(answer, m.NoResponse):
                 self._resign("a transaction of the rebalancer was not answered")
-            elif isinstance(answer, Rejected) and answer.index == 0:
+            elif isinstance(answer, m.Rejected) and answer.index == 0:
                 self._resign("another worker has become leader")
             else:
                 then(answer)
 
-        self.ask(Commit((CheckOp(self._layout.rebalancer, self._fence or 0), *ops)), answered)
+        self.ask(m.Commit((m.CheckOp(self._layout.rebalancer, self._fence or 0), *ops)), answered)
 
     # --- called by the leader's discovery of queues -----------------------------------
 

@@ -11,30 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qdo.coordination.protocol.machine import (
-    ANY_VERSION,
-    CheckOp,
-    Children,
-    ChildrenRead,
-    Commit,
-    Committed,
-    Create,
-    Created,
-    Machine,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode
 
 MOST_FAULTS = 100
 """At most this many queues are described: many clients read component nodes."""
 
 
-class Registration(Machine):
+class Registration(m.Machine):
     """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once.
 
     :ivar refusal: why the coordinator refused to create it, "" if it did not.
@@ -65,27 +49,27 @@ class Registration(Machine):
         """Create the node, or after a lost reply find out whether it exists."""
         if self.path is None:
             if self._sent:
-                self.ask(Commit((CheckOp(self._folder),)), self._barrier_done)
+                self.ask(m.Commit((m.CheckOp(self._folder),)), self._barrier_done)
             else:
                 self._create()
 
     def _create(self) -> None:
         self._sent = True
-        self.ask(Create(f"{self._folder}/{self._stem}", self._data), self._created)
+        self.ask(m.Create(f"{self._folder}/{self._stem}", self._data), self._created)
 
-    def _created(self, answer: Response) -> None:
-        if isinstance(answer, Created):
+    def _created(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Created):
             self._adopt(answer.path)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, m.Refused):
             self.refusal = answer.reason
             self._on_refused()
 
-    def _barrier_done(self, answer: Response) -> None:
-        if isinstance(answer, Committed):
-            self.ask(Children(self._folder), self._listed)
+    def _barrier_done(self, answer: m.Response) -> None:
+        if isinstance(answer, m.Committed):
+            self.ask(m.Children(self._folder), self._listed)
 
-    def _listed(self, answer: Response) -> None:
-        if not isinstance(answer, ChildrenRead):
+    def _listed(self, answer: m.Response) -> None:
+        if not isinstance(answer, m.ChildrenRead):
             return
         names = [name for name in answer.names if name.startswith(self._stem)]
         self._unread = len(names)
@@ -95,13 +79,13 @@ class Registration(Machine):
             self._create()
 
     def _look(self, path: str) -> None:
-        self.ask(Stat(path), lambda answer: self._looked(path, answer))
+        self.ask(m.Stat(path), lambda answer: self._looked(path, answer))
 
-    def _looked(self, path: str, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
+    def _looked(self, path: str, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
             return  # `connected` starts again
         self._unread -= 1
-        if isinstance(answer, NodeRead) and answer.ephemeral_owner == self._session:
+        if isinstance(answer, m.NodeRead) and answer.ephemeral_owner == self._session:
             self._adopt(path)
         elif self._unread == 0 and self.path is None:
             self._create()
@@ -143,7 +127,7 @@ class Component(Registration):
         if self.path is not None and self._due:
             self._due = False
             # No version is checked: only this process writes it; the next write repairs a lost one.
-            self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
+            self.ask(m.Commit((m.SetOp(self.path, self._data, m.ANY_VERSION),)), _ignore)
 
 
-def _ignore(answer: Response) -> None: ...
+def _ignore(answer: m.Response) -> None: ...

@@ -10,26 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from qdo.coordination.protocol.machine import (
-    Callback,
-    CheckOp,
-    Commit,
-    CommitError,
-    Committed,
-    Get,
-    Machine,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Refused,
-    Rejected,
-    Response,
-    SetOp,
-)
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.queues import EVERYTHING
 
-_LOST = (CommitError.NO_NODE, CommitError.OTHER)
+_LOST = (m.CommitError.NO_NODE, m.CommitError.OTHER)
 
 
 class WorkerNodeWriter:
@@ -46,7 +31,7 @@ class WorkerNodeWriter:
     def __init__(
         self,
         path: str,
-        machine: Machine,
+        machine: m.Machine,
         *,
         on_gone: Callable[[], None],
         on_reread: Callable[[Iterable[str]], None],
@@ -98,25 +83,25 @@ class WorkerNodeWriter:
         return replace(told, draining=self.draining, filter=self.filter, holds=self.holds)
 
     def commit(
-        self, ops: list[SetOp], value: bytes, then: Callback, checks: tuple[CheckOp, ...] = ()
+        self, ops: list[m.SetOp], value: bytes, then: m.Callback, checks: tuple[m.CheckOp, ...] = ()
     ) -> None:
         """Write the own node after queue nodes; `then` must first call `answered`."""
         self._closed = self._in_flight = True
         self._written_at = len(ops)
-        own = SetOp(self.path, value, self._version)
-        self._machine.ask(Commit((*ops, own, *checks)), then)
+        own = m.SetOp(self.path, value, self._version)
+        self._machine.ask(m.Commit((*ops, own, *checks)), then)
 
-    def answered(self, answer: Response) -> bool:
+    def answered(self, answer: m.Response) -> bool:
         """Handle the answer to `commit`; return False if the own node is in doubt."""
-        if isinstance(answer, NoResponse):
+        if isinstance(answer, m.NoResponse):
             self._in_doubt = True
             return False
         self._closed = self._in_flight = False
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             self._version = answer.versions[self._written_at]
         return True
 
-    def rejected(self, answer: Rejected) -> None:
+    def rejected(self, answer: m.Rejected) -> None:
         """Called when the own node was not as remembered: gone, or written by an operator.
 
         A node that cannot be read or written is as good as gone: the next registration has another.
@@ -131,12 +116,12 @@ class WorkerNodeWriter:
 
     def read(self) -> None:
         """Read and watch it, for its version and for an operator's requests in it."""
-        self._machine.ask(Get(self.path, watch=True), self._read)
+        self._machine.ask(m.Get(self.path, watch=True), self._read)
 
-    def _read(self, answer: Response) -> None:
-        if isinstance(answer, (NodeMissing, Refused)):
+    def _read(self, answer: m.Response) -> None:
+        if isinstance(answer, (m.NodeMissing, m.Refused)):
             self._on_gone()
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
             self._on_reread(node.reread)
             if not self._in_flight:  # otherwise the answer to the write has the version
@@ -157,29 +142,29 @@ class WorkerNodeWriter:
         """
         self._closed = self._in_flight = self._in_doubt = True
         self._machine.ask(
-            Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
+            m.Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
         )
 
-    def _barrier_read(self, then: Callable[[], None], answer: Response) -> None:
-        if isinstance(answer, (NodeMissing, Refused)):
+    def _barrier_read(self, then: Callable[[], None], answer: m.Response) -> None:
+        if isinstance(answer, (m.NodeMissing, m.Refused)):
             self._on_gone()
-        elif isinstance(answer, NodeRead):
+        elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
             # Keep the list of a seek: its queues are read again when this write is acknowledged.
             value = self._own(node).encode()
             self._machine.ask(
-                Commit((SetOp(self.path, value, answer.version),)),
+                m.Commit((m.SetOp(self.path, value, answer.version),)),
                 lambda written: self._barrier_written(node, then, written),
             )
 
     def _barrier_written(
-        self, node: WorkerNode, then: Callable[[], None], answer: Response
+        self, node: WorkerNode, then: Callable[[], None], answer: m.Response
     ) -> None:
-        if isinstance(answer, Rejected) and answer.fault in _LOST:
+        if isinstance(answer, m.Rejected) and answer.fault in _LOST:
             self._on_gone()
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, m.Rejected):
             self.barrier(then)
-        elif isinstance(answer, Committed):
+        elif isinstance(answer, m.Committed):
             self._version = answer.versions[0]
             self.listed = dict.fromkeys(node.queues)
             self._closed = self._in_flight = self._in_doubt = False

@@ -110,18 +110,18 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             _edit(
                 "worker_node_writer",
-                "    def answered(self, answer: Response) -> bool:",
+                "    def answered(self, answer: m.Response) -> bool:",
                 "    def commit_without(self, ops, then, checks):\n"
                 "        self._closed = self._in_flight = True\n"
                 "        self._written_at = len(ops)\n"
                 "        def answered(answer):\n"
-                "            if isinstance(answer, Committed):\n"
+                "            if isinstance(answer, m.Committed):\n"
                 "                versions = list(answer.versions)\n"
                 "                versions.insert(len(ops), self._version)\n"
-                "                answer = Committed(answer.zxid, tuple(versions))\n"
+                "                answer = m.Committed(answer.zxid, tuple(versions))\n"
                 "            then(answer)\n"
-                "        self._machine.ask(Commit((*ops, *checks)), answered)\n\n"
-                "    def answered(self, answer: Response) -> bool:",
+                "        self._machine.ask(m.Commit((*ops, *checks)), answered)\n\n"
+                "    def answered(self, answer: m.Response) -> bool:",
             ),
         ),
     ),
@@ -140,11 +140,11 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        self._written_at = len(ops)\n"
                 "        if value is None:\n"
                 "            def answered(answer):\n"
-                "                if isinstance(answer, Committed):\n"
+                "                if isinstance(answer, m.Committed):\n"
                 "                    versions = (*answer.versions, self._version)\n"
-                "                    answer = Committed(answer.zxid, versions)\n"
+                "                    answer = m.Committed(answer.zxid, versions)\n"
                 "                then(answer)\n"
-                "            self._machine.ask(Commit(tuple(ops)), answered)\n"
+                "            self._machine.ask(m.Commit(tuple(ops)), answered)\n"
                 "            return\n",
             ),
         ),
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "            self._machine.ask(Children(self._layout.workers), listed)\n"
                 "            return\n"
                 "        if owner not in cached:\n"
-                "            self._looked(owner, slots, NodeMissing())\n"
+                "            self._looked(owner, slots, m.NodeMissing())\n"
                 "            return\n",
             ),
         ),
@@ -290,15 +290,15 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "acquisition",
-                "Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)",
-                "Get(self._layout.queue(slot.queue)),\n"
+                "m.Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)",
+                "m.Get(self._layout.queue(slot.queue)),\n"
                 "            lambda first: self._machine.ask(\n"
-                "                Get(self._layout.queue(slot.queue)),\n"
+                "                m.Get(self._layout.queue(slot.queue)),\n"
                 "                lambda second: self._read(\n"
                 "                    slot,\n"
-                "                    NodeRead(first.data, second.version)\n"
-                "                    if isinstance(first, NodeRead)\n"
-                "                    and isinstance(second, NodeRead)\n"
+                "                    m.NodeRead(first.data, second.version)\n"
+                "                    if isinstance(first, m.NodeRead)\n"
+                "                    and isinstance(second, m.NodeRead)\n"
                 "                    else second))",
             ),
         ),
@@ -333,10 +333,10 @@ MUTANTS: tuple[Mutant, ...] = (
             _edit(
                 "worker_node_writer",
                 "            self._machine.ask(\n"
-                "                Commit((SetOp(self.path, value, answer.version),)),\n"
+                "                m.Commit((m.SetOp(self.path, value, answer.version),)),\n"
                 "                lambda written: self._barrier_written(node, then, written),\n"
                 "            )\n",
-                "            read = Committed(0, (answer.version,))\n"
+                "            read = m.Committed(0, (answer.version,))\n"
                 "            self._barrier_written(node, then, read)\n",
             ),
         ),

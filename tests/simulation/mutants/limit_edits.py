@@ -84,7 +84,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
             "            if self._names is None:\n"
             '                self._list("")\n'
             "            else:\n"
-            '                self._listed("", ChildrenRead(tuple(self._names)))\n',
+            '                self._listed("", m.ChildrenRead(tuple(self._names)))\n',
         ),
         _edit(
             "shares",
