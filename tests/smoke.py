@@ -1,9 +1,9 @@
 """Runs an installed qdo on every supported Python: ``make smoke``.
 
-``python -m tests.smoke [VERSION ...]`` builds one wheel, installs it with its libraries into a
-virtual environment for each Python below ``.smoke/``, and from an empty folder imports all modules,
-runs a job on each executor, and runs a small demo. A Python that is not installed is named and
-passed over, unless it was asked for.
+``python -m tests.smoke [VERSION ...]`` builds an sdist, and one wheel from it. It installs the wheel
+with its libraries into a virtual environment for each Python below ``.smoke/``. There, from an
+empty folder, it imports all modules, runs a job on each executor, and runs a small demo. A Python
+that is not installed is named and passed over, unless it was asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,18 @@ VERSIONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', _SETUP)
 EXTRAS = "aws,dashboard,encryption,http,metrics,postgresql,sasl,sql,tracing"
 """All that modules of qdo import."""
 FOLDER = ROOT / ".smoke"
-SOURCES = ("qdo", "workers", "setup.py", "pyproject.toml", "README.rst")
+SOURCES = (
+    "qdo",
+    "workers",
+    "config",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.rst",
+    "CHANGES.rst",
+    "LICENSE",
+    "SECURITY.md",
+)
 
 IMPORTS = """
 import importlib.util, pkgutil, warnings
@@ -115,7 +126,7 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(folder: Path) -> Path:
-    """Return a wheel of the sources, built from a copy: ``build/`` may hold files long deleted."""
+    """Return a wheel, built from an sdist of a copy: ``build/`` may hold files long deleted."""
     copy = folder / "source"
     copy.mkdir()
     for name in SOURCES:
@@ -124,8 +135,10 @@ def build(folder: Path) -> Path:
             shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=caches)
         else:
             shutil.copy(ROOT / name, copy / name)
+    _run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", folder, cwd=copy)
+    (sdist,) = folder.glob("qdo-*.tar.gz")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
-    _run(*pip, copy, cwd=folder)
+    _run(*pip, sdist, cwd=folder)
     (wheel,) = folder.glob("qdo-*.whl")
     return wheel
 
