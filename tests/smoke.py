@@ -1,9 +1,9 @@
 """Runs an installed qdo on every supported Python: ``make smoke``.
 
-``python -m tests.smoke [VERSION ...]`` builds an sdist, and one wheel from it. It installs the wheel
-with its libraries into a virtual environment for each Python below ``.smoke/``. There, from an
-empty folder, it imports all modules, runs a job on each executor, and runs a small demo. A Python
-that is not installed is named and passed over, unless it was asked for.
+``python -m tests.smoke [VERSION ...]`` builds an sdist, and one wheel from it. It installs the
+wheel with its libraries into a virtual environment for each Python below ``.smoke/``. There, from
+an empty folder, it imports all modules, runs a job on each executor, and runs a small demo. A
+Python that is not installed is named and passed over, unless it was asked for.
 """
 
 from __future__ import annotations
