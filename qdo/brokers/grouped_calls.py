@@ -214,7 +214,7 @@ class GroupCommitBroker(Broker):
         requests=True,
         streams=True,
     )
-    _checked_size: Callable[[Outgoing], int]
+    checked_size: Callable[[Outgoing], int]
     _writer: GroupedCalls[Any]
 
     @property
@@ -231,13 +231,13 @@ class GroupCommitBroker(Broker):
         """Return the work that stores messages with options, and returns their ids."""
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
+        size = sum(map(self.checked_size, messages))
         if not messages:
             return []
         return self._ids(self._writer.call(self._work(messages), size))
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        size = sum(map(self._checked_size, messages))
+        size = sum(map(self.checked_size, messages))
         if not messages:
             return []
         return self._ids(await self._writer.acall(self._work(messages), size))

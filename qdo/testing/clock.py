@@ -23,6 +23,7 @@ START = 1_767_225_600.0
 TOLERANCE_SECONDS = 0.001
 """Times this close are due already: recorded times are rounded to milliseconds."""
 PATCHED = {
+    "qdo.brokers.embedded.broker": "time",
     "qdo.message": "clock",
     "qdo.positions": "time",
     "qdo.sending.pool_jobs": "clock",

@@ -35,13 +35,11 @@ from qdo.jobs.middleware import FailureHook, Hooks, Observer
 from qdo.message import Message
 from qdo.testing.database import StagedMessages
 from qdo.testing.memory_broker import (
-    Contents,
     MemoryBroker,
     MemoryDeadLetters,
+    MemoryRequests,
     MemoryStore,
-    check_messages,
 )
-from qdo.testing.memory_requests import MemoryRequests
 from qdo.text import did_you_mean
 from qdo.worker.engine.slot import Row
 from qdo.worker.executors.base import JobAborted
@@ -180,8 +178,7 @@ class _PointedRequests(MemoryRequests):
     def __init__(
         self, broker: MemoryBroker, reach: Reach, on_pause: Callable[[str], None] = lambda id: None
     ) -> None:
-        store, contents = broker._store, broker._contents.requests
-        super().__init__(contents, store.lock, store.clock, lambda some: broker._add(some)[1])
+        super().__init__(broker)
         self._reach = reach
         self._on_pause = on_pause
 
@@ -228,7 +225,7 @@ class FaultyBroker(MemoryBroker):
     def __init__(self, store: MemoryStore, app: str, reach: Reach) -> None:
         super().__init__(store, app)
         self.requests = _PointedRequests(self, reach)
-        self.dead_letters = _PointedDeadLetters(store, store.contents[app], reach)
+        self.dead_letters = _PointedDeadLetters(self, reach)
         self._reach = reach
 
     def reader(self, queue: str, after: int) -> Any:
@@ -236,8 +233,8 @@ class FaultyBroker(MemoryBroker):
 
 
 class _PointedDeadLetters(MemoryDeadLetters):
-    def __init__(self, store: MemoryStore, contents: Contents, reach: Reach) -> None:
-        super().__init__(store, contents)
+    def __init__(self, broker: MemoryBroker, reach: Reach) -> None:
+        super().__init__(broker)
         self._reach = reach
 
     def store(self, record: DeadLetterRecord) -> None:
@@ -267,7 +264,6 @@ class SendingBroker(MemoryBroker):
     ) -> None:
         super().__init__(store, app)
         self.requests = _PointedRequests(self, reach, on_pause)
-        self._store = store
         self._reach = reach
         self._staged = StagedMessages()
 
@@ -277,9 +273,10 @@ class SendingBroker(MemoryBroker):
             return super().send_many(messages)
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
-        check_messages(messages)
+        for message in messages:
+            self.checked_size(message)
         with _between(self._reach, "send", [each.queue for each in messages]):
-            ids = [self._store.new_id() for _ in messages]
+            ids = [self.writer.store.new_id() for _ in messages]
             pairs = zip(messages, ids, strict=True)
             staged = [replace(m, headers=with_header(m.headers, qdo_id=id)) for m, id in pairs]
             if staged:

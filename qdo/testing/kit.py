@@ -32,8 +32,13 @@ from qdo.testing.database import WritesWatch
 from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
 from qdo.testing.kit_operators import KitOperators
-from qdo.testing.memory_fleet import KitHolds, KitRelay, MemoryDocuments, MemoryLocks
-from qdo.testing.memory_streams import KitStreams
+from qdo.testing.memory_fleet import (
+    KitHolds,
+    KitRelay,
+    KitStreams,
+    MemoryDocuments,
+    MemoryLocks,
+)
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
 from qdo.testing.timers import KitTimers

@@ -1,4 +1,4 @@
-"""Limits, locks, pauses, documents and outboxes of a testing kit, in the memory of one process."""
+"""Limits, locks, pauses, streams, documents and outboxes of a testing kit, in one process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.brokers.streams import StreamShard, StreamStore, merge, split
 from qdo.coordination.protocol.machine import CheckOp, DeleteOp, NodeMissing, NodeRead, SetOp
 from qdo.errors import LockTimeoutError, UsageError
 from qdo.fleet.documents import Decide, OnChange, Parse
@@ -238,6 +239,38 @@ class KitHolds:
     def replace(self, holds: Iterable[Hold]) -> None:
         self.holds[:] = holds
         self._on_change()
+
+
+class KitStreams:
+    """The shards of an app under test, as `qdo streams` divides those of a fleet."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self._store = store
+
+    def split(self, shard: str, at: str | None = None) -> list[str]:
+        """Divide a shard of a stream, like `qdo streams split`; return the names of its children.
+
+        >>> kit.streams.split("user.40-80", at="60")
+        ['user.40-60', 'user.60-80']
+
+        :raises UsageError: the bound is not within the shard.
+        :raises ShardStateError: the shard is sealed.
+        :raises NotFoundError: no stream has the shard.
+        """
+        return self._reshard(split(self._store.shards(), shard, at))
+
+    def merge(self, *shards: str) -> str:
+        """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
+
+        :raises UsageError: they are not neighbors.
+        :raises ShardStateError: one of them is sealed.
+        :raises NotFoundError: no stream has one of them.
+        """
+        return self._reshard(merge(self._store.shards(), *shards))[0]
+
+    def _reshard(self, children: list[StreamShard]) -> list[str]:
+        self._store.add(children)
+        return [each.queue for each in children]
 
 
 class MemoryDocuments:

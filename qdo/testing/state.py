@@ -133,6 +133,7 @@ class State:
     chance: Callable[[], float]
     holds: KitHolds
     store: MemoryStore = field(init=False)
+    broker: MemoryBroker = field(init=False)
     limits: KitLimits = field(init=False)
     record: MemoryCoordinator = field(default_factory=MemoryCoordinator)
     faults: Faults = field(default_factory=Faults)
@@ -144,10 +145,8 @@ class State:
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(self.clock.position)
+        self.broker = MemoryBroker(self.store, self.app.name)
         self.limits = KitLimits(self.app, self.clock.passed)
-
-    def broker(self) -> MemoryBroker:
-        return MemoryBroker(self.store, self.app.name)
 
     def busiest(self) -> str:
         """Describe the queue with most attempts in an endless run, for an error."""
@@ -164,15 +163,15 @@ class State:
 
     def requests(self, pool: str | None) -> list[dict[str, Any]]:
         """Return the requests of a pool, or of all, oldest first."""
-        broker = self.broker()
-        store, vault = broker.requests, vault_of(self.settings, self.app.name, broker.stream_of)
+        store = self.broker.requests
+        vault = vault_of(self.settings, self.app.name, self.broker.stream_of)
         found = [store.find(each.id) for each in store.records(pool, limit=sys.maxsize)]
         return [whole_item(each, self.clock.now, vault, True) for each in found if each]
 
     def rows(self, queue: str, after: int) -> Iterator[Row]:
-        reader = self.broker().reader(queue, after)
+        reader = self.broker.reader(queue, after)
         while rows := reader.fetch(1000):
-            yield from rows
+            yield from itertools.starmap(Row, rows)
 
     def is_pool(self, queue: str) -> bool:
         """Return whether a job runs the requests of a pool of this name."""
@@ -183,8 +182,9 @@ class State:
         """Keep an attempt; `body` is that of a request as its job got it."""
         key = None
         if not self.is_pool(event.queue):
-            (row,) = self.broker().reader(event.queue, event.position - 1).fetch(1)
-            body, key = self.body_of(event.queue, row), row.key
+            (row,) = self.broker.reader(event.queue, event.position - 1).fetch(1)
+            message = Row(*row)
+            body, key = self.body_of(event.queue, message), message.key
         self.attempts.append(
             Attempt(
                 event.queue,
@@ -203,7 +203,7 @@ class State:
 
     def body_of(self, queue: str, row: Row) -> Any:
         """Return the body as a job gets it, or the bytes if it cannot be decoded."""
-        opener = opener_of(self.settings, self.app.name, self.broker().stream_of)
+        opener = opener_of(self.settings, self.app.name, self.broker.stream_of)
         if opener is not None:
             with contextlib.suppress(BodyDecodeError, KeyMissingError):
                 row = Row(*opener.open(queue, row))

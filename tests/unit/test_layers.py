@@ -321,12 +321,12 @@ def test_only_the_registry_imports_the_folder_of_a_broker() -> None:
     """A new broker is one folder and one line of the registry.
 
     The brokers at AWS share `brokers/aws/`, which commands and settings may not import either. The
-    testing kit keeps requests by the statements of the embedded broker.
+    testing kit runs the statements of the embedded broker.
     """
     assert [
         f"{path} imports {imported}"
         for path, found in arrows().items()
-        if path not in (REGISTRY, "testing/memory_requests.py")
+        if path not in (REGISTRY, "testing/memory_broker.py")
         for imported in sorted(found)
         if (folder := files()[imported].broker_folder) is not None
         and folder != files()[path].broker_folder

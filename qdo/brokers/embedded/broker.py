@@ -148,51 +148,40 @@ WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND pos
 """
 
 
-class EmbeddedBroker(GroupCommitBroker):
-    """Queues of one app in a SQLite file.
+class SqliteBroker(GroupCommitBroker):
+    """Queues of one app in the tables of a SQLite database.
 
-    Safe to use from several threads, or from greenlets once gevent has patched the process.
+    :param path: its file, for errors.
+    :param writer: makes all changes.
+    :param node: 48-bit node of message ids.
     """
 
     requests: EmbeddedRequests
     _writer: Writer
 
-    def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
+    def __init__(
+        self,
+        reading: sqlite3.Connection,
+        path: str,
+        app: str,
+        writer: Writer,
+        node: int,
+        watch: ReplacedFileCheck,
+    ) -> None:
+        self._reading = reading
         self._path = path
         self._app = app
-        self._wakeups = f"{path}.wakeups"
-        self._clock = clock
-        self._checked_size = partial(checked_size, set())
+        self._writer = writer
+        self.id_node = node
+        self._watch = watch
         self._logged_ahead = False
-        self._stops: list[Callable[[], None]] = []
-        with unforked:  # the file has no guard until there is a writer
-            self._reading = open_database(path, MESSAGES)
-            try:
-                with translated(path):
-                    (self.id_node,) = _NODE.only(self._reading)
-                self.identity = f"{self.id_node:012x}"
-                self._watch = ReplacedFileCheck(path)
-                self._writer = Writer(
-                    path, app, self._wakeups, clock, limit=lambda: self.max_queues
-                )
-                self.catalog = EmbeddedCatalog(self._reading, path, app)
-                self.delayed = EmbeddedDelayedMessages(self._reading, path, app, self._writer)
-                self.dead_letters = EmbeddedDeadLetters(
-                    self._reading, path, app, self._writer, self.id_node
-                )
-                self.streams = EmbeddedStreams(self._reading, path, app, self._writer)
-                self.stream_of = self.streams.stream_of
-                self.requests = EmbeddedRequests(
-                    self._reading, path, app, self._writer, self.id_node, self._checked_size
-                )
-            except BaseException:
-                self._reading.close()
-                raise
-
-    @property
-    def waiting(self) -> int:
-        """How many calls of this process wait for their commit."""
-        return self._writer.waiting
+        self.checked_size = partial(checked_size, set())
+        self.catalog = EmbeddedCatalog(reading, path, app)
+        self.delayed = EmbeddedDelayedMessages(reading, path, app, writer)
+        self.dead_letters = EmbeddedDeadLetters(reading, path, app, writer, node)
+        self.streams = EmbeddedStreams(reading, path, app, writer)
+        self.stream_of = self.streams.stream_of
+        self.requests = EmbeddedRequests(reading, path, app, writer, node, self.checked_size, watch)
 
     def _append(self, messages: Sequence[Outgoing]) -> Work:
         return lambda transaction: transaction.append(messages)
@@ -204,17 +193,6 @@ class EmbeddedBroker(GroupCommitBroker):
         return EmbeddedReader(
             self._reading, self._path, self._watch, self._app, check_queue_name(queue), after
         )
-
-    def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
-        delays = DelayScheduler(self._reading, self._path, self._app, self._writer, self._clock)
-        while delays.step() == 0:
-            pass  # due messages must be readable on return, also for a worker in burst
-        with translated(self._path):
-            listener = CommitListener(
-                self._reading, self._path, self._app, self._wakeups, wake, LOOK_SECONDS, delays.step
-            )
-        self._stops.append(listener.stop)
-        return listener.stop
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
         now = time.time()
@@ -232,7 +210,7 @@ class EmbeddedBroker(GroupCommitBroker):
                 return total
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Before, because one that may be deleted now may be deleted for ever.
+        # Outside of the transaction: once deletable, a shard stays deletable.
         check_deletable(queue, self.streams)
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
@@ -251,14 +229,54 @@ class EmbeddedBroker(GroupCommitBroker):
                 format_position(position),
             )
 
+
+def _retire(transaction: Transaction, queue: str, upto: int) -> int:
+    parameters = {"app": transaction.app, "queue": queue, "upto": upto, "chunk": RETIRE_CHUNK}
+    return transaction.connection.execute(_RETIRE, parameters).rowcount
+
+
+class EmbeddedBroker(SqliteBroker):
+    """Queues of one app in a SQLite file.
+
+    Safe to use from several threads, or from greenlets once gevent has patched the process.
+    """
+
+    def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
+        self._wakeups = f"{path}.wakeups"
+        self._clock = clock
+        self._stops: list[Callable[[], None]] = []
+        with unforked:  # the file has no guard until there is a writer
+            reading = open_database(path, MESSAGES)
+            try:
+                with translated(path):
+                    (node,) = _NODE.only(reading)
+                watch = ReplacedFileCheck(path)
+                writer = Writer(path, app, self._wakeups, clock, limit=lambda: self.max_queues)
+                super().__init__(reading, path, app, writer, node, watch)
+            except BaseException:
+                reading.close()
+                raise
+        self.identity = f"{node:012x}"
+
+    @property
+    def waiting(self) -> int:
+        """How many calls of this process wait for their commit."""
+        return self._writer.waiting
+
+    def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        delays = DelayScheduler(self._reading, self._path, self._app, self._writer, self._clock)
+        while delays.step() == 0:
+            pass  # due messages must be readable on return, also for a worker in burst
+        with translated(self._path):
+            listener = CommitListener(
+                self._reading, self._path, self._app, self._wakeups, wake, LOOK_SECONDS, delays.step
+            )
+        self._stops.append(listener.stop)
+        return listener.stop
+
     def close(self) -> None:
         for stop in (*self._stops, *self.requests.stops):
             stop()
         with unforked:
             self._reading.close()
         self._writer.close()  # last: the file's guard goes with it
-
-
-def _retire(transaction: Transaction, queue: str, upto: int) -> int:
-    parameters = {"app": transaction.app, "queue": queue, "upto": upto, "chunk": RETIRE_CHUNK}
-    return transaction.connection.execute(_RETIRE, parameters).rowcount

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_h
 from qdo.brokers.embedded.schema import Query
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.encoding import utf8_text
-from qdo.positions import message_id
+from qdo.positions import message_id, time_of_position
 from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
@@ -99,7 +98,7 @@ def store_letter(transaction: Transaction, record: DeadLetterRecord) -> None:
         record.attempts,
         record.worker,
         record.fence,
-        record.dead_at or time.time(),
+        record.dead_at or time_of_position(transaction.now()),
     )
     transaction.connection.execute(_STORE, values)
 

@@ -24,7 +24,7 @@ from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.streams import key_hash
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError, QdoError
-from qdo.positions import message_id, new_id, position_of_time
+from qdo.positions import message_id, position_of_time
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 
@@ -110,7 +110,7 @@ def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
     earliest = _NEXT.first(transaction.connection, (transaction.app,))
     # Listeners sleep until the earliest due time: only an earlier message needs to wake them.
     transaction.rings = transaction.rings or earliest is None or due < earliest[0]
-    identifier = new_id()
+    identifier = transaction.new_id(message)
     values = (transaction.app, due, queue, identifier, message.key, message.headers, message.body)
     execute(_STORE, values)
     execute(_COUNT, (1, queue))

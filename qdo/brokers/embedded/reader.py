@@ -107,7 +107,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Time between looks without a wakeup: a sender may die between commit and wakeup."""
 
-_CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
+CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
 _NEWEST = Query("SELECT max(head) FROM queues", "I")
 
 
@@ -172,7 +172,7 @@ class CommitListener:
         names: list[str] = []
         try:
             with unforked:
-                changed = _CHANGED.all(self._connection, (self._seen,))
+                changed = CHANGED.all(self._connection, (self._seen,))
         except sqlite3.Error as error:
             raise translate(self._path, error) from error
         for head, app, name in changed:

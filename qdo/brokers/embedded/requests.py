@@ -271,6 +271,7 @@ class EmbeddedRequests(RequestStore):
         writer: Writer,
         node: int,
         check: Callable[[Outgoing], int],
+        watch: ReplacedFileCheck,
     ) -> None:
         self._reading = reading
         self._path = path
@@ -278,7 +279,7 @@ class EmbeddedRequests(RequestStore):
         self._writer = writer
         self._node = node
         self._check = check
-        self._watch = ReplacedFileCheck(path)
+        self._watch = watch
         self.stops: list[Callable[[], None]] = []
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:

@@ -21,7 +21,7 @@ from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.streams import ShardMap, keyless_error
 from qdo.errors import DatabaseBusyError, QueueLimitError
-from qdo.positions import position_now
+from qdo.positions import new_id, position_now
 from qdo.queues import stream_named
 from qdo.system import wakeup_pipes
 from qdo.system.files import Rights, make_folder, open_file, opened_folder
@@ -214,6 +214,10 @@ class Transaction:
     def app(self) -> str:
         """The app that owns the queues."""
         return self._app
+
+    def new_id(self, message: Outgoing) -> str:
+        """Return the id of a delayed message, which has no position yet."""
+        return new_id()
 
     def flush(self) -> None:
         self.connection.executemany(_ADD_MESSAGE, self._rows)

@@ -243,7 +243,7 @@ class PostgresqlBroker(GroupCommitBroker):
         self._drop = f"SELECT {schema}.drop_partitions()"  # nosec B608 # as above
         self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # nosec B608 # as above
         self._dropped = time.monotonic()
-        self._checked_size = partial(checked_size, set(), nul=False)
+        self.checked_size = partial(checked_size, set(), nul=False)
         self._listeners: list[NotificationListener] = []
         self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
         try:
@@ -263,13 +263,13 @@ class PostgresqlBroker(GroupCommitBroker):
         self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
         self.stream_of = self.streams.stream_of
         self.requests = PostgresqlRequests(
-            address, app, self.id_node, self._fetches, self._writer, self._checked_size,
+            address, app, self.id_node, self._fetches, self._writer, self.checked_size,
             self._marks, self._listen_for_requests,
         )  # fmt: skip
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         for message in messages:
-            self._checked_size(message)
+            self.checked_size(message)
         if not messages:
             return []
         stage = StageWork(self._address, self._app, messages, self._marks(), self.id_node)
@@ -310,7 +310,7 @@ class PostgresqlBroker(GroupCommitBroker):
         return int(count)
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Before, because one that may be deleted now may be deleted for ever.
+        # Outside of the transaction: once deletable, a shard stays deletable.
         check_deletable(queue, self.streams)
         counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):

@@ -315,12 +315,11 @@ def test_an_end_and_its_message_are_one(broker: Broker) -> None:
             broker.requests.end(held, "done", messages=[MESSAGE, message])
         with pytest.raises(error):
             broker.requests.note(held, PAUSED, "n", messages=[MESSAGE, message])
-    if not isinstance(broker, MemoryBroker):
-        both = [MESSAGE, replace(MESSAGE, queue="second")]
-        with pytest.raises(QueueLimitError):
-            broker.requests.end(held, "done", messages=both)
-        with pytest.raises(QueueLimitError):
-            broker.requests.note(held, PAUSED, "n", messages=both)
+    both = [MESSAGE, replace(MESSAGE, queue="second")]
+    with pytest.raises(QueueLimitError):
+        broker.requests.end(held, "done", messages=both)
+    with pytest.raises(QueueLimitError):
+        broker.requests.note(held, PAUSED, "n", messages=both)
     assert (found(broker).state, told(broker)) == (RUNNING, [])
     assert broker.requests.note(held, PAUSED, "n", messages=[MESSAGE])
     assert broker.requests.end(held, "done", messages=[MESSAGE])

@@ -19,10 +19,10 @@ import pytest
 
 from qdo.brokers import streams
 from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.embedded.writer import Transaction
 from qdo.brokers.streams import StreamShard, find_shard, first_shards, key_hash
 from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.positions import position_of_time
-from qdo.testing import memory_broker
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 from qdo.worker.duties.streams import ShardOpener
 from tests.simulation.mutants.edits import mutated
@@ -194,15 +194,15 @@ class StreamWorld:
             if sum(each.end is None and each.has(key_hash(key)) for each in shards) != 1:
                 raise BrokenRuleError(f"V2: {key} has not one shard")
         for each in shards:
-            rows = self.broker.reader(each.queue, 0).fetch(1000)
-            if each.end is not None and rows and rows[-1][0] > each.end:
+            if each.end is not None and self.broker.reader(each.queue, each.end).fetch(1):
                 raise BrokenRuleError(f"V3: {each.queue} is sealed and got a message")
 
     def _finish(self) -> None:
         """V5: without further faults everything is processed."""
         self._now += 10
         self._memory.tick()
-        for _ in range(self._sent + 60):
+        states = [self._state()]
+        while len(states) < 2 or states[-1] != states[-2]:
             self._claim()
             for name, owner in self.owners.items():
                 for position, _, key, _ in self.broker.reader(name, owner.done).fetch(1):
@@ -211,8 +211,12 @@ class StreamWorld:
                 owner.last = owner.done
             self._answers.look()
             self._open()
+            states.append(self._state())
         if sum(map(len, self._started.values())) != self._sent:
             raise BrokenRuleError("V5: not every message was processed")
+
+    def _state(self) -> object:
+        return self.store.shards(), {name: owner.done for name, owner in self.owners.items()}
 
 
 def _descendants(shards: Sequence[StreamShard], name: str) -> list[str]:
@@ -230,16 +234,19 @@ def test_random_histories_keep_every_rule() -> None:
 
 
 STREAMS = "qdo/brokers/streams.py"
-MEMORY = "qdo/testing/memory_streams.py"
-BROKER = "qdo/testing/memory_broker.py"
+STORE = "qdo/brokers/embedded/streams.py"
+WRITER = "qdo/brokers/embedded/writer.py"
+DELAYED = "qdo/brokers/embedded/delayed.py"
+ROUTED = "message = each.outgoing()"
+UNROUTED = f"{ROUTED}; transaction.tail_for = lambda each: transaction.tail(each.queue)"
 MUTANTS: dict[str, tuple[str, str, str, str]] = {
     "children are visible at once": ("V4", STREAMS, "return not any(", "return True or any("),
     "one done parent is enough": ("V1", STREAMS, "return not any(", "return not all("),
     "a hidden parent counts as done": ("V1", STREAMS, "each.hidden or each.end", "each.end"),
-    "senders go by their map": ("V3", MEMORY, "found.queue_of(message.key)", "message.queue"),
-    "the end is not that of the seal": ("V3", MEMORY, "self._queues[parent].head", "0"),
-    "delayed messages stay": ("V1", BROKER, "message = contents.routed(message)", "pass"),
-    "parents are not sealed": ("V2", MEMORY, "end=self._queues[parent].head", "end=None"),
+    "senders go by their map": ("V3", WRITER, "known.queue_of(message.key)", "name"),
+    "the end is not that of the seal": ("V3", STORE, "_END, (tail.head, ", "_END, (0, "),
+    "delayed messages stay": ("V1", DELAYED, ROUTED, UNROUTED),
+    "parents are not sealed": ("V2", STORE, "root is None or not", "False and not"),
 }
 
 
@@ -249,11 +256,12 @@ def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     module: Any = mutated(file, (old, new))
     if file == STREAMS:
         monkeypatch.setattr("qdo.worker.duties.streams.are_done", module.are_done)
-    elif file == MEMORY:
-        monkeypatch.setattr(memory_broker, "routed", module.routed)
-        monkeypatch.setattr(memory_broker, "MemoryStreams", module.MemoryStreams)
+    elif file == WRITER:
+        monkeypatch.setattr(Transaction, "tail_for", module.Transaction.tail_for)
+    elif file == STORE:
+        monkeypatch.setattr("qdo.brokers.embedded.streams._add", module._add)
     else:
-        monkeypatch.setattr(MemoryStore, "move_due", module.MemoryStore.move_due)
+        monkeypatch.setattr("qdo.testing.memory_broker.move_due", module.move_due)
     with pytest.raises(BrokenRuleError, match=rf"^{expected}:"):
         play_all(600)
 

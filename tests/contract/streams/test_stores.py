@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from psycopg.errors import SerializationFailure
 from qdo import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.brokers.embedded.broker import SqliteBroker
 from qdo.brokers.postgresql.broker import PostgresqlBroker
 from qdo.brokers.streams import (
     StreamShard,
@@ -41,7 +40,6 @@ from qdo.sending.replies import reply_messages
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from qdo.testing.memory_broker import MemoryBroker
 from tests.support.brokers import LOGS, opening, rows
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.postgresql.server import PostgresqlDatabase
@@ -329,13 +327,9 @@ def test_a_refused_delayed_message_delays_no_other(
 def remove_key(broker: Broker, body: bytes) -> None:
     """Take the key from a delayed message, as if its queue had become a shard since."""
     change = "UPDATE {}delayed SET key = NULL WHERE body = {}"
-    if isinstance(broker, MemoryBroker):
-        for each in broker._contents.delayed:
-            if each.message.body == body:
-                each.message = replace(each.message, key=None)
-    elif isinstance(broker, PostgresqlBroker):
+    if isinstance(broker, PostgresqlBroker):
         broker._writer.run(lambda each: each.execute(change.format("qdo.", "%s"), (body,)))
-    elif isinstance(broker, EmbeddedBroker):
+    elif isinstance(broker, SqliteBroker):
         broker._writer.run(lambda each: each.connection.execute(change.format("", "?"), (body,)))
 
 

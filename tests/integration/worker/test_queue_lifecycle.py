@@ -11,6 +11,7 @@ import gevent
 import pytest
 
 from qdo.app import App
+from qdo.brokers.embedded.broker import EmbeddedCatalog
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client, connect
@@ -19,7 +20,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
-from qdo.testing.memory_broker import MemoryBroker, MemoryCatalog, MemoryStore
+from qdo.testing.memory_broker import MEMORY, MemoryBroker, MemoryStore
 from qdo.worker import worker as worker_module
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.worker import Worker
@@ -214,10 +215,10 @@ class Changing(MemoryBroker):
 
     def __init__(self, store: MemoryStore, app: str) -> None:
         super().__init__(store, app)
-        self.catalog = HidingCatalog(store, store.contents[app])
+        self.catalog = HidingCatalog(store.connection, MEMORY, app)
 
 
-class HidingCatalog(MemoryCatalog):
+class HidingCatalog(EmbeddedCatalog):
     list_seconds = 0.1
     hidden: frozenset[str] = frozenset()
 

@@ -10,7 +10,7 @@ import pytest
 import qdo.brokers.embedded.requests as statements
 import qdo.worker.pools.returner
 from qdo.errors import UnreachableError
-from qdo.testing.memory_requests import MemoryRequests
+from qdo.testing.memory_broker import MemoryRequests
 from qdo.worker.pools.returner import Returner
 from tests.simulation.requests.world import PoolSlot, PoolWorld, StoreLink
 

@@ -105,7 +105,7 @@ class CheckedStore:
         broker = MemoryBroker(store, "app")
         self._store = broker.requests
         self._queue = broker.reader("q", 0)
-        self._connection = store.contents["app"].requests.connection
+        self._connection = store.connection
 
     def unix_time(self) -> float:
         return 1e9 + self.schedule.now
@@ -187,7 +187,7 @@ class CheckedStore:
     def check_messages(self) -> None:
         """Require one message for each end."""
         for row in self._queue.fetch(100):
-            told = ujson.loads(row.body)
+            told = ujson.loads(row[1])
             if told["outcome"] not in ("started", "paused"):
                 self.ended[told["request"]] += 1
         for id, row in self.rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ class PolledSubscription(Subscription):
         self._ask()
 
     def _ask(self) -> None:
-        self._rows += self._source.fetch(1000)
+        self._rows += itertools.starmap(Row, self._source.fetch(1000))
 
     def reader(self, after: int) -> PolledReader:
         return PolledReader(self._rows, after)

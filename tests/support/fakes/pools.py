@@ -14,8 +14,7 @@ from gevent.event import Event
 
 import qdo
 from qdo.errors import UnreachableError
-from qdo.testing.memory_broker import MemoryBroker, MemoryStore
-from qdo.testing.memory_requests import MemoryRequests
+from qdo.testing.memory_broker import MemoryBroker, MemoryRequests, MemoryStore
 from qdo.worker.pools.duty import PoolDuty
 from tests.support.engine import EngineSetup, until
 
@@ -29,10 +28,8 @@ class UnsureRequests(MemoryRequests):
     """
 
     def __init__(self) -> None:
-        store = MemoryStore()
-        self.broker = MemoryBroker(store, "test")
-        contents = store.contents["test"].requests
-        super().__init__(contents, store.lock, store.clock, lambda some: self.broker._add(some)[1])
+        self.broker = MemoryBroker(MemoryStore(), "test")
+        super().__init__(self.broker)
         self.calls: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         self.down = False

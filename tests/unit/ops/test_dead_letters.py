@@ -61,6 +61,6 @@ def test_one_that_fails_stops_no_other(
     assert all(each.error for each in results if not each.done)
     assert len(results) == 250
     for queue in ("q0", "q1", "q2"):
-        again = [row.body for row in broker.reader(queue, letters[-1].entry.position).fetch(999)]
+        again = [row[1] for row in broker.reader(queue, letters[-1].entry.position).fetch(999)]
         assert again == sorted(again, key=int)
     assert len(broker.dead_letters.records()) == len(stay)

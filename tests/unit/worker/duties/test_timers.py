@@ -274,7 +274,7 @@ class TimerWorld(MemoryBroker):
         return timer_items(nodes, self.clock.now)
 
     def bodies(self, queue: str) -> list[dict[str, Any]]:
-        return [ujson.loads(row.body) for row in self._contents.queue(queue).rows]
+        return [ujson.loads(body) for _, body, *_ in self.reader(queue, 0).fetch(10_000)]
 
     def sent(self, queue: str) -> list[tuple[int, int]]:
         """Return seconds since the start, and `missed`, of each message of a timer."""
