@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -12,7 +13,7 @@ import signal
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from tests.support.aws import clients
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
+from tests.support.coordinator_process import connected
 from tests.support.forks.processes import choice
 from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
 from tests.support.marks import MARKS, add_marks, in_order, unmarked
@@ -429,16 +431,39 @@ def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Itera
 
 
 @pytest.fixture(scope="session")
-def sqs_proxy(sqs_stub: ServerProcess) -> Iterator[Proxy]:
-    """A proxy before the fast SQS server, for all tests."""
-    with proxying(sqs_stub.url) as proxy:
-        yield proxy
+def proxies() -> Iterator[Callable[[str], Proxy]]:
+    """A function that returns the proxy of a server: one for all tests, without rules."""
+    with contextlib.ExitStack() as stack:
+        proxy_of = functools.cache(lambda url: stack.enter_context(proxying(url)))
+
+        def cleared(url: str) -> Proxy:
+            proxy_of(url).clear()
+            return proxy_of(url)
+
+        yield cleared
+
+
+@pytest.fixture
+def sqs_proxy(proxies: Callable[[str], Proxy], sqs_url: str) -> Proxy:
+    """Spoils requests to the fast SQS server."""
+    return proxies(sqs_url)
+
+
+@pytest.fixture
+def moto_proxy(proxies: Callable[[str], Proxy], moto_url: str) -> Proxy:
+    """Spoils requests to moto."""
+    return proxies(moto_url)
+
+
+@pytest.fixture
+def kinesis_proxy(proxies: Callable[[str], Proxy], kinesis: KinesisStub) -> Proxy:
+    """Spoils requests to the Kinesis server."""
+    return proxies(kinesis.url)
 
 
 @pytest.fixture
 def sqs_proxied(sqs_stage: SqsWorkers, sqs_proxy: Proxy) -> Iterator[SqsWorkers]:
     """The same with the proxy between workers and server."""
-    sqs_proxy.clear()
     sqs_stage.take_proxy(sqs_proxy)
     yield sqs_stage
     sqs_proxy.clear()
@@ -486,13 +511,8 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path, coordinator_url: str) -
 @pytest.fixture
 def outsider(coordinator_url: str) -> Iterator[Client]:
     """A client of another program, which looks at nodes, or writes and deletes them."""
-    from qdo.coordination.client import connect
-
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url) as client:
+        yield client
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from qdo.cli.framework import run as run_command
+from qdo.cli.main import qdo
 from tests.support.forks.processes import run
 from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    import pytest
 
 QDO = ("-m", "qdo")
 WORKER = ("-m", "qdo.cli.worker")
@@ -24,6 +30,22 @@ class Ended:
     code: int
     out: str
     err: str
+
+    def items(self, code: int = 0) -> list[dict[str, Any]]:
+        """Return what the command printed as JSON, if it ended with this code."""
+        assert self.code == code, self.err
+        found: list[dict[str, Any]] = json.loads(self.out)["items"]
+        return found
+
+    def refusal(self, code: int) -> str:
+        """Return the only line of a command that failed with this code."""
+        assert self.code == code, self.err
+        assert (self.out, self.err.count("\n")) == ("", 1), self.err
+        return self.err
+
+
+Run = Callable[..., Ended]
+"""Runs a command with these arguments."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -56,3 +78,10 @@ def command(
         timeout=timeout_seconds,
     )
     return Ended(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> Ended:
+    """Run ``qdo *arguments`` inside this process."""
+    code = run_command(qdo, "qdo", arguments)
+    output = capsys.readouterr()
+    return Ended(code, output.out, output.err)

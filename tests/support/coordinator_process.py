@@ -50,6 +50,18 @@ def clients(*urls: str, timeout_seconds: float) -> Iterator[Callable[..., Client
         yield opened
 
 
+@contextlib.contextmanager
+def connected(url: str, **options: Any) -> Iterator[Client]:
+    """Give a client with a session, which ends with the block."""
+    client = connect(url, **options)
+    client.open(20.0)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
 class Remote:
     """The test's end: a client in another process."""
 

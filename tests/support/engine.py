@@ -86,6 +86,11 @@ class EngineSetup:
         code: int = self._greenlet.get(timeout=DEADLINE_SECONDS)
         return code
 
+    def end(self) -> int:
+        """Stop the worker; return its exit code."""
+        self.stop()
+        return self.join()
+
     def ended(self) -> bool:
         return bool(self._greenlet.ready())
 

@@ -241,3 +241,31 @@ def _can_be_written(path: str) -> bool:
             return False
         file.execute("ROLLBACK")
         return True
+
+
+@contextlib.contextmanager
+def child(code: str, *arguments: str, kill: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Run code in a process with pipes, which ends with its input or, with `kill`, at once."""
+    process = Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            yield process
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+            if kill:
+                process.kill()
+    finally:
+        process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a child prints."""
+    if process.stdout is None:
+        raise AssertionError("the child was started without a pipe")
+    return process.stdout.readline().strip()

@@ -1,7 +1,8 @@
-"""Reading the messages of SQS queues for a test, by receiving them."""
+"""Sending messages to SQS queues for a test, and reading them, by receiving them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from qdo.brokers.base import Row
@@ -9,6 +10,24 @@ from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, decode_received, make_position
 
 HIDE_SECONDS = 60
+
+
+def send(sqs: Any, queue: str, *bodies: str, group: str = "") -> None:
+    """Send messages one after another."""
+    for body in bodies:
+        terms = {"MessageGroupId": group, "MessageDeduplicationId": body} if group else {}
+        sqs.send_message(QueueUrl=queue, MessageBody=body, **terms)
+
+
+def receive(sqs: Any, queue: str, **terms: Any) -> list[dict[str, Any]]:
+    """Receive up to ten messages at once."""
+    terms = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["All"], **terms}
+    found = sqs.receive_message(QueueUrl=queue, **terms)
+    return list(found.get("Messages", []))
+
+
+def bodies(messages: Sequence[dict[str, Any]]) -> list[str]:
+    return [message["Body"] for message in messages]
 
 
 def raw_messages(client: Any, url: str) -> list[dict[str, Any]]:
