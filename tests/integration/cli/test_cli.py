@@ -19,35 +19,21 @@ from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.commands import send as lines
 from qdo.cli.framework import EXIT_CODES, run
-from qdo.cli.main import qdo
 from qdo.cli.worker import worker
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
 from qdo.errors import DatabaseFullError
-from tests.support.cli import Ended
+from tests.support.cli import Ended, Run
 from tests.support.commands import COMMANDS
-
-Run = Callable[..., Ended]
+from tests.support.coordinator_process import connected
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo` and returns exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", arguments)
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
 
 
 @pytest.fixture
@@ -284,32 +270,29 @@ def coordinator(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(coordinator: str) -> Iterator[Client]:
     """A coordinator with one app as a fleet leaves it: two workers' worth of nodes."""
-    client = connect(coordinator)
-    client.open(20)
-    layout = Layout.of("a")
-    for path in layout.persistent:
-        client.ensure_path(path)
-    client.create(
-        f"{layout.workers}/worker-", WorkerNode(("q1",)).encode(), ephemeral=True, sequence=True
-    )
-    client.create(
-        f"{layout.components}/worker/host-",
-        encode({"host": "h1", "pid": 7, "state": "running", "started": 1.0}),
-        ephemeral=True,
-        sequence=True,
-        makepath=True,
-    )
-    client.create(layout.assignment("worker-0000000000"), encode_queues(["q1", "q2"]))
-    for name, data in (
-        ("q1", QueueNode(last=135471512647131000, owner="worker-0000000000").encode()),
-        ("q2", QueueNode(owner="worker-0000000099").encode()),
-        ("q3", b"garbage"),
-        ("q4", QueueNode(deleted=True).encode()),
-    ):
-        client.create(layout.queue(name), data)
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator) as client:
+        layout = Layout.of("a")
+        for path in layout.persistent:
+            client.ensure_path(path)
+        client.create(
+            f"{layout.workers}/worker-", WorkerNode(("q1",)).encode(), ephemeral=True, sequence=True
+        )
+        client.create(
+            f"{layout.components}/worker/host-",
+            encode({"host": "h1", "pid": 7, "state": "running", "started": 1.0}),
+            ephemeral=True,
+            sequence=True,
+            makepath=True,
+        )
+        client.create(layout.assignment("worker-0000000000"), encode_queues(["q1", "q2"]))
+        for name, data in (
+            ("q1", QueueNode(last=135471512647131000, owner="worker-0000000000").encode()),
+            ("q2", QueueNode(owner="worker-0000000099").encode()),
+            ("q3", b"garbage"),
+            ("q4", QueueNode(deleted=True).encode()),
+        ):
+            client.create(layout.queue(name), data)
+        yield client
 
 
 @pytest.fixture
@@ -440,17 +423,14 @@ def test_ten_thousand_queues_take_moments(
     cli: Run, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads are pipelined: a large app is listed in seconds, not minutes."""
-    client = connect(zookeeper_url)
-    client.open(20)
-    layout = Layout.of("a")
-    client.ensure_path(layout.queues)
-    for start in range(0, 10_000, 500):
-        transaction = client.transaction()
-        for number in range(start, start + 500):
-            transaction.create(layout.queue(f"q{number:05}"), QueueNode(last=number).encode())
-        transaction.commit()
-    client.stop()
-    client.close()
+    with connected(zookeeper_url) as client:
+        layout = Layout.of("a")
+        client.ensure_path(layout.queues)
+        for start in range(0, 10_000, 500):
+            transaction = client.transaction()
+            for number in range(start, start + 500):
+                transaction.create(layout.queue(f"q{number:05}"), QueueNode(last=number).encode())
+            transaction.commit()
     began = time.monotonic()
     ended = cli("queues", "--app", "a", "--coordinator", zookeeper_url)
     took = time.monotonic() - began

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +20,15 @@ from qdo.cli.main import qdo
 from qdo.errors import DatabaseFullError
 from qdo.ops import dead_letters as ops
 from qdo.positions import message_id
-from tests.support.cli import Ended
+from tests.support.cli import Ended, Run
 from tests.support.fakes.hostile_content import BODIES, HEADERS
 
-Run = Callable[..., Ended]
 FIRST = 135471512647131000
 HOUR = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QDO_APP", "a")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo dead-letters`: exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", ("dead-letters", *arguments))
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("own_folder")
+COMMAND = ("dead-letters",)
 
 
 def letter(queue: str, number: int, **changed: Any) -> DeadLetterRecord:
@@ -66,7 +49,7 @@ def letter(queue: str, number: int, **changed: Any) -> DeadLetterRecord:
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
+def broker(own_folder: None) -> Iterator[Broker]:
     """Two queues with three dead letters each, of 0 to 5 hours ago."""
     with App("a") as app:
         for number in range(6):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,14 +79,9 @@ def desk(tmp_path: Path) -> Iterator[DecisionSetup]:
     desk.close()
 
 
-def items(ended: Ended) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-    return found
-
-
 def test_queues_shows_what_blocks(desk: DecisionSetup) -> None:
     """With attempts, error and time, in the table and as JSON."""
-    (item,) = items(desk.qdo("queues", "-o", "json"))
+    (item,) = desk.qdo("queues", "-o", "json").items()
     assert item["failing"] is None
     assert item["blocked"] == {
         "position": "135471512647131000",
@@ -106,7 +99,7 @@ def test_queues_shows_what_blocks(desk: DecisionSetup) -> None:
 def test_queues_shows_what_fails(desk: DecisionSetup) -> None:
     """A message that is still retried does not block."""
     desk.put(FailureRecord(135471512647131000, 2, "KeyError: 'x'", retry_at=1.0))
-    (item,) = items(desk.qdo("queues", "-o", "json"))
+    (item,) = desk.qdo("queues", "-o", "json").items()
     assert (item["blocked"], item["failing"]["attempts"]) == (None, 2)
 
 
@@ -130,7 +123,7 @@ def test_a_decision_is_written_and_told_to_the_owner(
     desk.put(marks)
     ended = desk.qdo(*COMMANDS[decision], "-o", "json")
     assert ended.code == 0, ended.err
-    (item,) = items(ended)
+    (item,) = ended.items()
     assert (item["queue"], item["position"], item["decision"]) == ("q", ID, decision)
     assert (item["attempts"], item["error"]) == (marks.attempts, marks.error)
     node = desk.node()
@@ -147,7 +140,7 @@ def test_a_decision_leaves_an_entry_in_the_action_log(desk: DecisionSetup, decis
     """With the name of the command and the reason."""
     command = COMMANDS[decision]
     assert desk.qdo(*command, "--reason", "the address is wrong").code == 0
-    [entry] = items(desk.qdo("audit", "-o", "json"))
+    [entry] = desk.qdo("audit", "-o", "json").items()
     assert entry["command"] == {"dead-letter": "dead-letters add"}.get(decision, command[0])
     assert entry["reason"] == "the address is wrong"
     assert (entry["target"], entry["from"]["messages"]) == ("q", ID)
@@ -159,9 +152,9 @@ def test_a_dry_run_of_a_decision_changes_nothing(desk: DecisionSetup, decision: 
     desk.disown()
     before = desk.node()
     ended = desk.qdo(*COMMANDS[decision], "--dry-run", "-o", "json")
-    assert (ended.code, [each["position"] for each in items(ended)]) == (0, [ID])
+    assert (ended.code, [each["position"] for each in ended.items()]) == (0, [ID])
     assert (desk.node(), desk.reread()) == (before, ())
-    assert items(desk.qdo("audit", "-o", "json")) == []
+    assert desk.qdo("audit", "-o", "json").items() == []
     assert desk.qdo(*COMMANDS[decision][:-1], "99", "--dry-run").code == 5
 
 
@@ -191,7 +184,7 @@ def test_every_view_tells_a_decision_that_waits_for_the_owner(
         position = uuid.UUID(app.send("q", "vase")).time
     desk.put(replace(FAILING, position=position))
     assert desk.qdo(*COMMANDS[decision][:-1], str(position)).code == 0
-    (item,) = items(desk.qdo("queues", "-o", "json"))
+    (item,) = desk.qdo("queues", "-o", "json").items()
     assert "An operator decided to " in item["reason"]
     assert f"message {position}" in item["reason"]
     assert "its owner worker-1 has not carried it out yet" in item["reason"]
@@ -201,7 +194,7 @@ def test_every_view_tells_a_decision_that_waits_for_the_owner(
     assert f"{decision}; the owner has not carried it out yet" in page
     assert "next attempt" not in page
     for option in ("--kind=failing", f"--id={position}"):
-        (peeked,) = items(desk.qdo("peek", "q", option, "-o", "json"))
+        (peeked,) = desk.qdo("peek", "q", option, "-o", "json").items()
         assert (peeked["decision"], peeked["next_attempt"]) == (decision, None)
     assert "DECISION" in desk.qdo("peek", "q").out
     check = desk.qdo("check", "--min-workers", "0")
@@ -219,9 +212,9 @@ def test_all_messages_need_a_confirmation(desk: DecisionSetup, command: tuple[st
     refused = desk.qdo(*command, "--all")
     assert (refused.code, "3 messages" in refused.err) == (5, True)
     assert desk.node() == before
-    assert len(items(desk.qdo(*command, "--all", "--dry-run", "-o", "json"))) == 3
+    assert len(desk.qdo(*command, "--all", "--dry-run", "-o", "json").items()) == 3
     assert desk.qdo(*command, "--all", ID).code == 2
-    ended = items(desk.qdo(*command, "--all", "--yes", "-o", "json"))
+    ended = desk.qdo(*command, "--all", "--yes", "-o", "json").items()
     positions = [each["position"] for each in ended]
     assert positions == [ID, str(third.position), str(FAILING.position)]
     assert (desk.node().blocking, desk.node().retrying) == ((), ())
@@ -235,7 +228,7 @@ def test_several_messages_are_decided_about_at_once(desk: DecisionSetup) -> None
     other = replace(MARKS, position=MARKS.position + 60, error="KeyError: 'y'")
     third = replace(MARKS, position=MARKS.position + 90)
     desk.put(MARKS, OutOfOrderProgress((), (other, third)))
-    (item,) = items(desk.qdo("queues", "-o", "json"))
+    (item,) = desk.qdo("queues", "-o", "json").items()
     positions = [each["position"] for each in (item["blocked"], *item["also_blocked"])]
     assert positions == [str(each.position) for each in (MARKS, other, third)]
     assert "ValueError: no. 2 more messages do so." in desk.qdo("queues").out
@@ -252,7 +245,7 @@ def test_retry_now_without_an_id_takes_the_first(desk: DecisionSetup) -> None:
     """One that blocks comes before one that waits."""
     desk.put(FAILING, OutOfOrderProgress((), (MARKS,)))
     for position in (MARKS.position, FAILING.position):
-        (item,) = items(desk.qdo("retry-now", "q", "-o", "json"))
+        (item,) = desk.qdo("retry-now", "q", "-o", "json").items()
         assert item["position"] == str(position)
     assert desk.qdo("retry-now", "q").code == 5
 
@@ -298,7 +291,7 @@ def test_a_delayed_message_is_named_by_its_own_id(desk: DecisionSetup) -> None:
         stop()
         _, row = app.broker.reader("q", 0).fetch(2)
     desk.put(replace(MARKS, position=row[0]))
-    (item,) = items(desk.qdo("dead-letters", "add", "q", sent, "-o", "json"))
+    (item,) = desk.qdo("dead-letters", "add", "q", sent, "-o", "json").items()
     assert item["id"] == sent
 
 
@@ -325,7 +318,7 @@ def test_remedies_work_for_a_name_that_looks_like_an_option(desk: DecisionSetup)
     with desk.app() as app:
         app.send("--all", "vase")
     desk.client.create(LAYOUT.queue("--all"), QueueNode(7, "worker-1", failure=FAILING).encode())
-    (item,) = [each for each in items(desk.qdo("queues", "-o", "json")) if each["queue"] != "q"]
+    (item,) = [each for each in desk.qdo("queues", "-o", "json").items() if each["queue"] != "q"]
     words = shlex.split(item["remedy"])
     assert words == ["qdo", "retry-now", "--", "--all"]
     ended = desk.qdo(*words[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination import queue_admin
-from qdo.coordination.client import connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNotEmptyError
 from qdo.fleet.audit import read_entries
 from qdo.ops.delete import delete, plan_deletion
 from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.coordinator_process import connected
 
 APP = """
 import qdo
@@ -39,6 +41,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def client(folder: Path) -> Iterator[Client]:
+    with connected(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading") as client:
+        yield client
+
+
 def qdo(folder: Path, *argv: str, **settings: str) -> Ended:
     env = {f"QDO_{name.upper()}": value for name, value in settings.items()}
     return command(*QDO, *argv, "--app", "shop", cwd=folder, env=env)
@@ -49,7 +57,7 @@ def process(folder: Path) -> None:
 
 
 def queues(folder: Path) -> dict[str, int]:
-    found = json.loads(qdo(folder, "queues", "-o", "json").out)["items"]
+    found = qdo(folder, "queues", "-o", "json").items()
     return {each["queue"]: each["backlog"] for each in found}
 
 
@@ -90,12 +98,10 @@ def test_messages_and_dead_letters_are_kept(folder: Path) -> None:
     assert json.loads(qdo(folder, "dead-letters", "list", "-o", "json").out)["items"] == []
 
 
-def test_an_interrupted_deletion_can_be_repeated(folder: Path) -> None:
+def test_an_interrupted_deletion_can_be_repeated(folder: Path, client: Client) -> None:
     """Killed after the mark, or after the broker's part: the same command completes it."""
     qdo(folder, "send", "a", "1")
     process(folder)
-    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
-    client.open(5.0)
     queue_admin.retire(client, LAYOUT, "a")
     assert QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
     assert qdo(folder, "delete", "a", "--yes").code == 0
@@ -104,16 +110,12 @@ def test_an_interrupted_deletion_can_be_repeated(folder: Path) -> None:
     assert client.exists(LAYOUT.queue("a")) is None
     log = read_entries(client, LAYOUT, limit=9)
     assert [(each.command, each.target) for each in log] == [("delete", "a")] * 2
-    client.stop()
-    client.close()
 
 
-def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path) -> None:
+def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path, client: Client) -> None:
     """Each change has its entry, the first one before any message is deleted."""
     qdo(folder, "send", "a", "1")
     process(folder)
-    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
-    client.open(5.0)
     with App("shop", broker=f"sqlite:{folder}/qdo-data/messages.db") as app:
         plan = plan_deletion(client, LAYOUT, app.broker, "a")
         app.send("a", 2)
@@ -124,8 +126,6 @@ def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path) -> None:
     assert undone.after == {"deleted": False}
     assert begun.reason == undone.reason == "no longer used"
     assert not QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
-    client.stop()
-    client.close()
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,11 @@ def test_what_came_after_the_plan_is_kept(
 
 
 def test_a_queue_that_was_used_again_keeps_its_progress(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator who stalls between the two stores does not delete what is new in one of them."""
     qdo(folder, "send", "a", "1")
     process(folder)
-    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
-    client.open(5.0)
     with App("shop", broker=f"sqlite:{folder}/qdo-data/messages.db") as app:
         plan = plan_deletion(client, LAYOUT, app.broker, "a")
         delete_queue = app.broker.delete_queue
@@ -182,24 +180,20 @@ def test_a_queue_that_was_used_again_keeps_its_progress(
         delete(client, LAYOUT, app.broker, plan)
         assert queues(folder) == {"a": 0}
         assert QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).last
-    client.stop()
-    client.close()
 
 
-def test_an_interrupted_deletion_is_named_until_it_is_repeated(folder: Path) -> None:
+def test_an_interrupted_deletion_is_named_until_it_is_repeated(
+    folder: Path, client: Client
+) -> None:
     """The operator's process died after it had marked the queue."""
     qdo(folder, "send", "a", "1")
     process(folder)
-    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
-    client.open(5.0)
     queue_admin.retire(client, LAYOUT, "a")
-    (item,) = json.loads(qdo(folder, "queues", "-o", "json").out)["items"]
+    (item,) = qdo(folder, "queues", "-o", "json").items()
     assert (item["state"], item["remedy"]) == ("stopped", "qdo delete a")
     assert item["reason"] == "Its deletion was begun and has not finished."
     assert qdo(folder, "delete", "a", "--yes").code == 0
     assert queues(folder) == {}
-    client.stop()
-    client.close()
 
 
 def test_a_queue_that_no_worker_has_seen(folder: Path) -> None:

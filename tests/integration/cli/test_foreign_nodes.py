@@ -13,14 +13,13 @@ from kazoo.protocol.serialization import Create
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from qdo import App
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.settings_machine import SettingsNode
 from qdo.positions import position_now
-from tests.support.cli import Ended
+from tests.support.cli import Ended, run_here
+from tests.support.coordinator_process import connected
 from tests.support.fakes.hostile_content import VALUES, hostile_values, many_hostile, one_hostile
 
 Run = Callable[..., Ended]
@@ -50,11 +49,10 @@ def cli(
     monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
 
     def call(name: str, *arguments: str) -> Ended:
-        code = run(qdo, "qdo", (*name.split(), "--app", "a", *arguments))
-        output = capsys.readouterr()
-        output.out.encode()
-        assert "Traceback" not in output.err
-        return Ended(code, output.out, output.err)
+        ended = run_here(capsys, *name.split(), "--app", "a", *arguments)
+        ended.out.encode()
+        assert "Traceback" not in ended.err
+        return ended
 
     return call
 
@@ -70,30 +68,27 @@ def create(client: Client, path: str, data: bytes | None, ephemeral: bool = Fals
 @pytest.fixture
 def client(cli: Run, coordinator_url: str) -> Iterator[Client]:
     """A coordinator with one bad node of each kind beside a healthy queue."""
-    client = connect(coordinator_url)
-    client.open(20)
-    for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
-        client.ensure_path(path)
-    last = position_now()
-    create(client, LAYOUT.queue("good"), QueueNode(last=last).encode())
-    create(client, LAYOUT.queue("null"), None)
-    create(client, LAYOUT.queue("giant"), b'{"x": "' + b"x" * 900_000 + b'"}')
-    create(client, LAYOUT.queue("deep"), b"[" * 5000)
-    create(client, LAYOUT.queue("large"), b'{"last": "9223372036854775807"}')
-    create(client, LAYOUT.queue("ahead"), QueueNode(last=last + 10**16).encode())
-    create(client, LAYOUT.queue("secret"), QueueNode(last=last).encode())
-    client.set_acls(LAYOUT.queue("secret"), NOBODY)
-    for number, data in enumerate(COMPONENTS):
-        create(client, f"{LAYOUT.components}/worker/host-{number}", data, ephemeral=True)
-    for number in range(3):
-        create(client, LAYOUT.worker(f"worker-000000000{number}"), None, ephemeral=number < 2)
-    client.set_acls(LAYOUT.worker("worker-0000000001"), NOBODY)
-    create(client, LAYOUT.assignment("worker-0000000000"), None)
-    with App("a") as app:
-        app.send_many([(name, 1) for name in ("good", "null", "ahead", "secret")])
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url) as client:
+        for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
+            client.ensure_path(path)
+        last = position_now()
+        create(client, LAYOUT.queue("good"), QueueNode(last=last).encode())
+        create(client, LAYOUT.queue("null"), None)
+        create(client, LAYOUT.queue("giant"), b'{"x": "' + b"x" * 900_000 + b'"}')
+        create(client, LAYOUT.queue("deep"), b"[" * 5000)
+        create(client, LAYOUT.queue("large"), b'{"last": "9223372036854775807"}')
+        create(client, LAYOUT.queue("ahead"), QueueNode(last=last + 10**16).encode())
+        create(client, LAYOUT.queue("secret"), QueueNode(last=last).encode())
+        client.set_acls(LAYOUT.queue("secret"), NOBODY)
+        for number, data in enumerate(COMPONENTS):
+            create(client, f"{LAYOUT.components}/worker/host-{number}", data, ephemeral=True)
+        for number in range(3):
+            create(client, LAYOUT.worker(f"worker-000000000{number}"), None, ephemeral=number < 2)
+        client.set_acls(LAYOUT.worker("worker-0000000001"), NOBODY)
+        create(client, LAYOUT.assignment("worker-0000000000"), None)
+        with App("a") as app:
+            app.send_many([(name, 1) for name in ("good", "null", "ahead", "secret")])
+        yield client
 
 
 def test_queues_shows_each_with_its_reason(cli: Run, client: Client) -> None:
@@ -159,7 +154,7 @@ def test_queues_names_a_worker_that_claims_nothing(cli: Run, client: Client) -> 
     client.set(LAYOUT.assignment(name), assigned)
 
     def reasons() -> dict[str, str | None]:
-        items = json.loads(cli("queues", "-o", "json").out)["items"]
+        items = cli("queues", "-o", "json").items()
         return {item["queue"]: item["unclaimed"] for item in items}
 
     found = reasons()
@@ -276,17 +271,14 @@ def put(client: Client, nodes: dict[str, bytes]) -> None:
 @pytest.fixture
 def hostile(cli: Run, coordinator_url: str) -> Iterator[Client]:
     """A coordinator with nodes that are valid in form, and hostile in content."""
-    client = connect(coordinator_url)
-    client.open(20)
-    for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
-        client.ensure_path(path)
-    client.create(LAYOUT.worker(WORKER), b"{}", ephemeral=True)
-    client.create(f"{LAYOUT.components}/worker/host-0", b"{}", ephemeral=True)
-    with App("a") as app:
-        app.send("good", 1)
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url) as client:
+        for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
+            client.ensure_path(path)
+        client.create(LAYOUT.worker(WORKER), b"{}", ephemeral=True)
+        client.create(f"{LAYOUT.components}/worker/host-0", b"{}", ephemeral=True)
+        with App("a") as app:
+            app.send("good", 1)
+        yield client
 
 
 @pytest.mark.long("hundreds of commands")
@@ -305,7 +297,7 @@ def test_hostile_content_ends_no_command(cli: Run, hostile: Client, name: str) -
         assert cli(*arguments).code in (0, 1, 4, 5), arguments
     assert cli("settings apply", "live.toml", "--force").code == 0
     assert cli("resume", "--all", "--yes").code == 0
-    (item,) = json.loads(cli("settings show", "-o", "json").out)["items"]
+    (item,) = cli("settings show", "-o", "json").items()
     assert item["value"] == 6
 
 
@@ -331,7 +323,7 @@ def test_a_value_that_grows_when_written_is_replaced(cli: Run, hostile: Client) 
         LAYOUT.fleet.limit("crm"), b'{"x": [' + b"1e15," * 60_000 + b"0]}", makepath=True
     )
     assert cli("limits set", "crm", "--max", "3").code == 0
-    (item,) = json.loads(cli("limits list", "-o", "json").out)["items"]
+    (item,) = cli("limits list", "-o", "json").items()
     assert (item["max"], item["fault"]) == (3, None)
 
 
@@ -346,7 +338,7 @@ def test_a_lower_number_of_live_settings_holds_no_change_up(cli: Run, hostile: C
     assert current is not None
     older = SettingsNode(replace(current, number=2))
     hostile.set(LAYOUT.fleet.settings, older.encode())
-    (item,) = json.loads(cli("settings set", "fetch", "8", "-o", "json").out)["items"]
+    (item,) = cli("settings set", "fetch", "8", "-o", "json").items()
     assert item["version"] == 5
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.requests import RUNNING
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
@@ -30,11 +28,11 @@ from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
 from qdo.queues import QueueFilter
-from tests.support.cli import Ended
+from tests.support.cli import Run
 from tests.support.commands import COMMANDS
+from tests.support.coordinator_process import connected
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
-Run = Callable[..., Ended]
 POSITION = 135471512647131000
 LAYOUT = Layout.of("a")
 CALLS = {
@@ -205,68 +203,65 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A coordinator and a broker that other parties filled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QDO_APP", "a")
-    client = connect("sqlite:qdo-data/coordination.db", handler="threading")
-    client.open(20)
-    for path in LAYOUT.persistent:
-        client.ensure_path(path)
-    hold = HoldNode((Hold("a" * 8, (HOSTILE,), HOSTILE, HOSTILE),))
-    client.set(LAYOUT.fleet.holds, hold.encode())
-    worker = WorkerNode((HOSTILE,), (), False, QueueFilter((HOSTILE,), (HOSTILE,), (HOSTILE,)))
-    client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
-    client.create(
-        f"{LAYOUT.components}/worker/host-",
-        encode(dict.fromkeys(("host", "pid", "state", "started", "version"), HOSTILE)),
-        ephemeral=True,
-        sequence=True,
-        makepath=True,
-    )
-    failure = FailureRecord(POSITION, 3, HOSTILE, blocked_since=1.0)
-    node = QueueNode(last=7, owner=HOSTILE_NAME, failure=failure)
-    client.create(LAYOUT.queue(HOSTILE_NAME), node.encode())
-    client.create(LAYOUT.queue("garbage"), encode({"last": HOSTILE}))
-    name = f"{TEXT.replace(':', '')}:hash"
-    acl = [*OPEN_ACL_UNSAFE, ACL(Permissions.READ, Id("digest", name))]
-    client.set_acls(LAYOUT.queue("garbage"), acl)
-    lock = f"{LAYOUT.fleet.lock(HOSTILE_NAME)}/x-00000000-"
-    about = {"who": TEXT, "why": TEXT, "at": 1.0}
-    client.create(lock, encode(about), ephemeral=True, sequence=True, makepath=True)
-    client.create(lock, HOSTILE.encode(errors="surrogatepass"), sequence=True)
-    folder = LAYOUT.fleet.document_set(HOSTILE_NAME)
-    hostile = {"value": TEXT, "by": TEXT, "at": 1.0}
-    client.create(f"{folder}/{HOSTILE_NAME}", encode(hostile), makepath=True)
-    client.create(f"{folder}/bytes", HOSTILE.encode(errors="surrogatepass"))
-    texts = ("by", "account", "command", "target", "reason")
-    hostile = {**dict.fromkeys(texts, TEXT), "from": {TEXT: HOSTILE}, "to": {"a": [TEXT]}}
-    client.create(LAYOUT.fleet.log_entry(f"1000-{HOSTILE_NAME}"), encode(hostile))
-    limit = {"max": 1, "reason": TEXT, "permits": [[TEXT, 1, 1]]}
-    client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
-    client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
-    timer = {"last": "2026-01-01T00:00:00Z", "when": TEXT, "queue": TEXT, "by": TEXT}
-    client.create(f"{LAYOUT.fleet.timers}/{HOSTILE_NAME}", encode(timer), makepath=True)
-    client.create(f"{LAYOUT.fleet.timers}/text", encode({"last": HOSTILE, "next": HOSTILE}))
-    client.create(f"{LAYOUT.fleet.timers}/bytes", HOSTILE.encode(errors="surrogatepass"))
-    client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
-    for number in (1, 2):
-        version = SettingsVersion("a" * 8, number, TEXT * number, TEXT, 1.0, TEXT)
-        client.create(version_path(LAYOUT, number), version.encode())
-    client.set(LAYOUT.fleet.settings, SettingsNode(version).encode())
-    client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
-    recorder = Recorder()
-    recorder.bind(lambda message, context: None)(Message(HOSTILE_NAME, 1, None), None)
-    recorder.ended(Message(HOSTILE_NAME, 2, None, id=HOSTILE), "block", HOSTILE)
-    writer = HistoryWriter("sqlite:history.db", "a", recorder)
-    writer.start()
-    writer.close()
-    with App("a") as app:
-        app.send_many([(HOSTILE_NAME, 1), ("q", 2)])
-        app.broker.dead_letters.store(letter())
-        asked = {"body": TEXT, "tag": {TEXT: TEXT}, "then": HOSTILE_NAME}
-        app.request_many([{"pool": HOSTILE_NAME, "id": HOSTILE_NAME, **asked}])
-        (taken,) = app.broker.requests.take(TEXT[1:], HOSTILE_NAME, 1, ()).requests
-        app.broker.requests.note(taken.take, RUNNING, TEXT)
-        yield client
-    client.stop()
-    client.close()
+    with connected("sqlite:qdo-data/coordination.db", handler="threading") as client:
+        for path in LAYOUT.persistent:
+            client.ensure_path(path)
+        hold = HoldNode((Hold("a" * 8, (HOSTILE,), HOSTILE, HOSTILE),))
+        client.set(LAYOUT.fleet.holds, hold.encode())
+        worker = WorkerNode((HOSTILE,), (), False, QueueFilter((HOSTILE,), (HOSTILE,), (HOSTILE,)))
+        client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
+        client.create(
+            f"{LAYOUT.components}/worker/host-",
+            encode(dict.fromkeys(("host", "pid", "state", "started", "version"), HOSTILE)),
+            ephemeral=True,
+            sequence=True,
+            makepath=True,
+        )
+        failure = FailureRecord(POSITION, 3, HOSTILE, blocked_since=1.0)
+        node = QueueNode(last=7, owner=HOSTILE_NAME, failure=failure)
+        client.create(LAYOUT.queue(HOSTILE_NAME), node.encode())
+        client.create(LAYOUT.queue("garbage"), encode({"last": HOSTILE}))
+        name = f"{TEXT.replace(':', '')}:hash"
+        acl = [*OPEN_ACL_UNSAFE, ACL(Permissions.READ, Id("digest", name))]
+        client.set_acls(LAYOUT.queue("garbage"), acl)
+        lock = f"{LAYOUT.fleet.lock(HOSTILE_NAME)}/x-00000000-"
+        about = {"who": TEXT, "why": TEXT, "at": 1.0}
+        client.create(lock, encode(about), ephemeral=True, sequence=True, makepath=True)
+        client.create(lock, HOSTILE.encode(errors="surrogatepass"), sequence=True)
+        folder = LAYOUT.fleet.document_set(HOSTILE_NAME)
+        hostile = {"value": TEXT, "by": TEXT, "at": 1.0}
+        client.create(f"{folder}/{HOSTILE_NAME}", encode(hostile), makepath=True)
+        client.create(f"{folder}/bytes", HOSTILE.encode(errors="surrogatepass"))
+        texts = ("by", "account", "command", "target", "reason")
+        hostile = {**dict.fromkeys(texts, TEXT), "from": {TEXT: HOSTILE}, "to": {"a": [TEXT]}}
+        client.create(LAYOUT.fleet.log_entry(f"1000-{HOSTILE_NAME}"), encode(hostile))
+        limit = {"max": 1, "reason": TEXT, "permits": [[TEXT, 1, 1]]}
+        client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
+        client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
+        timer = {"last": "2026-01-01T00:00:00Z", "when": TEXT, "queue": TEXT, "by": TEXT}
+        client.create(f"{LAYOUT.fleet.timers}/{HOSTILE_NAME}", encode(timer), makepath=True)
+        client.create(f"{LAYOUT.fleet.timers}/text", encode({"last": HOSTILE, "next": HOSTILE}))
+        client.create(f"{LAYOUT.fleet.timers}/bytes", HOSTILE.encode(errors="surrogatepass"))
+        client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
+        for number in (1, 2):
+            version = SettingsVersion("a" * 8, number, TEXT * number, TEXT, 1.0, TEXT)
+            client.create(version_path(LAYOUT, number), version.encode())
+        client.set(LAYOUT.fleet.settings, SettingsNode(version).encode())
+        client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
+        recorder = Recorder()
+        recorder.bind(lambda message, context: None)(Message(HOSTILE_NAME, 1, None), None)
+        recorder.ended(Message(HOSTILE_NAME, 2, None, id=HOSTILE), "block", HOSTILE)
+        writer = HistoryWriter("sqlite:history.db", "a", recorder)
+        writer.start()
+        writer.close()
+        with App("a") as app:
+            app.send_many([(HOSTILE_NAME, 1), ("q", 2)])
+            app.broker.dead_letters.store(letter())
+            asked = {"body": TEXT, "tag": {TEXT: TEXT}, "then": HOSTILE_NAME}
+            app.request_many([{"pool": HOSTILE_NAME, "id": HOSTILE_NAME, **asked}])
+            (taken,) = app.broker.requests.take(TEXT[1:], HOSTILE_NAME, 1, ()).requests
+            app.broker.requests.note(taken.take, RUNNING, TEXT)
+            yield client
 
 
 def letter() -> DeadLetterRecord:
@@ -286,15 +281,9 @@ def letter() -> DeadLetterRecord:
 
 
 @pytest.fixture
-def cli(client: Client, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo` and returns exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", arguments)
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
+def cli(client: Client, cli: Run) -> Run:
+    """Returns a function that runs `qdo` on hostile nodes."""
+    return cli
 
 
 def test_every_command_is_called() -> None:

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.encoding import key_id_of
 from qdo.encryption.key_ring import read_keys
-from tests.support.cli import Ended
+from tests.support.cli import Run
 from tests.support.fakes.key_files import line
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QDO_APP", "a")
+def key_file(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QDO_KEYS", "keys")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo`: exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", arguments)
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
 
 
 def listed(cli: Run) -> list[tuple[str, str, bool]]:
     """Return id, purpose and use of each key."""
-    found = json.loads(cli("admin", "keys", "list", "-o", "json").out)["items"]
+    found = cli("admin", "keys", "list", "-o", "json").items()
     return [(each["id"], each["purpose"], each["in_use"]) for each in found]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.positions import position_of_time
 from tests.support.aws.clients import REGION
-from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.coordinator_process import connected
 from tests.support.kinesis import kinesis_url, opened
 
 SHARD = "shardId-000000000000"
@@ -25,18 +25,9 @@ OLD = position_of_time(1_400_000_000.0)
 Run = Callable[..., Ended]
 
 
-@pytest.fixture(scope="module")
-def shared_proxy(kinesis_process: KinesisStub) -> Iterator[Proxy]:
-    with proxying(kinesis_process.url) as proxy:
-        yield proxy
-
-
 @pytest.fixture
-def proxy(shared_proxy: Proxy, kinesis: KinesisStub) -> Iterator[Proxy]:
-    """Spoils requests to the server."""
-    shared_proxy.clear()
-    yield shared_proxy
-    shared_proxy.clear()
+def proxy(kinesis_proxy: Proxy) -> Proxy:
+    return kinesis_proxy
 
 
 @pytest.fixture
@@ -59,13 +50,6 @@ def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
         return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
 
     return call
-
-
-def said(ended: Ended, code: int) -> str:
-    """Return the only line of a command that failed."""
-    assert ended.code == code, ended.err
-    assert (ended.out, ended.err.count("\n")) == ("", 1), ended.err
-    return ended.err
 
 
 def sent(proxy: Proxy, stream: str) -> list[tuple[Any, str | None, str | None]]:
@@ -122,13 +106,13 @@ def test_a_file_is_sent_in_the_order_of_its_keys(
 )
 def test_what_cannot_be_sent(qdo: Run, arguments: list[str], code: int, words: str) -> None:
     """Rejected before anything is sent."""
-    assert words in said(qdo("send", *arguments), code)
+    assert words in qdo("send", *arguments).refusal(code)
 
 
 def test_a_shard_that_was_split(qdo: Run, kinesis: KinesisStub, stream: str) -> None:
     """The error names the alternative."""
     kinesis.split(stream, SHARD)
-    line = said(qdo("send", SHARD, "1"), 2)
+    line = qdo("send", SHARD, "1").refusal(2)
     assert stream in line
     assert SHARD in line
 
@@ -139,7 +123,7 @@ def test_a_shard_that_was_split(qdo: Run, kinesis: KinesisStub, stream: str) -> 
 def test_no_credentials(qdo: Run) -> None:
     """The error names the places to provide them."""
     without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    line = said(qdo("send", SHARD, "1", env=without), 2)
+    line = qdo("send", SHARD, "1", env=without).refusal(2)
     assert "Kinesis" in line
     assert "AWS_ACCESS_KEY_ID" in line
 
@@ -159,14 +143,14 @@ def test_faults_of_the_service(
 ) -> None:
     """Each with the exit code that is documented."""
     proxy.spoil(fault, action, count=0)
-    assert words in said(qdo("send", SHARD, "1"), code)
+    assert words in qdo("send", SHARD, "1").refusal(code)
 
 
 def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
     """Its region is named as well."""
     url = kinesis_url(proxy.url, "nowhere")
     ended = command(*QDO, "send", "--app", "a", "--broker", url, "nowhere", "1", cwd=tmp_path)
-    line = said(ended, 6)
+    line = ended.refusal(6)
     assert "Kinesis stream 'nowhere'" in line
     assert "us-east-1" in line
 
@@ -183,7 +167,7 @@ def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
 )
 def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) -> None:
     """As any other setting."""
-    assert words in said(qdo("send", SHARD, "1", options=options), code)
+    assert words in qdo("send", SHARD, "1", options=options).refusal(code)
 
 
 @pytest.mark.parametrize("module", ["boto3", "botocore", "google.protobuf"])
@@ -198,7 +182,7 @@ def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
         (f"kinesis://{REGION}/s?x=1", "'x'"),
     ):
         arguments = ("send", "--app", "a", "--broker", url, "s", "1")
-        assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)
+        assert words in command("-c", code, *arguments, cwd=tmp_path).refusal(2)
 
 
 def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
@@ -228,11 +212,11 @@ def test_looking_and_seeking(
         return ended.out.splitlines()
 
     assert len(worked()) == 3
-    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert (item["position"], item["backlog"]) == (ids[2], None)
     assert item["behind_seconds"] < 1  # since Kinesis answered with no records
     assert qdo("seek", SHARD, ids[0], "--yes").code == 0
-    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["position"] == ids[0]
     assert item["behind_seconds"] > 1  # the age of the second message
     assert len(worked()) == 2
@@ -252,10 +236,7 @@ def test_peeking_cancelling_and_purging(
         return [line.split()[-1] for line in ended.out.splitlines()]
 
     def looked(*arguments: str) -> list[dict[str, Any]]:
-        ended = qdo(*arguments, "-o", "json")
-        assert ended.code == 0, ended.err
-        found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-        return found
+        return qdo(*arguments, "-o", "json").items()
 
     qdo("send", SHARD, "0")
     assert worked() == ["0"]
@@ -279,8 +260,7 @@ def test_a_seek_needs_no_message(qdo: Run, proxy: Proxy, stream: str, tmp_path: 
     assert ended.code == 0, ended.err
     proxy.spoil("denied", "GetRecords", count=0)
     ended = qdo("seek", SHARD, "latest", "--yes", "-o", "json")
-    assert ended.code == 0, ended.err
-    (item,) = json.loads(ended.out)["items"]
+    (item,) = ended.items()
     assert (item["executed"], item["behind_before"], item["behind_after"]) == (True, None, None)
 
 
@@ -295,7 +275,7 @@ def test_a_child_is_seen_to_wait(
     assert ended.code == 0, ended.err
     kinesis.split(stream, SHARD)
     child = "shardId-000000000002"
-    (item,) = json.loads(qdo("queues", child, "-o", "json").out)["items"]
+    (item,) = qdo("queues", child, "-o", "json").items()
     assert item["waits_for"] == [SHARD]
     assert f"waits for {SHARD}" in qdo("queues", child).out
 
@@ -321,11 +301,11 @@ def test_a_recreated_stream_reuses_names_of_finished_shards(
     ended = worked(*only)
     assert ended.out == ""
     assert f"qdo seek {SHARD} earliest --yes" in ended.err
-    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["fault"] is not None
     assert qdo("seek", SHARD, "earliest", "--yes").code == 0
     assert worked(*only).out.endswith(" 1\n")
-    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["fault"] is None
 
 
@@ -337,11 +317,8 @@ def test_a_shard_without_its_position_is_named(
     for shard in (SHARD, OTHER):
         qdo("send", shard, "1")
     assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
-    client = connect(f"sqlite:{tmp_path}/qdo-data/coordination.db")
-    client.open()
-    client.set(Layout.of("a").queue(SHARD), QueueNode(last=OLD, position="7").encode())
-    client.stop()
-    client.close()
+    with connected(f"sqlite:{tmp_path}/qdo-data/coordination.db") as client:
+        client.set(Layout.of("a").queue(SHARD), QueueNode(last=OLD, position="7").encode())
     shown = qdo("queues", "-o", "json")
     assert shown.code == 0, shown.err
     items = {each["queue"]: each for each in json.loads(shown.out)["items"]}
@@ -375,8 +352,8 @@ def test_what_lies_ahead_is_no_place_to_go_to(
         qdo("send", SHARD, str(number))
     ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
     assert ended.code == 0, ended.err
-    assert "never run" in said(qdo("seek", SHARD, place, "--yes"), 2)
-    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert "never run" in qdo("seek", SHARD, place, "--yes").refusal(2)
+    (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["position"] == ended.out.splitlines()[-1].split()[0]
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.hold_machine import Hold, HoldNode
 from tests.support.cli import Ended, clean_environment
+from tests.support.coordinator_process import connected
 from tests.support.forks.processes import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
@@ -55,30 +56,29 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def fill(folder: Path) -> Iterator[Client]:
-    client = connect(f"sqlite:{folder}/coordinator.db", handler="threading")
-    client.open(20)
-    for path in LAYOUT.persistent:
-        client.ensure_path(path)
-    node = WorkerNode(("q",)).encode()
-    client.create(f"{LAYOUT.workers}/worker-", node, ephemeral=True, sequence=True)
-    client.create(LAYOUT.queue("q"), QueueNode(last=7, owner="worker-0000000000").encode())
-    with App("a", broker=f"sqlite:{folder}/broker.db") as app:
-        app.send_many([("q", 1), ("q", 2)])
-        letter = DeadLetterRecord("q", 1, b"1", None, None, "no", "", 1, "w", 1, 0.0)
-        app.broker.dead_letters.store(letter)
-        client.create(f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000", b"", makepath=True)
-        hold = HoldNode((Hold("a" * 8, ("held-*",), "disk full"),))
-        client.set(LAYOUT.fleet.holds, hold.encode())
-        client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
-        client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
-        client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
-        client.create(LAYOUT.fleet.chores, b'{"chores": {"action-log": {"at": 1.0}}}')
-        client.create(LAYOUT.fleet.limit("crm"), b'{"max": 1}', makepath=True)
-        for path in [folder, *folder.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        yield client
-    client.stop()
-    client.close()
+    with connected(f"sqlite:{folder}/coordinator.db", handler="threading") as client:
+        for path in LAYOUT.persistent:
+            client.ensure_path(path)
+        node = WorkerNode(("q",)).encode()
+        client.create(f"{LAYOUT.workers}/worker-", node, ephemeral=True, sequence=True)
+        client.create(LAYOUT.queue("q"), QueueNode(last=7, owner="worker-0000000000").encode())
+        with App("a", broker=f"sqlite:{folder}/broker.db") as app:
+            app.send_many([("q", 1), ("q", 2)])
+            letter = DeadLetterRecord("q", 1, b"1", None, None, "no", "", 1, "w", 1, 0.0)
+            app.broker.dead_letters.store(letter)
+            lock = f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000"
+            client.create(lock, b"", makepath=True)
+            hold = HoldNode((Hold("a" * 8, ("held-*",), "disk full"),))
+            client.set(LAYOUT.fleet.holds, hold.encode())
+            document = f"{LAYOUT.fleet.document_set('plans')}/acme"
+            client.create(document, b'{"value": 1}', makepath=True)
+            client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
+            client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
+            client.create(LAYOUT.fleet.chores, b'{"chores": {"action-log": {"at": 1.0}}}')
+            client.create(LAYOUT.fleet.limit("crm"), b'{"max": 1}', makepath=True)
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            yield client
 
 
 def qdo(folder: Path, *arguments: str) -> Ended:
@@ -161,10 +161,8 @@ def test_files_are_readable_while_no_worker_runs(folder: Path) -> None:
     """Then there is no log beside them, and the onlooker may not create it."""
     with App("a", broker=f"sqlite:{folder}/broker.db") as app:
         app.send("q", 1)
-    client = connect(f"sqlite:{folder}/coordinator.db", handler="threading")
-    client.open(20)
-    client.stop()
-    client.close()
+    with connected(f"sqlite:{folder}/coordinator.db", handler="threading"):
+        pass  # makes the file
     for path in folder.glob("*.db"):
         path.chmod(0o644)
     assert not list(folder.glob("*-wal"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,16 +13,15 @@ import pytest
 
 from qdo.brokers import registry
 from qdo.brokers.sqs.codec import make_position
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import format_position, position_now, position_of_time
 from qdo.text import short_duration
 from tests.support.aws.clients import client as aws_client
-from tests.support.cli import Ended
+from tests.support.cli import Ended, run_here
+from tests.support.coordinator_process import connected
 from tests.support.fakes.wide_positions_broker import WideBroker, wide
 
 LAYOUT = Layout.of("shop")
@@ -35,13 +33,10 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.chdir(tmp_path)
-    client = connect("sqlite:qdo-data/coordination.db")
-    client.open()
-    client.ensure_path(LAYOUT.queues)
-    client.create(LAYOUT.worker(WORKER), WorkerNode().encode(), makepath=True)
-    yield client
-    client.stop()
-    client.close()
+    with connected("sqlite:qdo-data/coordination.db") as client:
+        client.ensure_path(LAYOUT.queues)
+        client.create(LAYOUT.worker(WORKER), WorkerNode().encode(), makepath=True)
+        yield client
 
 
 def put(client: Client, queue: str, **values: Any) -> None:
@@ -67,18 +62,9 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `qdo` for the app; return exit code, stdout and stderr."""
 
     def call(command: str, *arguments: str) -> Ended:
-        words = command.split()
-        code = run(qdo, "qdo", [*words, "--app", "shop", *arguments])
-        printed = capsys.readouterr()
-        return Ended(code, printed.out, printed.err)
+        return run_here(capsys, *command.split(), "--app", "shop", *arguments)
 
     return call
-
-
-def items(ended: Ended) -> list[dict[str, Any]]:
-    assert ended.code == 0, ended.err
-    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-    return found
 
 
 # --- queues ---------------------------------------------------------------------------
@@ -94,7 +80,7 @@ def test_what_a_broker_cannot_count_is_not_shown_as_a_number(
     broker.ages["tip"] = 1.0
     put(coordinator, "behind", owner=WORKER)
     put(coordinator, "tip", owner=WORKER, last=position_of_time(SENT), position="#5")
-    behind, tip = items(cli("queues", "-o", "json"))
+    behind, tip = cli("queues", "-o", "json").items()
     assert (behind["backlog"], behind["behind_seconds"]) == (None, 7500)
     assert (tip["backlog"], tip["behind_seconds"], tip["position"]) == (None, 0, "#5")
     assert ("tip", wide(5, SENT)) in broker.asked
@@ -126,7 +112,7 @@ def test_only_a_few_are_asked_for_and_the_needy_first(
         broker.ages[name] = 5.0
         put(coordinator, name, **values)
     ended = cli("queues", "-o", "json")
-    assert [i["queue"] for i in items(ended) if i["behind_seconds"] is not None] == [
+    assert [i["queue"] for i in ended.items() if i["behind_seconds"] is not None] == [
         "failing",
         "orphan",
         "still",
@@ -149,7 +135,7 @@ def test_a_queue_that_vanishes_meanwhile_spoils_nothing(
     broker.put_at("gone", wide(1, SENT))
     broker.put_at("here", wide(1, SENT))
     broker.ages["here"] = 3.0
-    gone, here = items(cli("queues", "-o", "json"))
+    gone, here = cli("queues", "-o", "json").items()
     assert (gone["backlog"], gone["behind_seconds"]) == (None, None)
     assert here["behind_seconds"] == 3.0
 
@@ -170,7 +156,7 @@ def test_finished_queues_are_hidden_waiting_ones_show_parents(
     put(coordinator, "parent", owner=WORKER)
     put(coordinator, "marked", deleted=True)
     put(coordinator, "vanished", deleted=True)
-    child, marked, parent = items(cli("queues", "-o", "json"))
+    child, marked, parent = cli("queues", "-o", "json").items()
     assert (child["queue"], child["waits_for"]) == ("child", ["parent"])
     assert (marked["queue"], marked["fault"]) == (
         "marked",
@@ -188,10 +174,10 @@ def test_dead_letters_keep_a_finished_queue_in_sight(
     broker.ages["finished"] = 0.0
     put(coordinator, "finished", last=5, position="#999", deleted=True)
     put(coordinator, "vanished", last=5, deleted=True)
-    assert items(cli("queues", "-o", "json")) == []
+    assert cli("queues", "-o", "json").items() == []
     broker.add_letter("finished", wide(7, SENT))
     broker.add_letter("vanished", wide(7, SENT))
-    finished, vanished = items(cli("queues", "-o", "json"))
+    finished, vanished = cli("queues", "-o", "json").items()
     assert (finished["dead_letters"], finished["fault"]) == (1, None)
     assert (vanished["dead_letters"], vanished["fault"]) == (1, "it is marked as deleted")
 
@@ -202,7 +188,7 @@ def test_a_position_that_is_none_of_the_brokers_is_a_fault(
     """Such a queue is not processed, and its backlog is unknown."""
     broker.put_at("q", wide(1, SENT))
     put(coordinator, "q", last=5, position="garbage")
-    (item,) = items(cli("queues", "-o", "json"))
+    (item,) = cli("queues", "-o", "json").items()
     assert "garbage" in item["fault"]
     assert broker.asked == []
 
@@ -251,7 +237,7 @@ def test_a_seek_records_last_and_position_together(
     coordinator: Client, log: WideBroker, cli: Run, target: str, last: int, position: str | None
 ) -> None:
     """A place in the broker's own form wins over the time beside it; a time has none."""
-    (item,) = items(cli("seek q", target, "--yes", "-o", "json"))
+    (item,) = cli("seek q", target, "--yes", "-o", "json").items()
     node = node_of(coordinator, "q")
     assert (node.last, node.position, node.seek) == (last, position, 1)
     assert item["after_position"] == position
@@ -317,7 +303,7 @@ def test_retry_now_tells_when_a_message_was_sent(
     """Not the value of its position as a time."""
     marks = FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0)
     put(coordinator, "q", failure=marks)
-    (item,) = items(cli("retry-now q", "-o", "json"))
+    (item,) = cli("retry-now q", "-o", "json").items()
     assert item["time"] == format_position(position_of_time(SENT))
     assert item["position"] == str(marks.position)
 
@@ -325,7 +311,7 @@ def test_retry_now_tells_when_a_message_was_sent(
 def test_without_the_address_of_the_broker_there_is_no_time(coordinator: Client, cli: Run) -> None:
     """The position is a time only for the default broker."""
     put(coordinator, "q", failure=FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0))
-    (item,) = items(cli("retry-now q", "-o", "json"))
+    (item,) = cli("retry-now q", "-o", "json").items()
     assert (item["time"], item["id"]) == (None, None)
 
 
@@ -338,7 +324,7 @@ def letters(coordinator: Client, broker: WideBroker) -> WideBroker:
 
 def test_dead_letters_have_the_ids_and_times_of_their_broker(letters: WideBroker, cli: Run) -> None:
     """And the position in full, by which they are found."""
-    found = items(cli("dead-letters list", "-o", "json"))
+    found = cli("dead-letters list", "-o", "json").items()
     assert [each["id"] for each in found] == ["7:0", "8:0", "9:0"]
     assert {each["time"] for each in found} == {format_position(position_of_time(SENT))}
     assert found[0]["position"] == str(wide(7, SENT))
@@ -349,7 +335,7 @@ def test_dead_letters_have_the_ids_and_times_of_their_broker(letters: WideBroker
 def test_dead_letters_are_retried_by_id_or_position(letters: WideBroker, cli: Run) -> None:
     """It prints the time of the new message."""
     ended = cli(f"dead-letters retry q 7:0 {wide(9, SENT)}", "-o", "json")
-    sent = {each["sent_time"] for each in items(ended)}
+    sent = {each["sent_time"] for each in ended.items()}
     assert sent == {format_position(position_of_time(1_700_000_000.0))}
     assert letters.moved == [("q", wide(7, SENT)), ("q", wide(9, SENT))]
     assert cli("dead-letters retry q 77:0").code == 6
@@ -376,7 +362,7 @@ def test_queues_of_sqs_have_rough_backlogs(
     """Marked as such."""
     ended = cli("queues", "--broker", sqs[1])
     assert [line.split()[2] for line in ended.out.splitlines()[1:]] == ["~0", "~1", "~2"]
-    found = items(cli("queues", "--broker", sqs[1], "-o", "json", "--budget", "2"))
+    found = cli("queues", "--broker", sqs[1], "-o", "json", "--budget", "2").items()
     assert [each["backlog"] for each in found].count(None) == 1
     assert {each["approximate"] for each in found if each["backlog"] is not None} == {True}
 
@@ -418,7 +404,7 @@ def test_sqs_shows_what_the_coordinator_records(
     put(
         coordinator, "q1", last=5, failure=blocking, out_of_order=OutOfOrderProgress((), (failing,))
     )
-    (item,) = items(cli("peek q1", "--kind", kind, "--broker", sqs[1], "-o", "json"))
+    (item,) = cli("peek q1", "--kind", kind, "--broker", sqs[1], "-o", "json").items()
     assert item["id"] == str(uuid.UUID(int=name))
     assert (item["error"], item["body_bytes"], item["headers"]) == ("no", None, None)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,46 +22,23 @@ from qdo.brokers.requests import (
     Take,
 )
 from qdo.cli.connections import from_coordinator
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.fleet.audit import read_entries
 from qdo.ops import requests as ops
 from qdo.sending.replies import sealed
-from tests.support.cli import Ended
+from tests.support.cli import Run
 from tests.support.fakes.key_files import key, write_keys
 
-Run = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QDO_APP", "a")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo requests`: exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", ("requests", *arguments))
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("own_folder")
+COMMAND = ("requests",)
 
 
 def items(cli: Run, *arguments: str) -> list[dict[str, Any]]:
-    ended = cli(*arguments, "-o", "json")
-    assert ended.code == 0, ended.err
-    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-    return found
+    return cli(*arguments, "-o", "json").items()
 
 
 @pytest.fixture
-def app() -> Iterator[App]:
+def app(own_folder: None) -> Iterator[App]:
     """An app with a request in each state, and a waiting one in another pool."""
     with App("a") as app:
         ids = ("run", "rest", "done", "bad", "wait", "late")

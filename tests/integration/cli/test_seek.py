@@ -11,10 +11,11 @@ import pytest
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.positions import position_now
+from tests.support.coordinator_process import connected
 
 LAYOUT = Layout.of("shop")
 SEEK = ("seek", "--app", "shop", "orders")
@@ -27,12 +28,9 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli
     with App("shop") as app:
         for number in range(3):
             app.send("orders", number)
-    client = connect("sqlite:qdo-data/coordination.db")
-    client.open()
-    client.create(LAYOUT.queue("orders"), b'{"last": "", "note": "kept"}', makepath=True)
-    yield client
-    client.stop()
-    client.close()
+    with connected("sqlite:qdo-data/coordination.db") as client:
+        client.create(LAYOUT.queue("orders"), b'{"last": "", "note": "kept"}', makepath=True)
+        yield client
 
 
 def node_of(client: Client) -> QueueNode:

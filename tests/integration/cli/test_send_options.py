@@ -7,7 +7,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,27 +16,10 @@ from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.cli.output import parse_duration, parse_time
 from qdo.errors import UsageError
-from tests.support.cli import Ended
+from tests.support.cli import Run
 
-Run = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QDO_APP", "a")
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo send`: exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", ("send", *arguments))
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("own_folder")
+COMMAND = ("send",)
 
 
 def stored(queue: str) -> list[tuple[bytes, str | None, dict[str, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from tests.support.aws.clients import client
-from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
 from tests.support.cli import QDO, WORKER, Ended, command
 
@@ -21,18 +21,9 @@ REGION = "eu-west-1"
 Send = Callable[..., Ended]
 
 
-@pytest.fixture(scope="module")
-def shared_proxy(moto_url: str) -> Iterator[Proxy]:
-    with proxying(moto_url) as proxy:
-        yield proxy
-
-
 @pytest.fixture
-def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
-    """Spoils requests to moto."""
-    shared_proxy.clear()
-    yield shared_proxy
-    shared_proxy.clear()
+def proxy(moto_proxy: Proxy) -> Proxy:
+    return moto_proxy
 
 
 @pytest.fixture
@@ -66,13 +57,6 @@ def made(sqs: Any, aws_prefix: str) -> Callable[[str], str]:
         return str(url["QueueUrl"])
 
     return make
-
-
-def said(ended: Ended, code: int) -> str:
-    """Return the only line of a command that failed."""
-    assert ended.code == code, ended.err
-    assert (ended.out, ended.err.count("\n")) == ("", 1), ended.err
-    return ended.err
 
 
 def test_sending(send: Send, sqs: Any, made: Callable[[str], str]) -> None:
@@ -111,7 +95,7 @@ def test_a_file_is_sent_by_ten(
 def test_no_credentials(send: Send, made: Callable[[str], str]) -> None:
     """Rejected before any request; the error names the places to provide them."""
     without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    line = said(send("a", "1", env=without), 2)
+    line = send("a", "1", env=without).refusal(2)
     assert "eu-west-1" in line
     assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE" in line
 
@@ -128,7 +112,7 @@ def test_credentials_that_aws_refuses(
 ) -> None:
     """At the start."""
     proxy.spoil(fault, count=0)
-    assert words in said(send("a", "1"), code)
+    assert words in send("a", "1").refusal(code)
 
 
 def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
@@ -137,7 +121,7 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
     proxy.spoil("denied", "ListQueues", count=0)
     assert send("a", "1").code == 0
     proxy.spoil("denied", "SendMessageBatch", count=0)
-    line = said(send("a", "1"), 5)
+    line = send("a", "1").refusal(5)
     assert "sqs:SendMessage on queue 'test-" in line
     assert "no identity-based policy allows the sqs:sendmessagebatch action" in line
 
@@ -147,7 +131,7 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
 
 def test_an_unreachable_endpoint(send: Send) -> None:
     """The error names the endpoint."""
-    line = said(send("a", "1", endpoint="http://127.0.0.1:1"), 3)
+    line = send("a", "1", endpoint="http://127.0.0.1:1").refusal(3)
     assert "eu-west-1" in line
     assert "http://127.0.0.1:1" in line
 
@@ -160,7 +144,7 @@ def test_a_region_that_does_not_exist(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={"HTTPS_PROXY": "http://127.0.0.1:1"},
     )
-    line = said(ended, 3)
+    line = ended.refusal(3)
     assert "'eu-wset-1'" in line
     assert "'eu-west-1'" in line
 
@@ -182,7 +166,7 @@ def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], 
     """Sending is attempted for half a minute; the error names the reason."""
     made("a")
     proxy.spoil("throttle", "SendMessageBatch", count=0)
-    line = said(send("a", "1"), 3)
+    line = send("a", "1").refusal(3)
     times = [entry.time for entry in proxy.log("SendMessageBatch")]
     assert 29 < times[-1] - times[0] < 35
     assert "sqs:SendMessage on queue" in line
@@ -194,12 +178,12 @@ def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], 
 
 def test_a_queue_that_does_not_exist(send: Send, sqs: Any, aws_prefix: str) -> None:
     """Unless the address has the option to create it."""
-    line = said(send("a", "1"), 6)
+    line = send("a", "1").refusal(6)
     assert f"SQS queue '{aws_prefix}a'" in line
     assert "eu-west-1" in line
     assert "create=standard" in line
     assert send("a", "1", create="standard").code == 0
-    assert "'.fifo'" in said(send("b", "1", create="fifo"), 2)
+    assert "'.fifo'" in send("b", "1", create="fifo").refusal(2)
     assert send("b.fifo", "1", create="fifo").code == 0
 
 
@@ -218,7 +202,7 @@ def test_a_queue_that_does_not_exist(send: Send, sqs: Any, aws_prefix: str) -> N
 )
 def test_what_cannot_be_sent(send: Send, arguments: list[str], code: int, words: str) -> None:
     """Rejected before anything is sent."""
-    assert words in said(send(*arguments, create="standard"), code)
+    assert words in send(*arguments, create="standard").refusal(code)
 
 
 def test_what_is_too_large(
@@ -241,7 +225,7 @@ def test_a_line_that_is_too_large(send: Send, made: Callable[[str], str], tmp_pa
     """The remedy is that of the broker."""
     made("a")
     (tmp_path / "lines").write_text('"' + "x" * 262143 + '"\n')
-    line = said(send("--file", "lines", "a"), 2)
+    line = send("--file", "lines", "a").refusal(2)
     assert all(each in line for each in ("262145", "262144", "max_body", "1048576", "bucket=NAME"))
 
 
@@ -271,7 +255,7 @@ def test_lines_that_were_not_sent_are_named(
 def test_an_impossible_address(tmp_path: Path, url: str, words: str) -> None:
     """As any other setting."""
     ended = command(*QDO, "send", "--app", "a", "--broker", url, "a", "1", cwd=tmp_path)
-    assert words in said(ended, 2)
+    assert words in ended.refusal(2)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +294,7 @@ def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
         ("sqs://eu-west-1/a-?x=1", "'x'"),
     ):
         arguments = ("send", "--app", "a", "--broker", url, "a", "1")
-        assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)
+        assert words in command("-c", code, *arguments, cwd=tmp_path).refusal(2)
 
 
 # --- one queue that cannot be read --------------------------------------------------
@@ -350,6 +334,5 @@ def test_unknown_dead_letters_hide_no_queue(
     url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"
     proxy.spoil("denied", "GetQueueAttributes", name=f"{aws_prefix}dead-letters", count=0)
     ended = command(*QDO, "queues", "--app", "a", "--broker", url, "-o", "json", cwd=tmp_path)
-    assert ended.code == 4, ended.err
-    (item,) = json.loads(ended.out)["items"]
+    (item,) = ended.items(4)
     assert (item["queue"], item["backlog"], item["dead_letters"]) == ("a", 0, None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,13 +13,10 @@ import pytest
 
 from qdo import App
 from qdo.brokers.streams import StreamStore, find_shard, split
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.errors import UnreachableError
 from qdo.ops.streams import reshard
-from tests.support.cli import WORKER, Ended, command
+from tests.support.cli import WORKER, Run, command
 
-Run = Callable[..., Ended]
 JOBS = """
 import os
 
@@ -38,23 +33,8 @@ def visit(message, context):
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QDO_APP", "a")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    (tmp_path / "jobs.py").write_text(JOBS)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs `qdo`: exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> Ended:
-        code = run(qdo, "qdo", arguments)
-        output = capsys.readouterr()
-        return Ended(code, output.out, output.err)
-
-    return call
+def jobs(own_folder: None) -> None:
+    Path("jobs.py").write_text(JOBS)
 
 
 @pytest.fixture
@@ -66,10 +46,7 @@ def app() -> Iterator[App]:
 
 
 def items(cli: Run, *arguments: str) -> list[dict[str, Any]]:
-    ended = cli(*arguments, "-o", "json")
-    assert ended.code == 0, ended.err
-    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-    return found
+    return cli(*arguments, "-o", "json").items()
 
 
 def states(cli: Run) -> dict[str, str]:

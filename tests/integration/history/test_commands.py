@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.address import open_engine
 from qdo.history.recorder import MAX_KEPT, Recorder
@@ -20,7 +18,7 @@ from qdo.history.tables import MINUTES, create, write_minutes
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
 from qdo.worker.duties.leading import keep_action
-from tests.support.cli import Ended
+from tests.support.cli import Ended, run_here
 
 
 class History:
@@ -31,9 +29,8 @@ class History:
         self._capsys = capsys
 
     def __call__(self, *arguments: str, app: str = "a") -> Ended:
-        code = run(qdo, "qdo", ("history", *arguments, "--app", app, "--history", self._url))
-        output = self._capsys.readouterr()
-        return Ended(code, output.out, output.err)
+        places = ("--app", app, "--history", self._url)
+        return run_here(self._capsys, "history", *arguments, *places)
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
         ended = self(*arguments, "-o", "json")
