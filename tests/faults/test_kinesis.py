@@ -12,7 +12,7 @@ import pytest
 
 from qdo.broker_errors import AwsUnreachableError, ExpiredCredentialsError
 from qdo.brokers.kinesis.broker import KinesisBroker
-from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.kinesis import ShardOwner, opened, outgoing
 
@@ -22,16 +22,14 @@ LOST = ["reset-after", "unanswered"]
 """Faults in which the server applied the request, but its client got no answer."""
 
 
-@pytest.fixture(scope="module")
-def proxy(kinesis_process: KinesisStub) -> Iterator[Proxy]:
-    with proxying(kinesis_process.url) as proxy:
-        yield proxy
+@pytest.fixture
+def proxy(kinesis_proxy: Proxy) -> Proxy:
+    return kinesis_proxy
 
 
 @pytest.fixture
 def broker(kinesis: KinesisStub, aws_stream: str, proxy: Proxy) -> Iterator[KinesisBroker]:
     kinesis.make(aws_stream)
-    proxy.clear()
     broker = opened(proxy.url, aws_stream)
     yield broker
     proxy.clear()

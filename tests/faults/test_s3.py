@@ -82,11 +82,10 @@ def shared_proxy(sqs_url: str, moto_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
+def proxy(shared_proxy: Proxy) -> Proxy:
     """Spoils requests to SQS and S3."""
     shared_proxy.clear()
-    yield shared_proxy
-    shared_proxy.clear()
+    return shared_proxy
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -20,7 +19,6 @@ from qdo.brokers.catalog import NO_BACKLOG, Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.positions import message_id, position_now, time_of_position
-from tests.support.brokers import LOGS, opening
 
 WAIT_SECONDS = 20.0
 
@@ -36,18 +34,6 @@ ODD_NAMES = [
     "x" * 200,
 ]
 BAD_NAMES = ["", ".", "..", "a/b", "tab\t", "nul\0", "zookeeper", "x" * 201, "\ud800"]
-
-
-@pytest.fixture(params=LOGS)
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Open further connections to the broker, as other processes would."""
-    with opening(request.param, tmp_path, request) as connect:
-        yield connect
-
-
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
 
 
 def bodies(broker: Broker, name: str, after: int = 0, limit: int = 100_000) -> list[bytes]:

@@ -28,11 +28,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         yield connect
 
 
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
-
-
 def letter(queue: str, number: int, **changed: Any) -> DeadLetterRecord:
     values: dict[str, Any] = {
         "queue": queue,

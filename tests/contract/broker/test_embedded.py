@@ -24,11 +24,6 @@ HOUR = 3600 * 10_000_000
 SENDERS = 32
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "messages.db")
-
-
 class PositionClock:
     """A clock for positions that tests set."""
 

@@ -56,11 +56,6 @@ class DueClock:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "messages.db")
-
-
-@pytest.fixture
 def clock() -> DueClock:
     return DueClock()
 

@@ -37,7 +37,7 @@ from qdo.ops.checkpoints import Checkpoint, ImportStep, plan_import
 from qdo.ops.seek import QueuePosition
 from qdo.positions import position_now, time_of_position
 from tests.support.aws.clients import client
-from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.kinesis import ShardOwner, opened, outgoing
 
@@ -441,9 +441,8 @@ def test_unknown_and_impossible_options_are_refused(options: str, said: str) -> 
 
 
 @pytest.fixture
-def proxy(kinesis: KinesisStub) -> Iterator[Proxy]:
-    with proxying(kinesis.url) as proxy:
-        yield proxy
+def proxy(kinesis_proxy: Proxy) -> Proxy:
+    return kinesis_proxy
 
 
 def test_what_is_not_allowed_is_named(kinesis: KinesisStub, aws_stream: str, proxy: Proxy) -> None:

@@ -7,8 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ import pytest
 from qdo.brokers.base import Outgoing
 from qdo.brokers.registry import open_broker
 from qdo.positions import message_id
-from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
+from tests.support.processes import child, said
 
 _SEND = """
 import sys, threading
@@ -276,31 +274,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:{tmp_path / 'messages.db'}"
 
 
-@contextmanager
-def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with process:
-            yield process
-            if process.stdin is not None and not process.stdin.closed:
-                process.stdin.close()
-    finally:
-        process.kill()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a child prints."""
-    if process.stdout is None:
-        raise AssertionError("the child was started without a pipe")
-    return process.stdout.readline().strip()
-
-
 def test_senders_of_several_processes_each_keep_their_order(url: str) -> None:
     """Three processes with four threads each: nothing lost, positions grow, orders kept."""
     with child(_SEND, url, "0") as one, child(_SEND, url, "1") as two, child(_SEND, url, "2") as x:
@@ -388,8 +361,8 @@ def test_forked_processes_send_as_their_parent_does(tmp_path: Path) -> None:
     )
     assert (done.stdout, done.stderr) == ("0 0 0 0 0 0\n", "")
     broker = open_broker(url, "app")
-    for child in range(6):
-        rows = broker.reader(f"child-{child}", 0).fetch(100)
+    for each in range(6):
+        rows = broker.reader(f"child-{each}", 0).fetch(100)
         assert [row[1] for row in rows] == [b"%d" % number for number in range(20)]
     broker.close()
 

@@ -10,8 +10,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -20,23 +19,10 @@ from qdo.brokers.embedded.reader import LOOK_SECONDS
 from qdo.encoding import ID
 from qdo.message import Message
 from qdo.positions import time_of_position
-from tests.support.brokers import LOGS, opening
 
 WAIT_SECONDS = 20.0
 SOON_SECONDS = LOOK_SECONDS / 2
 """Less than the interval at which a listener without a wakeup would check."""
-
-
-@pytest.fixture(params=LOGS)
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Open further connections to the broker, as other processes would."""
-    with opening(request.param, tmp_path, request) as connect:
-        yield connect
-
-
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
 
 
 class Heard:

@@ -6,11 +6,9 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
-from tests.support.forks.processes import Popen
-from tests.support.paths import ROOT
-from tests.support.processes import wait_until
+from tests.support.processes import child, said, wait_until
 
 _MOVE = """
 import sys
@@ -82,32 +78,6 @@ def broker(url: str) -> Iterator[Broker]:
     broker.close()
 
 
-@contextmanager
-def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with process:
-            yield process
-            if process.stdin is not None and not process.stdin.closed:
-                process.stdin.close()
-            process.kill()
-    finally:
-        process.kill()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a child prints."""
-    if process.stdout is None:
-        raise AssertionError("the child was started without a pipe")
-    return process.stdout.readline().strip()
-
-
 def kill(process: subprocess.Popen[str]) -> str:
     """Kill a process with kill -9; return the complete lines that it had printed."""
     os.kill(process.pid, signal.SIGKILL)
@@ -135,7 +105,7 @@ def test_whoever_moves_may_be_killed_at_any_moment(url: str, broker: Broker) -> 
     kills = 0
     while left := broker.catalog.backlog("q", 0).delayed:
         enough = max(0, left - chance.randrange(1, 80))
-        with child(_MOVE, url) as one, child(_MOVE, url) as two:
+        with child(_MOVE, url, kill=True) as one, child(_MOVE, url, kill=True) as two:
             wait_until(lambda: broker.catalog.backlog("q", 0).delayed <= enough, "some have moved")  # noqa: B023
             kill(one)
             kill(two)
@@ -151,7 +121,7 @@ def test_what_a_killed_sender_was_told_will_arrive(url: str, broker: Broker) -> 
     """kill -9 between storing and moving: acknowledged messages arrive, once."""
     acknowledged: list[str] = []
     for process in range(4):
-        with child(_DELAY_FOR_EVER, url, str(process)) as sender:
+        with child(_DELAY_FOR_EVER, url, str(process), kill=True) as sender:
             acknowledged.extend(said(sender) for _ in range(40))
             acknowledged.extend(kill(sender).split())
     stop = broker.listen(lambda names: None)
@@ -175,7 +145,7 @@ def test_a_letter_is_always_a_letter_or_a_message(url: str, broker: Broker) -> N
     everything = Counter(b"%d" % number for number in range(600))
     chance = random.Random(20120129)
     for _ in range(8):
-        with child(_RETRY_FOR_EVER, url) as operator:
+        with child(_RETRY_FOR_EVER, url, kill=True) as operator:
             for _ in range(chance.randrange(1, 6)):
                 said(operator)
             kill(operator)

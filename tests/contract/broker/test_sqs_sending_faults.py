@@ -22,7 +22,7 @@ from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import make_position
 from qdo.errors import PartialSendError, QdoError
 from tests.support.aws.clients import client
-from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
 from tests.support.processes import wait_until
 
@@ -36,18 +36,9 @@ LETTER = DeadLetterRecord(
 )
 
 
-@pytest.fixture(scope="module")
-def shared_proxy(sqs_url: str) -> Iterator[Proxy]:
-    with proxying(sqs_url) as proxy:
-        yield proxy
-
-
 @pytest.fixture
-def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
-    """Spoils requests to the fast server."""
-    shared_proxy.clear()
-    yield shared_proxy
-    shared_proxy.clear()
+def proxy(sqs_proxy: Proxy) -> Proxy:
+    return sqs_proxy
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.serialization import GetData
 
 from qdo.coordination.client import Client, connect
-from tests.support.coordinator_process import Remote
+from tests.support.coordinator_process import Remote, connected
 
 CROWD = 40
 PROCESSES = 4
@@ -27,11 +27,8 @@ PROCESSES = 4
 
 @pytest.fixture
 def client(coordinator_url: str) -> Iterator[Client]:
-    client = connect(coordinator_url, session_timeout_seconds=8)
-    client.open(20)
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url, session_timeout_seconds=8) as client:
+        yield client
 
 
 def test_sequence_numbers_are_never_reused(client: Client, coordinator_url: str) -> None:
@@ -226,15 +223,12 @@ def test_crowd_of_processes(coordinator_url: str, client: Client) -> None:
 
 def test_crowds_of_greenlets(coordinator_url: str) -> None:
     """Far more requests at once than kazoo's wake-ups fit into a socket: none is given up."""
-    client = connect(coordinator_url, handler="gevent", session_timeout_seconds=8)
-    client.open(20)
+    with connected(coordinator_url, handler="gevent", session_timeout_seconds=8) as client:
 
-    def ask(_: int) -> list[bytes]:
-        answers = [client.get_async("/") for _ in range(1500)]
-        return [answer.get(timeout=30)[0] for answer in answers]
+        def ask(_: int) -> list[bytes]:
+            answers = [client.get_async("/") for _ in range(1500)]
+            return [answer.get(timeout=30)[0] for answer in answers]
 
-    askers = [gevent.spawn(ask, number) for number in range(3)]
-    found = [asker.get(timeout=60) for asker in askers]
-    assert [len(each) for each in found] == [1500] * 3
-    client.stop()
-    client.close()
+        askers = [gevent.spawn(ask, number) for number in range(3)]
+        found = [asker.get(timeout=60) for asker in askers]
+        assert [len(each) for each in found] == [1500] * 3

@@ -21,7 +21,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.sql import sqlite_store as embedded_store
 from qdo.errors import DatabaseFullError
 from tests.support.cli import command
-from tests.support.coordinator_process import Remote
+from tests.support.coordinator_process import Remote, connected
 from tests.support.processes import freeze
 from tests.support.zookeeper import wait_until
 
@@ -30,11 +30,8 @@ TIMEOUT = 1.0
 
 @pytest.fixture(params=["threading", "gevent"])
 def client(embedded_url: str, request: pytest.FixtureRequest) -> Iterator[Client]:
-    client = connect(embedded_url, handler=request.param, session_timeout_seconds=TIMEOUT)
-    client.open(20)
-    yield client
-    client.stop()
-    client.close()
+    with connected(embedded_url, handler=request.param, session_timeout_seconds=TIMEOUT) as client:
+        yield client
 
 
 def states_of(client: Client) -> list[str]:
@@ -88,22 +85,19 @@ def test_full_disk(embedded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return database
 
     monkeypatch.setattr(embedded_store, "open_database", small)
-    client = connect(embedded_url, session_timeout_seconds=TIMEOUT)
-    client.open(20)
-    states = states_of(client)
-    client.create("/a", b"small")
-    transaction = client.transaction()
-    transaction.set_data("/a", b"changed")
-    transaction.create("/b", b"x" * 500_000)
-    with pytest.raises(DatabaseFullError):
-        transaction.commit()
-    assert client.get("/a")[0] == b"small"
-    assert client.exists("/b") is None
-    client.set("/a", b"still")
-    assert client.get("/a")[1].version == 1
-    assert states == []
-    client.stop()
-    client.close()
+    with connected(embedded_url, session_timeout_seconds=TIMEOUT) as client:
+        states = states_of(client)
+        client.create("/a", b"small")
+        transaction = client.transaction()
+        transaction.set_data("/a", b"changed")
+        transaction.create("/b", b"x" * 500_000)
+        with pytest.raises(DatabaseFullError):
+            transaction.commit()
+        assert client.get("/a")[0] == b"small"
+        assert client.exists("/b") is None
+        client.set("/a", b"still")
+        assert client.get("/a")[1].version == 1
+        assert states == []
 
 
 def test_file_replaced_by_another(client: Client, embedded_url: str) -> None:
@@ -135,26 +129,23 @@ def test_locked_for_longer_than_the_timeout(client: Client, embedded_url: str) -
     """While no process can write, no session expires: requests fail, and the session survives."""
     session = client.client_id
     client.create("/mine", ephemeral=True)
-    other = connect(embedded_url, session_timeout_seconds=TIMEOUT)
-    other.open(20)
-    other.create("/theirs", ephemeral=True)
-    states = states_of(client)
-    lock = sqlite3.connect(database_of(embedded_url), isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ConnectionLoss):
-        client.set("/mine", b"refused")
-    client.handler.sleep_func(2 * TIMEOUT)
-    assert states == [KazooState.SUSPENDED]
-    lock.execute("ROLLBACK")
-    lock.close()
-    wait(client, lambda: client.connected, "the client is connected again")
-    client.handler.sleep_func(TIMEOUT / 2)
-    assert states == [KazooState.SUSPENDED, KazooState.CONNECTED]
-    assert client.client_id == session
-    assert client.get("/mine")[1].version == 0
-    assert client.exists("/theirs") is not None
-    other.stop()
-    other.close()
+    with connected(embedded_url, session_timeout_seconds=TIMEOUT) as other:
+        other.create("/theirs", ephemeral=True)
+        states = states_of(client)
+        lock = sqlite3.connect(database_of(embedded_url), isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ConnectionLoss):
+            client.set("/mine", b"refused")
+        client.handler.sleep_func(2 * TIMEOUT)
+        assert states == [KazooState.SUSPENDED]
+        lock.execute("ROLLBACK")
+        lock.close()
+        wait(client, lambda: client.connected, "the client is connected again")
+        client.handler.sleep_func(TIMEOUT / 2)
+        assert states == [KazooState.SUSPENDED, KazooState.CONNECTED]
+        assert client.client_id == session
+        assert client.get("/mine")[1].version == 0
+        assert client.exists("/theirs") is not None
 
 
 def test_lone_process_that_was_stopped(embedded_url: str) -> None:
@@ -192,24 +183,21 @@ def test_watcher_that_fell_behind(embedded_url: str, monkeypatch: pytest.MonkeyP
     """A process that missed more changes than are stored is suspended: recipes read all again."""
     monkeypatch.setattr(embedded_store, "_KEPT_CHANGES", 10)
     monkeypatch.setattr(embedded_store, "_TRIM_EVERY", 1)
-    client = connect(embedded_url, session_timeout_seconds=8)
-    client.open(20)
-    client.create("/a")
-    with Remote(embedded_url, timeout_seconds=20) as remote:
-        assert remote.state() == KazooState.CONNECTED
-        remote.ask("watch", "/b")
-        freeze(remote.process.pid, embedded_url)
-        for _ in range(50):
-            client.set("/a", b"")
-        client.create("/b")
-        for _ in range(50):
-            client.set("/a", b"")
-        remote.signal(signal.SIGCONT)
-        assert [remote.state(), remote.state()] == [KazooState.SUSPENDED, KazooState.CONNECTED]
-        assert remote.event() == ["NONE", None]
-        assert remote.ask("watch", "/b") is True
-    client.stop()
-    client.close()
+    with connected(embedded_url, session_timeout_seconds=8) as client:
+        client.create("/a")
+        with Remote(embedded_url, timeout_seconds=20) as remote:
+            assert remote.state() == KazooState.CONNECTED
+            remote.ask("watch", "/b")
+            freeze(remote.process.pid, embedded_url)
+            for _ in range(50):
+                client.set("/a", b"")
+            client.create("/b")
+            for _ in range(50):
+                client.set("/a", b"")
+            remote.signal(signal.SIGCONT)
+            assert [remote.state(), remote.state()] == [KazooState.SUSPENDED, KazooState.CONNECTED]
+            assert remote.event() == ["NONE", None]
+            assert remote.ask("watch", "/b") is True
 
 
 def test_requests_of_an_ended_session(client: Client, embedded_url: str) -> None:
@@ -290,17 +278,14 @@ def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
         def __call__(self, event: WatchedEvent) -> None:
             """Do nothing."""
 
-    client = connect(embedded_url)
-    client.open()
-    client.create("/a", b"")
-    watcher = Watcher()
-    alive = weakref.ref(watcher)
-    client.get("/a", watch=watcher)
-    client._data_watchers.clear()
-    del watcher
-    wait_until(lambda: gc.collect() >= 0 and alive() is None, 1.0, "the watcher is free")
-    client.stop()
-    client.close()
+    with connected(embedded_url) as client:
+        client.create("/a", b"")
+        watcher = Watcher()
+        alive = weakref.ref(watcher)
+        client.get("/a", watch=watcher)
+        client._data_watchers.clear()
+        del watcher
+        wait_until(lambda: gc.collect() >= 0 and alive() is None, 1.0, "the watcher is free")
 
 
 FORK = """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kazoo.protocol.states import WatchedEvent
 
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.protocol.machine import (
     Children,
@@ -29,6 +29,7 @@ from qdo.coordination.protocol.machine import (
     Response,
     SetOp,
 )
+from tests.support.coordinator_process import connected
 
 WAIT_SECONDS = 20.0
 
@@ -58,12 +59,9 @@ class DriverSetup:
 
 @pytest.fixture
 def client(coordinator_url: str) -> Iterator[Client]:
-    client = connect(coordinator_url)
-    client.open()
-    client.ensure_path("/a")
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url) as client:
+        client.ensure_path("/a")
+        yield client
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from qdo.errors import (
     NotAQdoDatabaseError,
     SettingsError,
 )
+from tests.support.coordinator_process import connected
 from tests.support.zookeeper import free_ports
 
 HANDLERS = ("threading", "gevent")
@@ -66,21 +67,18 @@ def test_a_change_whose_answer_never_comes_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request may be what ends each connection."""
-    client = connect(f"sqlite:{tmp_path / 'coordination.db'}", handler="threading")
-    client.open(20)
-    client.create("/a", b"")
-    real = transactions.commit
+    with connected(f"sqlite:{tmp_path / 'coordination.db'}", handler="threading") as client:
+        client.create("/a", b"")
+        real = transactions.commit
 
-    def commit(client: Client, ops: Sequence[Op]) -> Response:
-        return NoResponse() if isinstance(ops[0], SetOp) else real(client, ops)
+        def commit(client: Client, ops: Sequence[Op]) -> Response:
+            return NoResponse() if isinstance(ops[0], SetOp) else real(client, ops)
 
-    monkeypatch.setattr(transactions, "commit", commit)
-    monkeypatch.setattr(transactions, "CHANGE_SECONDS", 0.2)
-    with pytest.raises(CoordinatorUnreachableError):
-        transactions.change(client, "/a", lambda node: [SetOp("/a", b"1", 0)], root="/a")
-    assert client.get("/a")[0] == b""
-    client.stop()
-    client.close()
+        monkeypatch.setattr(transactions, "commit", commit)
+        monkeypatch.setattr(transactions, "CHANGE_SECONDS", 0.2)
+        with pytest.raises(CoordinatorUnreachableError):
+            transactions.change(client, "/a", lambda node: [SetOp("/a", b"1", 0)], root="/a")
+        assert client.get("/a")[0] == b""
 
 
 def test_damaged_file(tmp_path: Path) -> None:
@@ -102,10 +100,8 @@ def test_file_of_another_program(tmp_path: Path) -> None:
 
 def test_file_of_a_newer_version(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
-    client = connect(f"sqlite:{path}")
-    client.open(5)
-    client.stop()
-    client.close()
+    with connected(f"sqlite:{path}"):
+        pass  # makes the file
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()

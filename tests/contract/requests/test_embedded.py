@@ -24,11 +24,6 @@ APP = "shop:app"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "messages.db")
-
-
-@pytest.fixture
 def broker(path: str) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(path, APP)
     yield broker

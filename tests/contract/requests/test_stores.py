@@ -57,11 +57,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         yield connect
 
 
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
-
-
 def new(id: str, body: bytes = b"1", pool: str = "p", **options: Any) -> NewRequest:
     digest = hashlib.sha256(b"%s %s" % (pool.encode(errors="replace"), body)).digest()
     return NewRequest(pool, id, (body, None), digest, **options)

@@ -40,7 +40,7 @@ from qdo.sending.replies import reply_messages
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from tests.support.brokers import LOGS, opening, rows
+from tests.support.brokers import rows
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
@@ -48,17 +48,6 @@ from tests.support.processes import wait_until
 KEYS = [f"key-{number}" for number in range(20)]
 LOW, LOWER = [key for key in KEYS if key_hash(key) < "80"][:2]
 """Keys of the first of two shards."""
-
-
-@pytest.fixture(params=LOGS)
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    with opening(request.param, tmp_path, request) as connect:
-        yield connect
-
-
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.aws import clients
+from tests.support.aws.messages import bodies, receive, send
 from tests.support.processes import wait_until
 
 LATE_SECONDS = 5.0
@@ -26,37 +26,6 @@ def sqs(request: pytest.FixtureRequest) -> Any:
     """A boto3 client of each server."""
     url = request.getfixturevalue({"stub": "sqs_url", "moto": "moto_url"}[request.param])
     return clients.client("sqs", url)
-
-
-@pytest.fixture
-def standard(sqs: Any, aws_prefix: str) -> str:
-    """A standard queue of the test's own."""
-    return str(sqs.create_queue(QueueName=f"{aws_prefix}standard")["QueueUrl"])
-
-
-@pytest.fixture
-def fifo(sqs: Any, aws_prefix: str) -> str:
-    """A FIFO queue of the test's own."""
-    made = sqs.create_queue(QueueName=f"{aws_prefix}q.fifo", Attributes={"FifoQueue": "true"})
-    return str(made["QueueUrl"])
-
-
-def send(sqs: Any, queue: str, *bodies: str, group: str = "") -> None:
-    """Send messages one after another."""
-    for body in bodies:
-        terms = {"MessageGroupId": group, "MessageDeduplicationId": body} if group else {}
-        sqs.send_message(QueueUrl=queue, MessageBody=body, **terms)
-
-
-def receive(sqs: Any, queue: str, **terms: Any) -> list[dict[str, Any]]:
-    """Receive up to ten messages at once."""
-    terms = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["All"], **terms}
-    found = sqs.receive_message(QueueUrl=queue, **terms)
-    return list(found.get("Messages", []))
-
-
-def bodies(messages: Sequence[dict[str, Any]]) -> list[str]:
-    return [message["Body"] for message in messages]
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:

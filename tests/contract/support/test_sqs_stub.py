@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.aws import clients
+from tests.support.aws.messages import bodies, receive, send
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.processes import wait_until
 
@@ -26,37 +27,6 @@ def stub() -> Iterator[ServerProcess]:
 @pytest.fixture
 def sqs(stub: ServerProcess) -> Any:
     return clients.client("sqs", stub.url)
-
-
-@pytest.fixture
-def standard(sqs: Any, aws_prefix: str) -> str:
-    """A standard queue of the test's own."""
-    return str(sqs.create_queue(QueueName=f"{aws_prefix}standard")["QueueUrl"])
-
-
-@pytest.fixture
-def fifo(sqs: Any, aws_prefix: str) -> str:
-    """A FIFO queue of the test's own."""
-    made = sqs.create_queue(QueueName=f"{aws_prefix}q.fifo", Attributes={"FifoQueue": "true"})
-    return str(made["QueueUrl"])
-
-
-def send(sqs: Any, queue: str, *bodies: str, group: str = "") -> None:
-    """Send messages one after another."""
-    for body in bodies:
-        terms = {"MessageGroupId": group, "MessageDeduplicationId": body} if group else {}
-        sqs.send_message(QueueUrl=queue, MessageBody=body, **terms)
-
-
-def receive(sqs: Any, queue: str, **terms: Any) -> list[dict[str, Any]]:
-    """Receive up to ten messages at once."""
-    terms = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["All"], **terms}
-    found = sqs.receive_message(QueueUrl=queue, **terms)
-    return list(found.get("Messages", []))
-
-
-def bodies(messages: Sequence[dict[str, Any]]) -> list[str]:
-    return [message["Body"] for message in messages]
 
 
 def failures(answer: dict[str, Any]) -> list[tuple[str, str]]:

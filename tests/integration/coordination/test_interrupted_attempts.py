@@ -14,6 +14,7 @@ from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.coordinator_process import connected
 
 LAYOUT = Layout.of("crash")
 
@@ -21,16 +22,13 @@ LAYOUT = Layout.of("crash")
 @pytest.fixture
 def client(embedded_url: str) -> Iterator[Client]:
     """A session that has a worker node, with two queues."""
-    client = connect(embedded_url, handler="threading")
-    client.open(5.0)
-    for path in LAYOUT.persistent:
-        client.ensure_path(path)
-    client.create(LAYOUT.worker("worker-1"), WorkerNode(("a", "b")).encode(), ephemeral=True)
-    for queue in ("a", "b"):
-        put(client, queue, QueueNode(last=40, owner="worker-1"))
-    yield client
-    client.stop()
-    client.close()
+    with connected(embedded_url, handler="threading") as client:
+        for path in LAYOUT.persistent:
+            client.ensure_path(path)
+        client.create(LAYOUT.worker("worker-1"), WorkerNode(("a", "b")).encode(), ephemeral=True)
+        for queue in ("a", "b"):
+            put(client, queue, QueueNode(last=40, owner="worker-1"))
+        yield client
 
 
 def put(client: Client, queue: str, node: QueueNode) -> None:

@@ -11,26 +11,25 @@ import pytest
 from tests.support.dashboard.shop import FilledShop
 
 
-@pytest.fixture
-def shop(tmp_path: Path, coordinator_url: str) -> Iterator[FilledShop]:
-    """An app with queues in several states, on each kind of coordinator."""
-    made = FilledShop(tmp_path, coordinator_url)
+def filled(folder: Path, coordinator: str) -> Iterator[FilledShop]:
+    made = FilledShop(folder, coordinator)
     try:
         made.fill()
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, coordinator_url: str) -> Iterator[FilledShop]:
+    """An app with queues in several states, on each kind of coordinator."""
+    yield from filled(tmp_path, coordinator_url)
 
 
 @pytest.fixture
 def local_shop(tmp_path: Path, embedded_url: str) -> Iterator[FilledShop]:
     """The same on the embedded coordinator, where the kind does not matter."""
-    made = FilledShop(tmp_path, embedded_url)
-    try:
-        made.fill()
-        yield made
-    finally:
-        made.close()
+    yield from filled(tmp_path, embedded_url)
 
 
 @pytest.fixture

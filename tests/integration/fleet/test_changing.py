@@ -23,7 +23,6 @@ from sqlalchemy import create_engine, update
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.requests import OVER, PAUSED, WAITING
-from qdo.coordination.client import connect
 from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
@@ -31,6 +30,7 @@ from qdo.outbox import Outbox
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import QDO, Ended, clean_environment, command
 from tests.support.commands import every_command
+from tests.support.coordinator_process import connected
 from tests.support.forks.processes import Popen
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
@@ -378,12 +378,11 @@ def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> Non
     argv = ("admin", "broker", "init", "--broker", postgresql_url, "-o", "json")
     for expected in ("create", "create"):
         ended = command(*QDO, *argv, "--dry-run", cwd=tmp_path)
-        assert ended.code == 0, ended.err
-        (item,) = json.loads(ended.out)["items"]
+        (item,) = ended.items()
         assert (item["schema"], item["executed"]) == (expected, False)
-    (item,) = json.loads(command(*QDO, *argv, cwd=tmp_path).out)["items"]
+    (item,) = command(*QDO, *argv, cwd=tmp_path).items()
     assert (item["schema"], item["executed"]) == ("create", True)
-    (item,) = json.loads(command(*QDO, *argv, "--dry-run", cwd=tmp_path).out)["items"]
+    (item,) = command(*QDO, *argv, "--dry-run", cwd=tmp_path).items()
     assert (item["schema"], item["executed"]) == ("current", False)
 
 
@@ -399,10 +398,8 @@ def test_broker_and_coordinator_may_have_two_databases(
         found = [each["database"].rpartition("/")[2] for each in json.loads(done.out)["items"]]
         assert found == [postgresql.name, other.name]
         for url in (broker, coordinator):
-            client = connect(url)
-            client.open()
-            client.stop()
-            client.close()
+            with connected(url):
+                pass  # makes the schema
         argv = "admin", "broker", "grants", "guest", "--for", "worker"
         one = command(*QDO, *argv, "--broker", broker, cwd=tmp_path)
         both = command(*QDO, *argv, *places, cwd=tmp_path)

@@ -16,13 +16,14 @@ from qdo import App
 from qdo._version import FORMAT_LEVEL, __version__
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QueueNameError, SettingsError
 from qdo.fleet.components import read_components
 from qdo.fleet.locks import CoordinatorLocks
 from qdo.settings.settings import Settings
 from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, wait_until
 from tests.support.zookeeper import Ensemble
 
@@ -178,11 +179,8 @@ def test_a_registered_sender_outlives_the_coordinator(
         locks.close()  # as after the end of the session, of which it cannot hear now
         wait_until(lambda: "no longer registered" in caplog.text, "it says so", 30.0)
         own.servers[0].restart()
-        client = connect(own.url())
-        client.open()
-        wait_until(lambda: clients(client) == [os.getpid()], "it registers again", 30.0)
-        client.stop()
-        client.close()
+        with connected(own.url()) as client:
+            wait_until(lambda: clients(client) == [os.getpid()], "it registers again", 30.0)
         assert caplog.text.count("no longer registered") == 1
     finally:
         app.close()

@@ -84,7 +84,7 @@ def test_kills_lose_nothing_and_store_nothing_twice(
     listing = ("workers", "--all", "--app", "ci", "--coordinator", receivers.coordinator)
 
     def listed() -> bool:
-        found = json.loads(command(*QDO, *listing, "-o", "json", cwd=ROOT).out)["items"]
+        found = command(*QDO, *listing, "-o", "json", cwd=ROOT).items()
         return {each["pid"] for each in found} == {each.pid for each in procs}
 
     wait_until(listed, "they are listed", 60)

@@ -384,8 +384,7 @@ def test_a_frozen_server_delays_no_message_and_no_end(
         postgresql_server.freeze()
         setup.send("q", *range(90))
         until(lambda: setup.pipeline.counters.processed == 100, "all messages are done")
-        setup.stop()
-        assert setup.join() == 0
+        assert setup.end() == 0
     finally:
         postgresql_server.thaw()
         setup.close()

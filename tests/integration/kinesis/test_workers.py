@@ -24,6 +24,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.cli import QDO, command
+from tests.support.coordinator_process import connected
 from tests.support.kinesis import kinesis_url, opened
 from tests.support.processes import Proc, descendants, paused, wait_until, whole_lines
 
@@ -299,13 +300,10 @@ def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
     assert worker.wait(WAIT_SECONDS) == 0, worker.output
     fleet.wait_for(2 * KEYS)
     name = fleet.broker.catalog.names()[0]
-    client = connect(fleet.coordinator, handler="threading")
-    client.open(10.0)
-    path = Layout.of("streams").queue(name)
-    foreign = '{"last": "135471512647131000", "position": "7"}'
-    client.set(path, foreign.encode())
-    client.stop()
-    client.close()
+    with connected(fleet.coordinator, handler="threading") as client:
+        path = Layout.of("streams").queue(name)
+        foreign = '{"last": "135471512647131000", "position": "7"}'
+        client.set(path, foreign.encode())
     worker = fleet.start()
     worker.wait_for_line(f"{name}.*'{fleet.stream}'.*trimmed=oldest")
     fleet.send(2)

@@ -17,6 +17,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.doorbell_notifier import DoorbellNotifier
 from qdo.errors import CoordinatorAccountError, NodeRefusedError
 from qdo.settings.coordinator_access import coordinator_access
+from tests.support.coordinator_process import connected
 from tests.support.processes import wait_until
 from tests.support.security.fleet import LAYOUT, SecureFleet
 from tests.support.security.zookeeper import PASSWORDS, SecureZooKeeper
@@ -58,11 +59,8 @@ def accounts(plain: SecureFleet) -> Accounts:
 @pytest.fixture
 def stranger(secure_zookeeper: SecureZooKeeper, chroot: str) -> Iterator[Client]:
     """A client without an account, at the root of the servers."""
-    client = connect(secure_zookeeper.plain_url(""))
-    client.open()
-    yield client
-    client.stop()
-    client.close()
+    with connected(secure_zookeeper.plain_url("")) as client:
+        yield client
 
 
 @pytest.mark.slow

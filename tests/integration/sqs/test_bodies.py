@@ -14,17 +14,19 @@ import pytest
 
 from qdo.brokers.base import Outgoing
 from tests.support.aws.clients import client
-from tests.support.aws.fault_proxy import proxying
+from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.server_process import ServerProcess
 from tests.support.sqs_workers import REGION, SqsWorkers
 
 
 @pytest.fixture
-def stage(tmp_path: Path, moto_server: ServerProcess, aws_prefix: str) -> Iterator[SqsWorkers]:
+def stage(
+    tmp_path: Path, moto_server: ServerProcess, moto_proxy: Proxy, aws_prefix: str
+) -> Iterator[SqsWorkers]:
     """A stage on moto, which has S3, with a proxy before it."""
     made = SqsWorkers(tmp_path, moto_server, aws_prefix, faults=False)
-    with proxying(moto_server.url) as proxy, closing(made):
-        made.take_proxy(proxy)
+    with closing(made):
+        made.take_proxy(moto_proxy)
         yield made
 
 

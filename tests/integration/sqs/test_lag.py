@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ OFTEN = "import qdo.worker.worker\nqdo.worker.worker.DESCRIBE_SECONDS = 0.1"
 
 def ages(stage: SqsWorkers) -> dict[str, float | None]:
     """Return the ages in the output of `qdo queues`."""
-    items: list[dict[str, Any]] = json.loads(stage.qdo("queues", "-o", "json").out)["items"]
+    items: list[dict[str, Any]] = stage.qdo("queues", "-o", "json").items()
     return {item["queue"]: item["behind_seconds"] for item in items}
 
 

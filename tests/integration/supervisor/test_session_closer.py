@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.worker.supervisor.sessions import Session, SessionCloser, close_session
+from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, alive, paused, stopped
 
 TIMEOUT_SECONDS = 30.0
@@ -56,12 +57,9 @@ class Vanishing:
 
 @pytest.fixture
 def client(coordinator_url: str) -> Iterator[Client]:
-    made = connect(coordinator_url)
-    made.open(10.0)
-    made.create("/held")
-    yield made
-    made.stop()
-    made.close()
+    with connected(coordinator_url) as made:
+        made.create("/held")
+        yield made
 
 
 def parent(url: str, processes: int = 1, gate: Path | None = None) -> Proc:
@@ -162,11 +160,8 @@ def test_parent_ends_after_the_sessions_of_the_dead_are_closed(
 
 
 def test_closing_an_expired_session_is_not_an_error(coordinator_url: str):
-    owner = connect(coordinator_url)
-    owner.open(10.0)
-    identity = owner.client_id
-    owner.stop()
-    owner.close()
+    with connected(coordinator_url) as owner:
+        identity = owner.client_id
     assert identity is not None
     close_session(Session(coordinator_url, *identity), 10.0, 5.0)
 

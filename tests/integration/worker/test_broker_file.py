@@ -110,11 +110,11 @@ def test_a_broker_file_is_changed_on_purpose(machines: TwoMachines) -> None:
     assert "worker-0000000000" in refused.err
     first.send(signal.SIGTERM)
     assert first.wait() == 0, first.output
-    [item] = json.loads(machines.qdo("admin", "broker", "file", "-o", "json").out)["items"]
+    [item] = machines.qdo("admin", "broker", "file", "-o", "json").items()
     assert (item["address"], item["host"]) == (machines.file(0), socket.gethostname())
     assert machines.qdo("admin", "broker", "file", "--reset", "--yes").code == 0
     assert json.loads(machines.qdo("admin", "broker", "file", "-o", "json").out)["items"] == []
-    [entry] = json.loads(machines.qdo("audit", "-o", "json").out)["items"]
+    [entry] = machines.qdo("audit", "-o", "json").items()
     assert entry["command"] == "admin broker file --reset"
     assert entry["from"]["address"] == machines.file(0)
     machines.send(1, "after")

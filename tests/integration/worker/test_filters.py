@@ -19,6 +19,7 @@ from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 from qdo.queues import QueueFilter
+from tests.support.coordinator_process import connected
 from tests.support.fleet import CountingEngine
 from tests.support.processes import Proc, wait_until
 
@@ -141,11 +142,8 @@ def member(tmp_path: Path) -> Iterator[tuple[Member, CountingEngine, Client]]:
     made = Member(client, layout, engine, component={"host": "test"}, options=options)
     engine.member = made
     made.start()
-    onlooker = connect(url)
-    onlooker.open(20)
-    yield made, engine, onlooker
-    onlooker.stop()
-    onlooker.close()
+    with connected(url) as onlooker:
+        yield made, engine, onlooker
     made.stop()
     assert made.failure is None
 

@@ -93,8 +93,7 @@ def test_hooks_go_with_the_job(engine: EngineSetup, tmp_path: Path, executor: st
     until(lambda: engine.worker.state == "running")
     path = tmp_path / "said"
     until(lambda: path.exists() and "after 2\n" in path.read_text(), "the last message")
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     lines = [line.split() for line in path.read_text().splitlines()]
     own = str(os.getpid())
     there = [line for line in lines if (line[0] == own) != (executor == "process")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -52,7 +51,7 @@ class RollingDeploy:
         return command(*QDO, *argv, "--app", "a", cwd=self.folder)
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        found = json.loads(self.qdo("queues", "-o", "json").out)["items"]
+        found = self.qdo("queues", "-o", "json").items()
         return {each["queue"]: each for each in found}
 
     def done(self) -> list[str]:
@@ -108,7 +107,7 @@ def test_a_queue_goes_to_the_version_that_has_its_job(deploy: RollingDeploy) -> 
     assert {name: after[name] for name in ("mail-1", "mail-2")} == {
         name: before[name] for name in ("mail-1", "mail-2")
     }
-    workers = json.loads(deploy.qdo("workers", "-o", "json").out)["items"]
+    workers = deploy.qdo("workers", "-o", "json").items()
     assert [each["filter"]["jobs"] for each in workers] == [["mail-*"], ["mail-*", "sms-*"]]
     assert "mail-*, sms-*" in deploy.qdo("workers").out
     old.send(signal.SIGTERM)

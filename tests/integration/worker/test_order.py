@@ -206,8 +206,7 @@ def test_a_queue_with_lanes_takes_no_turn_from_others(tmp_path: Path) -> None:
     until(lambda: keyed.ended == ["plain"])
     keyed.let_go("k1", "k2")
     until(lambda: len(keyed.ended) == 3)
-    keyed.engine.stop()
-    assert keyed.engine.join() == 0
+    assert keyed.engine.end() == 0
 
 
 def test_what_all_queues_hold_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,8 +449,7 @@ def test_what_cannot_be_finished_is_aborted_and_named(
     keyed.send(*messages("abc", 2))
     keyed.engine.start("q")
     until(lambda: len(keyed.ended) == 2)
-    keyed.engine.stop()
-    assert keyed.engine.join() == 1
+    assert keyed.engine.end() == 1
     assert sum("aborting message" in each.message for each in caplog.records) == 2
     assert keyed.ended == ["c-0", "c-1"]
     assert keyed.recorded() == 6
@@ -473,8 +471,8 @@ def test_a_job_may_stop_the_worker_from_its_lane(keyed: Keyed) -> None:
     assert keyed.engine.member.recorded["q"] > 0
 
 
-def test_another_order_finds_what_was_done_out_of_line(keyed: Keyed, tmp_path: Path) -> None:
-    """A job that is changed to order="queue" repeats nothing that is recorded above `last`."""
+def after_out_of_order(keyed: Keyed, tmp_path: Path) -> Keyed:
+    """Return a worker without jobs that gets a queue with four messages done above `last`."""
     keyed.engine.app.job(order="key")(keyed.job)
     keyed.send(*messages("ab", 5))
     keyed.hold("a-0")
@@ -486,8 +484,14 @@ def test_another_order_finds_what_was_done_out_of_line(keyed: Keyed, tmp_path: P
     nodes, recorded = keyed.engine.registrar.nodes, keyed.engine.registrar.recorded
     keyed.engine.close()
     later = Keyed(tmp_path)
-    later.engine.app.job()(later.job)
     later.engine.registrar.nodes, later.engine.registrar.recorded = nodes, recorded
+    return later
+
+
+def test_another_order_finds_what_was_done_out_of_line(keyed: Keyed, tmp_path: Path) -> None:
+    """A job that is changed to order="queue" repeats nothing that is recorded above `last`."""
+    later = after_out_of_order(keyed, tmp_path)
+    later.engine.app.job()(later.job)
     later.engine.start("q")
     until(lambda: len(later.ended) == 4)
     assert later.ended == ["a-1", "a-2", "a-3", "a-4"]
@@ -703,17 +707,7 @@ def test_a_place_is_not_lost_with_the_queue_that_waits_for_it(tmp_path: Path) ->
 
 def test_a_batch_job_resumes_after_out_of_order_progress(keyed: Keyed, tmp_path: Path) -> None:
     """A job that is changed to batches gets batches of one until the messages above are done."""
-    keyed.engine.app.job(order="key")(keyed.job)
-    keyed.send(*messages("ab", 5))
-    keyed.hold("a-0")
-    keyed.engine.start("q")
-    until(lambda: len(keyed.ended) == 5)
-    keyed.engine.member.take_back("q")
-    keyed.let_go("a-0")
-    until(lambda: not keyed.engine.member.claims)
-    nodes, recorded = keyed.engine.registrar.nodes, keyed.engine.registrar.recorded
-    keyed.engine.close()
-    later = Keyed(tmp_path)
+    later = after_out_of_order(keyed, tmp_path)
     calls: list[list[str]] = []
     told: list[str] = []
     later.engine.app.observer(lambda event: told.append(event.outcome))
@@ -724,7 +718,6 @@ def test_a_batch_job_resumes_after_out_of_order_progress(keyed: Keyed, tmp_path:
         if calls[-1] == ["a-2"]:
             raise qdo.FailedAt(0) from qdo.Skip("not this one")
 
-    later.engine.registrar.nodes, later.engine.registrar.recorded = nodes, recorded
     later.engine.start("q")
     until(lambda: later.recorded() == 0)
     assert calls == [["a-1"], ["a-2"], ["a-3"], ["a-4"]]

@@ -14,7 +14,7 @@ from qdo.app import App
 from qdo.brokers.embedded.broker import EmbeddedCatalog
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.message import Message
@@ -24,6 +24,7 @@ from qdo.testing.memory_broker import MEMORY, MemoryBroker, MemoryStore
 from qdo.worker import worker as worker_module
 from qdo.worker.duties.queues import Discovery
 from qdo.worker.worker import Worker
+from tests.support.coordinator_process import connected
 from tests.support.engine import until
 from tests.support.fakes.shard_broker import ShardBroker
 from tests.support.fleet import LAYOUT, MemberFleet
@@ -35,11 +36,8 @@ END = "SHARD_END"
 @pytest.fixture
 def watcher(coordinator_url: str) -> Iterator[Client]:
     """A client that looks on."""
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
+    with connected(coordinator_url) as client:
+        yield client
 
 
 class LifecycleSetup:

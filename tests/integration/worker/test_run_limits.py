@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -12,20 +11,6 @@ import pytest
 from qdo.message import Message
 from qdo.outcomes import Retry
 from tests.support.engine import EngineSetup, until
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
-    """Make engines that end with the test."""
-    made: list[EngineSetup] = []
-
-    def make_one(**settings: Any) -> EngineSetup:
-        made.append(EngineSetup(tmp_path, **settings))
-        return made[-1]
-
-    yield make_one
-    for engine in made:
-        engine.close()
 
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread"])

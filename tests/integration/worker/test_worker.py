@@ -9,7 +9,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -35,20 +34,6 @@ from tests.support.engine import EngineSetup, until
 
 _pause = time.sleep
 """For job threads, also where gevent has patched the module."""
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
-    """Make engines that end with the test."""
-    made: list[EngineSetup] = []
-
-    def make_one(**settings: Any) -> EngineSetup:
-        made.append(EngineSetup(tmp_path, **settings))
-        return made[-1]
-
-    yield make_one
-    for engine in made:
-        engine.close()
 
 
 def collect(engine: EngineSetup) -> list[tuple[str, Any]]:
@@ -80,8 +65,7 @@ def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engi
     until(lambda: len(seen) >= 4000)
     for queue in queues:
         assert of(seen, queue) == list(range(200))
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     for queue in queues:
         assert engine.registrar.recorded[queue] == engine.broker.catalog.backlog(queue, 0).head
     assert engine.member.stopped.is_set()
@@ -227,8 +211,7 @@ def test_leaving_the_program_fails_the_message_only(make: Callable[..., EngineSe
     engine.start("q")
     until(lambda: seen == [2])
     assert engine.broker.dead_letters.records()[0].error == "SystemExit: 7"
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 # --- claims that end ------------------------------------------------------------------
@@ -239,11 +222,18 @@ class Gated:
 
     def __init__(self, engine: EngineSetup, body: Any) -> None:
         self.body = body
+        self._engine = engine
         self.entered = Event()
         self.gate = Event()
         self.seen: list[tuple[Any, int]] = []
         self.ended: list[Any] = []
         engine.app.job()(self.job)
+
+    def begin(self, *queues: str) -> None:
+        """Send three messages to the queue `q`, and start the worker; return at the gate."""
+        self._engine.send("q", 1, 2, 3)
+        self._engine.start(*queues)
+        self.entered.wait()
 
     def job(self, message: Message, context: Any) -> None:
         self.seen.append((message.body, message.fence))
@@ -259,9 +249,7 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(
     """`finished` comes after the message in flight; the next owner repeats nothing."""
     engine = make()
     gated = Gated(engine, 2)
-    engine.send("q", 1, 2, 3)
-    engine.start("q")
-    gated.entered.wait()
+    gated.begin("q")
     engine.member.take_back("q")
     assert ("finished", "q") not in engine.member.events
     gated.gate.set()
@@ -277,9 +265,7 @@ def test_a_lost_queue_reports_nothing_of_the_message_in_flight(
     """Claimed again meanwhile, it begins where the record is, after the message in flight."""
     engine = make()
     gated = Gated(engine, 2)
-    engine.send("q", 1, 2, 3)
-    engine.start("q")
-    gated.entered.wait()
+    gated.begin("q")
     until(lambda: "q" in engine.registrar.recorded)
     first = engine.registrar.recorded["q"]
     engine.member.lose("q")
@@ -296,9 +282,7 @@ def test_a_seek_takes_effect_after_the_message_in_flight(make: Callable[..., Eng
     """Back to the beginning: all are processed again."""
     engine = make()
     gated = Gated(engine, 2)
-    engine.send("q", 1, 2, 3)
-    engine.start("q")
-    gated.entered.wait()
+    gated.begin("q")
     engine.member.seek("q", 0)
     gated.gate.set()
     until(lambda: gated.ended == [1, 2, 1, 2, 3])
@@ -321,9 +305,7 @@ def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
     """The coordinator is away: the message in flight ends, no other starts, then all continues."""
     engine = make(turn_seconds=0.0001)
     gated = Gated(engine, 2)
-    engine.send("q", 1, 2, 3)
-    engine.start("q", "other")
-    gated.entered.wait()
+    gated.begin("q", "other")
     until(engine.dispatcher.in_flight)
     lease = engine.member.lease
     until_then, lease.until = lease.until, 0.0
@@ -339,9 +321,7 @@ def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]
     """The messages before a very slow one are recorded while it runs."""
     engine = make(checkpoint_seconds=0.01)
     gated = Gated(engine, 3)
-    engine.send("q", 1, 2, 3)
-    engine.start("q")
-    gated.entered.wait()
+    gated.begin("q")
     done = engine.member.claims["q"].done
     until(lambda: engine.registrar.recorded.get("q") == done)
     gated.gate.set()
@@ -400,9 +380,7 @@ def test_a_lost_session_is_followed_by_a_new_registration(
     """The worker retries whatever refuses it, and old greenlets never touch the new one."""
     engine = make()
     gated = Gated(engine, 2)
-    engine.send("q", 1, 2, 3)
-    engine.start("q")
-    gated.entered.wait()
+    gated.begin("q")
     old = engine.member
     engine.registrar.refusals = [refusal] * 2
     old.expire()
@@ -414,8 +392,7 @@ def test_a_lost_session_is_followed_by_a_new_registration(
     until(lambda: gated.ended[-1:] == [3])
     assert old.events == said
     assert gated.ended.count(2) == 2
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 def test_a_coordinator_out_of_reach_at_the_start_is_an_error(
@@ -491,8 +468,7 @@ def test_unfinished_jobs_are_logged_and_aborted(
     engine.send("slow", 1)
     engine.start("slow", "idle")
     until(lambda: ids)
-    engine.stop()
-    assert engine.join() == 1
+    assert engine.end() == 1
     assert len(aborted) == 1
     (record,) = [each for each in caplog.records if ids[0] in map(str, each.args or ())]
     assert (record.name, record.levelname) == ("qdo.worker.drain", "ERROR")
@@ -511,8 +487,7 @@ def test_a_second_stop_aborts_at_once(make: Callable[..., EngineSetup]) -> None:
     gated.entered.wait()
     engine.stop()
     until(lambda: engine.worker.state == "draining")
-    engine.stop()
-    assert engine.join() == 1
+    assert engine.end() == 1
     assert gated.ended == []
     assert ("finished", "q") in engine.member.events
 

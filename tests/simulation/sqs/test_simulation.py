@@ -6,7 +6,7 @@ import pytest
 
 from qdo.jobs.options import Order
 from tests.simulation.sqs.mutants import MUTANTS
-from tests.simulation.sqs.world import BrokenInvariant, world
+from tests.simulation.sqs.world import BrokenInvariant, SqsWorld, world
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -27,18 +27,23 @@ def test_nothing_is_lost_or_out_of_order(
         stage.tell(30)
 
 
+def bury_first(stage: SqsWorld) -> None:
+    """Let the first of five messages fail, and its dead letter take long."""
+    stage.begin_worker()
+    stage.send(5, groups=1)
+    for number, fact in stage.facts.items():
+        fact.seconds, fact.fails = 0.01, 99 if number == 1 else 0
+    stage.bury_seconds = (100.0,)
+    stage.go_on(20.0)
+
+
 @pytest.mark.parametrize(("order", "batch"), [("key", None), ("queue", 7)])
 def test_a_message_taken_back_while_its_dead_letter_is_stored(
     order: Order, batch: int | None
 ) -> None:
     """Its queue continues: the message comes again, with those behind it."""
     with world(1, "fifo", order, batch) as stage:
-        stage.begin_worker()
-        stage.send(5, groups=1)
-        for number, fact in stage.facts.items():
-            fact.seconds, fact.fails = 0.01, 99 if number == 1 else 0
-        stage.bury_seconds = (100.0,)
-        stage.go_on(20.0)
+        bury_first(stage)
         stage.server.steal(1.0)
         stage.go_on(60.0)
         stage.bury_seconds = (0.5,)
@@ -51,12 +56,7 @@ def test_a_message_is_in_flight_until_its_dead_letter_is_stored(
 ) -> None:
     """Whatever becomes of those behind it, and of the claim: it is held, and then deleted."""
     with world(1, "fifo", order, batch) as stage:
-        stage.begin_worker()
-        stage.send(5, groups=1)
-        for number, fact in stage.facts.items():
-            fact.seconds, fact.fails = 0.01, 99 if number == 1 else 0
-        stage.bury_seconds = (100.0,)
-        stage.go_on(20.0)
+        bury_first(stage)
         stage.server.steal(1.0, only={2})
         stage.go_on(40.0)
         stage.hand_over()

@@ -7,8 +7,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -23,20 +22,6 @@ from qdo.worker.executors.aio import AsyncioExecutor
 from qdo.worker.executors.base import JobInterrupt, NotStarted
 from qdo.worker.executors.thread import ThreadExecutor
 from tests.support.engine import EngineSetup, until
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
-    """Make engines that end with the test."""
-    made: list[EngineSetup] = []
-
-    def make_one(**settings: Any) -> EngineSetup:
-        made.append(EngineSetup(tmp_path, **settings))
-        return made[-1]
-
-    yield make_one
-    for engine in made:
-        engine.close()
 
 
 class Failures:
@@ -68,8 +53,7 @@ def test_thread_jobs_run_in_order_on_other_threads(make: Callable[..., EngineSet
     for queue in ("a", "b", "c"):
         assert [body for name, body, _ in seen if name == queue] == list(range(50))
     assert threading.get_ident() not in {ident for _, _, ident in seen}
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 def test_a_setting_makes_threads_the_default(make: Callable[..., EngineSetup]) -> None:
@@ -243,8 +227,7 @@ def test_an_aborted_thread_job_ends_before_its_queue_is_released(
     engine.start("q")
     until(lambda: ends)
     engine.stop()
-    engine.stop()
-    assert engine.join() == 1
+    assert engine.end() == 1
     assert ends == ["begin", "end"]
     assert engine.registrar.recorded.get("q", 0) == 0
 
@@ -332,8 +315,7 @@ def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> 
     engine.send("q", 1, 2)
     engine.start("q")
     until(lambda: seen)
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     assert seen == ["begin", "end"]
 
 
@@ -399,8 +381,7 @@ def test_async_jobs_wait_together_each_queue_in_order(make: Callable[..., Engine
     assert most >= 25
     for queue in queues:
         assert [body for name, body in seen if name == queue] == [0, 1, 2]
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 def test_an_async_job_is_cancelled_at_its_deadline(make: Callable[..., EngineSetup]) -> None:
@@ -454,8 +435,7 @@ def test_an_aborted_async_job_is_cancelled(make: Callable[..., EngineSetup]) -> 
     engine.start("q")
     until(lambda: seen)
     engine.stop()
-    engine.stop()
-    assert engine.join() == 1
+    assert engine.end() == 1
     assert seen == ["begin", "end"]
 
 
@@ -481,8 +461,7 @@ def test_tasks_left_by_async_jobs_are_cancelled_at_the_end(
     engine.send("q", 1)
     engine.start("q")
     until(lambda: seen)
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     assert seen == ["done", "cancelled"]
 
 
@@ -522,8 +501,7 @@ def test_async_jobs_have_helper_threads(make: Callable[..., EngineSetup]) -> Non
     engine.start("q")
     until(lambda: seen)
     assert seen == [(True, True)]
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 def test_a_blocking_async_job_delays_no_greenlet_job(

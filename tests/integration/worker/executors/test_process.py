@@ -222,8 +222,7 @@ def test_messages_run_in_another_process_in_order(shop: Shop) -> None:
     assert pids == {words[4] for words in shop.said("done")}
     assert len(pids) == 1
     assert str(os.getpid()) not in pids
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     assert [*pids] == [words[0] for words in shop.said("enter")]
     assert [*pids] == [words[0] for words in shop.said("leave")]
 
@@ -506,8 +505,7 @@ def test_a_drain_is_seen_in_the_process(shop: Shop) -> None:
     engine.send("plain", "stopping")
     engine.start("plain")
     until(lambda: shop.said("waiting"))
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     assert shop.done("plain") == ["stopping"]
 
 
@@ -522,8 +520,7 @@ def test_a_move_is_seen_in_the_process_of_its_queue(shop: Shop) -> None:
     until(lambda: ("finished", "plain") in engine.member.events)
     assert shop.done("plain") == ["stopping"]
     assert shop.done("plain-2") == []
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
 
 
 def test_an_aborted_job_is_killed(shop: Shop) -> None:
@@ -534,8 +531,7 @@ def test_an_aborted_job_is_killed(shop: Shop) -> None:
     until(lambda: shop.said("waiting"))
     ((pid,),) = shop.said("waiting")
     engine.stop()
-    engine.stop()
-    assert engine.join() == 1
+    assert engine.end() == 1
     assert not alive(int(pid))
     assert engine.registrar.recorded.get("plain", 0) == 0
 
@@ -550,8 +546,7 @@ def test_a_process_that_will_not_leave_is_killed(
     until(lambda: shop.done("plain") == ["1"])
     (pid,) = shop.processes()
     os.kill(pid, signal.SIGSTOP)
-    engine.stop()
-    assert engine.join() == 0
+    assert engine.end() == 0
     assert not alive(pid)
 
 

@@ -116,6 +116,16 @@ class Released:
         return [f"{attempt} of {queue}"]
 
 
+def consumer(released: Released) -> SqsConsumer:
+    return SqsConsumer(
+        released,  # type: ignore[arg-type]
+        lambda queues: None,
+        visibility_seconds=60,
+        idle_seconds=0,
+        wait_seconds=0.2,
+    )
+
+
 def test_handles_are_released_when_the_dead_polls_are_over(memory: int) -> None:
     """Until then SQS would deliver to the dead polls. Queues without a poll come first."""
     holding = InFlightMessages(0, (), 60.0, lambda: 0.0, "polled", SharedReceiptStore(memory))
@@ -124,13 +134,7 @@ def test_handles_are_released_when_the_dead_polls_are_over(memory: int) -> None:
     assert read_receipts(memory) == []
     holding.poll.opened("id")
     released = Released()
-    receiver = SqsConsumer(
-        released,  # type: ignore[arg-type]
-        lambda queues: None,
-        visibility_seconds=60,
-        idle_seconds=0,
-        wait_seconds=0.2,
-    )
+    receiver = consumer(released)
     began = time.monotonic()
     held = [
         ("polled", "one"),
@@ -150,13 +154,7 @@ def test_messages_of_a_dead_poll_are_released_by_its_id(memory: int) -> None:
     holding = InFlightMessages(0, (), 60.0, lambda: 0.0, "q.fifo", SharedReceiptStore(memory))
     holding.poll.opened("id")
     released = Released()
-    receiver = SqsConsumer(
-        released,  # type: ignore[arg-type]
-        lambda queues: None,
-        visibility_seconds=60,
-        idle_seconds=0,
-        wait_seconds=0.2,
-    )
+    receiver = consumer(released)
     receiver.release([("q.fifo", "one"), *read_receipts(memory)])
     assert released.calls == [("q.fifo", ["one"]), ("q.fifo", ["id of q.fifo"])]
     assert released.times[1] - released.times[0] >= 0.2
