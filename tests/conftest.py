@@ -502,9 +502,16 @@ def coordinator_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def runs(request: pytest.FixtureRequest, tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
-    """The app of a module, by its `APP_NAME`, and its workers, which end with the test."""
-    with contextlib.closing(AppRuns(request.module.APP_NAME, tmp_path, coordinator_url)) as made:
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    """The app `desk`, and its workers, which end with the test."""
+    with contextlib.closing(AppRuns("desk", tmp_path, coordinator_url)) as made:
+        yield made
+
+
+@pytest.fixture
+def local_runs(tmp_path: Path, embedded_url: str) -> Iterator[AppRuns]:
+    """The same on the embedded coordinator, where the kind does not matter."""
+    with contextlib.closing(AppRuns("desk", tmp_path, embedded_url)) as made:
         yield made
 
 

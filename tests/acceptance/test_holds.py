@@ -17,11 +17,10 @@ from qdo.fleet.holds import add_hold, end_holds, new_hold, wait_in_force
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, children, wait_until, whole_lines
 
-APP_NAME = "stillness"
 JOBS = """
 import os, time, qdo
 
-app = qdo.App("stillness")
+app = qdo.App("desk")
 
 @app.job("lanes-*", order="none")
 @app.job("*")

@@ -33,7 +33,6 @@ from qdo.errors import UsageError
 from qdo.outbox import Outbox
 from qdo.postgresql.schema import grants
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, command
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import children, wait_until, whole_lines
@@ -166,13 +165,11 @@ class StrangeFleet(AppRuns):
 
     def _unlisted(self, rows: dict[str, StrangeRow]) -> list[str]:
         """Return which rows are not listed in time."""
-        env = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
-        env["QDO_APP"] = "jobs:app"
         end = time.monotonic() + LISTED_SECONDS
         while True:
             found = []
             for name, row in [*rows.items()]:
-                ended = command(*QDO, *row.listed.split(), cwd=self.folder, env=env)
+                ended = self.qdo(*row.listed.split(), QDO_APP="jobs:app")
                 if all(each in ended.out for each in row.texts):
                     del rows[name]
                 else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import qdo
-from tests.support.app_runs import OperatorDesk
+from tests.support.app_runs import OperatorDesk, jobs
 from tests.support.processes import Proc, wait_until
 
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
@@ -38,54 +38,17 @@ transactions.commit_each = commit_each
 main()
 """
 MORTAL = """
-import os
-import signal
-
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.coordination.protocol.checkpoints import Checkpoints
 from qdo.worker.engine.outcomes import Outcomes
+from tests.apps import deaths
+from tests.apps.deaths import around
 
-
-def reach(point):
-    if point == {point!r} and os.path.exists("armed") and not os.path.exists("killed"):
-        os.close(os.open("killed", os.O_CREAT))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def around(kind, name, what):
-    inner = getattr(kind, name)
-
-    def call(*args, **named):
-        reach("before-" + what)
-        result = inner(*args, **named)
-        reach("after-" + what)
-        return result
-
-    setattr(kind, name, call)
-
-
+deaths.point = {point!r}
 around(Outcomes, "apply", "outcome")
 around(EmbeddedDeadLetters, "store", "store")
 around(Checkpoints, "_send", "checkpoint")
 around(Checkpoints, "_recorded", "record")
-"""
-JOBS = """
-import os
-
-import qdo
-
-app = qdo.App("desk")
-
-
-HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
-
-
-@app.job("*", policy=HOUR{options})
-def job(message, context):
-    with open("out", "a") as out:
-        out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
-    if os.path.exists(f"fail-{{message.body}}"):
-        raise ValueError("no")
 """
 
 
@@ -173,8 +136,7 @@ def test_an_owner_killed_while_it_carries_a_decision_out(
     desk: OperatorDesk, decision: str, point: str, order: str
 ) -> None:
     """The next one does: nothing is lost, nothing else skipped, no other message repeated."""
-    given = "" if order == "queue" else f", order={order!r}"
-    desk.start(MORTAL.format(point=point) + JOBS.format(options=given))
+    desk.start(MORTAL.format(point=point) + jobs(policy=HOUR, order=order))
     desk.send(0)
     desk.wait_done()
     (id,) = failing(desk, 1)

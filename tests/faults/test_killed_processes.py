@@ -20,83 +20,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from tests.support.processes import Proc
 
-APP = """
-import os
-import signal
-
-import qdo
-from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
-from qdo.brokers.embedded.reader import EmbeddedReader
-from qdo.coordination.protocol.checkpoints import Checkpoints
-from qdo.coordination.member import Member
-
-POINT, NTH = os.environ["POINT"], int(os.environ["NTH"])
-reached = 0
-out = os.open("out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-
-def reach(point):
-    global reached
-    reached += point == POINT
-    if point == POINT and reached == NTH and not os.path.exists("killed"):
-        os.close(os.open("killed", os.O_CREAT))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def around(kind, name, what):
-    inner = getattr(kind, name)
-
-    def call(*args, **named):
-        reach("before-" + what)
-        result = inner(*args, **named)
-        reach("after-" + what)
-        return result
-
-    setattr(kind, name, call)
-
-
-around(EmbeddedReader, "fetch", "fetch")
-around(EmbeddedDeadLetters, "store", "dead-letter")
-around(Checkpoints, "_send", "checkpoint")
-around(Checkpoints, "_recorded", "answer")
-around(Member, "finished", "release")
-
-app = qdo.App("mortal", backoff_seconds=0.02, backoff_max_seconds=0.1)
-
-
-def run(message):
-    reach("before-job")
-    os.write(out, f"start {message.queue} {message.body} {message.fence}\\n".encode())
-    reach("within-job")
-    if message.body == "bad":
-        raise ValueError("no")
-    os.write(out, f"done {message.queue} {message.body} {message.fence}\\n".encode())
-    reach("after-job")
-
-
-policy = qdo.Policy(attempts=2, backoff_seconds=0.02)
-if os.environ["MODE"] == "batch":
-
-    @app.job(batch=3, policy=policy)
-    def job(batch, context):
-        for index, message in enumerate(batch):
-            try:
-                run(message)
-            except ValueError as error:
-                raise qdo.FailedAt(index) from error
-
-elif os.environ["MODE"] == "key":
-
-    @app.job(order="key", policy=policy)
-    def job(message, context):
-        run(message)
-
-else:
-
-    @app.job(checkpoint=os.environ["MODE"], policy=policy)
-    def job(message, context):
-        run(message)
-"""
+APP = "from tests.apps.mortal import app\n"
 
 QUEUES = ("a", "b")
 BODIES = ("one", "two", "bad", "three", "four")
@@ -127,6 +51,7 @@ class Mortals:
         self.places = {"QDO_BROKER": f"sqlite:{folder / 'messages.db'}"}
         self.places["QDO_COORDINATOR"] = coordinator
         (folder / "jobs.py").write_text(APP)
+        (folder / "armed").touch()
         with qdo.App("mortal", broker=self.places["QDO_BROKER"]) as app:
             app.send_many([(queue, body) for body in BODIES for queue in QUEUES])
 

@@ -155,42 +155,7 @@ def test_a_batch_is_linked_to_each_of_its_senders(
     assert span.attributes["messaging.batch.message_count"] == 6
 
 
-SOURCE = """
-import os, sys
-from opentelemetry import trace as otel
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-import qdo
-from qdo.tracing import trace
-
-provider = TracerProvider()
-file = open("spans", "a", buffering=1)
-line = lambda span: span.to_json(indent=None) + os.linesep
-provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=file, formatter=line)))
-otel.set_tracer_provider(provider)
-app = qdo.App("desk")
-trace(app)
-
-def inside(message):
-    with otel.get_tracer("jobs").start_as_current_span("inner " + message.queue):
-        pass
-
-@app.job("greenlet")
-def in_greenlet(message, context):
-    inside(message)
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    inside(message)
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    inside(message)
-
-@app.job("async")
-async def in_asyncio(message, context):
-    inside(message)
-"""
+SOURCE = "from tests.apps.traced import app\n"
 QUEUES = ("greenlet", "thread", "process", "async")
 
 

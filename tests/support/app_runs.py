@@ -1,11 +1,10 @@
 """An app in a folder, run by real worker processes; its job writes down each of its runs.
 
-The job appends lines of queue, body, attempt and pid to the file `out` in the folder.
+The jobs are those of `tests.apps.notes`, or a test's own, which append such lines, too.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,10 @@ from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, wait_until, whole_lines
 
 _JOBS = """
-from pathlib import Path
-import os
-
-import gevent
 import qdo
+from tests.apps.notes import app, job
 
-app = qdo.App("desk")
-
-
-@app.job("*"{options})
-def job(messages, context):
-    for message in messages if isinstance(messages, list) else [messages]:
-        with open("out", "a") as out:
-            out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
-        while Path(f"hold-{{message.body}}").exists():
-            try:
-                gevent.sleep(0.005)
-            except BaseException:
-                if not Path("stubborn").exists():
-                    raise
-        if Path(f"fail-{{message.body}}").exists():
-            raise ValueError("no")
+app.job({queues!r}{options})(job)
 """
 
 
@@ -70,6 +51,20 @@ class AppRuns:
         self._procs.append(proc)
         return proc
 
+    def work(self, *arguments: str, queues: str = "*", **options: Any) -> Proc:
+        """Start a worker whose job has these options, such as ``order="key"``."""
+        return self.start(jobs(queues, **options), *arguments)
+
+    def qdo(self, *argv: str, stdin: str = "", **env: str) -> Ended:
+        """Run a command for the app."""
+        surroundings = {**self.environment, **env}
+        return command(*QDO, *argv, cwd=self.folder, env=surroundings, stdin=stdin.encode())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        places = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
+        return {"QDO_APP": self.app.name, **places}
+
     @property
     def client(self) -> Client:
         if self._client is None:
@@ -88,6 +83,11 @@ class AppRuns:
         lines = whole_lines(path)
         return [int(line.split()[3]) for line in lines]
 
+    def workers(self) -> list[str]:
+        """Return the registered workers."""
+        path = self.layout.workers
+        return sorted(self.client.get_children(path)) if self.client.exists(path) else []
+
     def node(self, queue: str) -> QueueNode:
         return QueueNode.parse(self.client.get(self.layout.queue(queue))[0])
 
@@ -103,11 +103,6 @@ class AppRuns:
 
 class OperatorDesk(AppRuns):
     """An operator beside the workers of one app."""
-
-    def work(self, *arguments: str, **options: Any) -> Proc:
-        """Start a worker whose job has these options, such as ``order="key"``."""
-        given = "".join(f", {name}={_source(value)}" for name, value in options.items())
-        return self.start(_JOBS.format(options=given), *arguments)
 
     def drain(self, **options: Any) -> None:
         """Process everything with a worker of its own."""
@@ -126,26 +121,15 @@ class OperatorDesk(AppRuns):
         """Let jobs continue when the worker ends their attempts."""
         (self.folder / "stubborn").touch()
 
-    def qdo(self, *argv: str) -> Ended:
-        return command(*QDO, *argv, cwd=self.folder, env=self.environment)
-
     def begin(self, *argv: str) -> Proc:
         """Start a command, and do not wait for it."""
         proc = Proc.python(*QDO, *argv, env=self.environment, cwd=self.folder)
         self._procs.append(proc)
         return proc
 
-    @property
-    def environment(self) -> dict[str, str]:
-        places = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator}
-        return {"QDO_APP": "desk", **places}
-
     def items(self, *argv: str, code: int = 0) -> list[dict[str, Any]]:
         """Return what a command prints as JSON."""
-        ended = self.qdo(*argv, "-o", "json")
-        assert ended.code == code, ended.err
-        found: list[dict[str, Any]] = json.loads(ended.out)["items"]
-        return found
+        return self.qdo(*argv, "-o", "json").items(code)
 
     def outcomes(self, *ids: str, code: int = 0, queue: str = "q") -> list[str]:
         """Cancel messages; return what became of each."""
@@ -183,6 +167,12 @@ class OperatorDesk(AppRuns):
         """Return the entries of a command in the action log."""
         entries = read_entries(self.client, self.layout, limit=100)
         return [each for each in entries if each.command == command]
+
+
+def jobs(queues: str = "*", **options: Any) -> str:
+    """Return the source of an app whose job has these options."""
+    given = "".join(f", {name}={_source(value)}" for name, value in options.items())
+    return _JOBS.format(queues=queues, options=given)
 
 
 def _source(value: Any) -> str:

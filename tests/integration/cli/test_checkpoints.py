@@ -14,28 +14,13 @@ from qdo.coordination.queue_admin import KEY
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.ops.checkpoints import read_checkpoints
 from tests.support.app_runs import AppRuns
-from tests.support.cli import Ended, command
+from tests.support.cli import Ended
 from tests.support.processes import Proc, wait_until
 
-APP_NAME = "saved"
-JOBS = """
-import os
-import qdo
 
-app = qdo.App("saved")
-
-@app.job("*")
-def job(message, context):
-    with open("out", "a") as out:
-        out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
-"""
-
-
-def checkpoints(runs: AppRuns, *arguments: str, app: str = "saved", broker: str = "") -> Ended:
-    argv = ["-m", "qdo", "admin", "checkpoints", *arguments, "--app", app]
-    argv += ["--coordinator", runs.coordinator]
-    argv += ["--broker", broker or f"sqlite:{runs.folder / 'messages.db'}"]
-    return command(*argv, cwd=runs.folder)
+def checkpoints(runs: AppRuns, *arguments: str, app: str = "desk", broker: str = "") -> Ended:
+    places = ("--app", app, "--broker", broker or runs.broker_url)
+    return runs.qdo("admin", "checkpoints", *arguments, *places)
 
 
 def items(ended: Ended, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -72,12 +57,12 @@ def audited(runs: AppRuns) -> list[tuple[str, str]]:
 def test_a_running_worker_follows_an_import_once(runs: AppRuns) -> None:
     """Messages after the saved position run again, and a repetition of the import moves nothing."""
     runs.app.send_many([("a", 1), ("b", 1)])
-    runs.start(JOBS)
+    runs.work()
     processed(runs, "a", 1)
     processed(runs, "b", 1)
     head, *lines = exported(runs)
     assert (head["schema"], head["app"], head["broker"], head["queues"]) == (
-        ("qdo.checkpoints/1", "saved", "sqlite", 2)
+        ("qdo.checkpoints/1", "desk", "sqlite", 2)
     )
     assert {each["queue"]: int(each["last"]) for each in lines} == {
         name: runs.node(name).last for name in "ab"
@@ -101,7 +86,7 @@ def test_a_running_worker_follows_an_import_once(runs: AppRuns) -> None:
 
 def test_an_import_into_a_new_coordinator_repeats_nothing(runs: AppRuns) -> None:
     runs.app.send_many([(name, number) for name in "abc" for number in range(3)])
-    with runs.start(JOBS) as proc:
+    with runs.work() as proc:
         for name in "abc":
             processed(runs, name, 3)
         proc.send(signal.SIGTERM)
@@ -115,7 +100,7 @@ def test_an_import_into_a_new_coordinator_repeats_nothing(runs: AppRuns) -> None
     )
     items(checkpoints(runs, "import", "saved.jsonl", "--yes", "-o", "json"))
     runs.app.send("a", 3)
-    runs.start(JOBS)
+    runs.work()
     processed(runs, "a", 4)
     assert [body for body, _ in runs.runs("a")] == ["0", "1", "2", "3"]
     assert len(runs.runs("b")) == len(runs.runs("c")) == 3
@@ -190,7 +175,7 @@ def test_a_repetition_completes_a_killed_import(runs: AppRuns) -> None:
     exported(runs)
     for name in names:
         runs.client.set(runs.layout.queue(name), QueueNode(last=5).encode())
-    argv = ["-m", "qdo", "admin", "checkpoints", "import", "saved.jsonl", "--yes", "--app", "saved"]
+    argv = ["-m", "qdo", "admin", "checkpoints", "import", "saved.jsonl", "--yes", "--app", "desk"]
     places = {"QDO_BROKER": f"sqlite:{runs.folder / 'messages.db'}"}
     places["QDO_COORDINATOR"] = runs.coordinator
     with Proc.python(*argv, env=places, cwd=runs.folder) as proc:

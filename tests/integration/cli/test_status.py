@@ -13,40 +13,10 @@ import pytest
 
 from qdo import App
 from tests.support.cli import QDO, WORKER, command
+from tests.support.paths import ROOT
 from tests.support.processes import Proc, wait_until
 
-JOBS = """
-import threading, time
-import qdo
-
-app = qdo.App("desk")
-never = threading.Event()
-
-@app.job("fine")
-def fine(message, context):
-    pass
-
-@app.job("slow")
-def slow(message, context):
-    time.sleep(0.002)
-
-@app.job("held-*")
-def held(message, context):
-    pass
-
-@app.job("poison", policy=qdo.Policy(attempts=1, then="block"))
-def poison(message, context):
-    raise ValueError("no vase")
-
-@app.job("flaky", policy=qdo.Policy(attempts=9, backoff_seconds=600, backoff_max_seconds=600))
-def flaky(message, context):
-    raise LookupError("not yet")
-
-@app.job("limited-*", limits=["crm"])
-@app.job("hung")
-def hung(message, context):
-    never.wait()
-"""
+JOBS = "from tests.apps.statuses import app\n"
 QUEUES = ("fine", "held-1", "poison", "flaky", "hung", "orphan")
 
 
@@ -62,7 +32,7 @@ class Desk:
             "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": coordinator,
             "QDO_SESSION_TIMEOUT_SECONDS": "3",
-            "PYTHONPATH": str(folder),
+            "PYTHONPATH": f"{folder}:{ROOT}",
         }
         self.app = stack.enter_context(
             App("desk", broker=self._environment["QDO_BROKER"], coordinator=coordinator)
@@ -237,14 +207,14 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     assert code == 0, output
     (found,) = json.loads(output)["items"]
     assert (found["state"], found["failing_id"], found["backlog"]) == ("blocked", id, 1)
-    assert (found["job"]["job"], found["job"]["attempts"]) == ("desk:poison", 1)
+    assert (found["job"]["job"], found["job"]["attempts"]) == ("tests.apps.statuses:poison", 1)
     assert (found["job"]["then"], found["job"]["limits"]) == ("block", [])
     assert [each["command"] for each in found["changes"]] == ["resume", "pause"]
     worker = found["owner"]
     assert found["process"]["worker"] == worker
     code, output = desk.run("queues", "poison", "--app", "desk:app")
     assert code == 0
-    shown = ("no vase", id, worker, "desk:poison", "\\x1b[31mred")
+    shown = ("no vase", id, worker, "tests.apps.statuses:poison", "\\x1b[31mred")
     assert [text in output for text in (*shown, "\x1b")] == [*5 * [True], False]
 
     wait_until(lambda: hung in desk.run("queues", "hung")[1], "a report with its run", 60.0)

@@ -12,32 +12,9 @@ from typing import Any
 from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from tests.support.app_runs import AppRuns
-from tests.support.cli import Ended, command
 from tests.support.processes import Proc, freeze, wait_until
 
-APP_NAME = "moving"
-JOBS = """
-import os
-import time
-import gevent
-import qdo
-
-app = qdo.App("moving")
-
-@app.job("slow")
-def slow(message, context):
-    while not os.path.exists("go"):
-        gevent.sleep(0.01)
-    write(message)
-
-@app.job("*")
-def job(message, context):
-    write(message)
-
-def write(message):
-    with open("out", "a") as out:
-        out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
-"""
+JOBS = "from tests.apps.moving import app\n"
 HELD = f"""
 import os, time
 open("held", "w").close()
@@ -52,23 +29,18 @@ def started(runs: AppRuns, processes: int = 2, *options: str) -> Proc:
     """Start workers, and wait until they have all queues."""
     runs.app.send_many([(name, 0) for name in QUEUES if name != "slow"])
     runs.app.send("slow", 0, delay_seconds=1e6)
-    before = set(workers(runs))
+    before = set(runs.workers())
     proc = runs.start(JOBS, "--processes", str(processes), "--session-timeout-seconds=20", *options)
-    wait_until(lambda: len(set(workers(runs)) - before) == processes, "the workers")
+    wait_until(lambda: len(set(runs.workers()) - before) == processes, "the workers")
     wait_until(lambda: settled(runs), "their queues")
     return proc
-
-
-def workers(runs: AppRuns) -> list[str]:
-    path = runs.layout.workers
-    return sorted(runs.client.get_children(path)) if runs.client.exists(path) else []
 
 
 def settled(runs: AppRuns) -> bool:
     """Whether every queue has a live owner, and the loads differ by one at most."""
     if not all(runs.client.exists(runs.layout.queue(name)) for name in QUEUES):
         return False
-    alive = workers(runs)
+    alive = runs.workers()
     found = [owner(runs, name) for name in QUEUES]
     loads = [found.count(name) for name in alive]
     return set(found) <= set(alive) and max(loads) - min(loads) <= 1
@@ -79,7 +51,7 @@ def owner(runs: AppRuns, queue: str) -> str:
 
 
 def other(runs: AppRuns, queue: str) -> str:
-    return next(name for name in workers(runs) if name != owner(runs, queue))
+    return next(name for name in runs.workers() if name != owner(runs, queue))
 
 
 def moves(runs: AppRuns) -> dict[str, str]:
@@ -111,13 +83,8 @@ def frozen(runs: AppRuns, pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def qdo(runs: AppRuns, *arguments: str) -> Ended:
-    argv = ["-m", "qdo", *arguments, "--app", "moving", "--coordinator", runs.coordinator]
-    return command(*argv, cwd=runs.folder)
-
-
 def rebalance(runs: AppRuns) -> dict[str, dict[str, Any]]:
-    ended = qdo(runs, "move", "--plan", "-o", "json")
+    ended = runs.qdo("move", "--plan", "-o", "json")
     assert ended.code == 0, ended.err
     return {each["queue"]: each for each in json.loads(ended.out)["items"]}
 
@@ -126,7 +93,7 @@ def test_a_queue_moves_and_stays(runs: AppRuns) -> None:
     """Also when the leader plans again; loads stay even, and each message runs once."""
     started(runs, 3)
     target = other(runs, "a")
-    ended = qdo(runs, "move", "a", target, "--reason", "cache is warm there", "-o", "json")
+    ended = runs.qdo("move", "a", target, "--reason", "cache is warm there", "-o", "json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["items"][0]["worker"] == target
     assert owner(runs, "a") == target
@@ -135,12 +102,12 @@ def test_a_queue_moves_and_stays(runs: AppRuns) -> None:
     entry = json.loads(runs.client.get(runs.layout.fleet.log_entry(names[-1]))[0])
     assert (entry["command"], entry["target"], entry["to"]) == ("move", "a", {"owner": target})
     assert rebalance(runs) == {}
-    with frozen(runs, pid_of(runs, next(name for name in workers(runs) if name != leader(runs)))):
+    with frozen(runs, pid_of(runs, next(name for name in runs.workers() if name != leader(runs)))):
         runs.app.send("new", 1)  # the leader plans again
         wait_until(lambda: runs.client.exists(runs.layout.queue("new")), "the new queue")
     wait_until(lambda: len(runs.runs("new")) == 1, "its message")
     assert owner(runs, "a") == target
-    again = qdo(runs, "move", "a", target)
+    again = runs.qdo("move", "a", target)
     assert again.code == 0, again.err
     assert sorted(runs.client.get_children(runs.layout.fleet.actionlog)) == names
     assert [len(runs.runs(name)) for name in "abc"] == [1, 1, 1]
@@ -151,8 +118,8 @@ def test_the_owner_finishes_its_message_first(runs: AppRuns) -> None:
     started(runs)
     runs.app.send("slow", 1)
     before, target = owner(runs, "slow"), other(runs, "slow")
-    wait_until(lambda: qdo(runs, "ps", "-o", "name").out != "", "the message")
-    ended = qdo(runs, "move", "slow", target, "--timeout", "1s")
+    wait_until(lambda: runs.qdo("ps", "-o", "name").out != "", "the message")
+    ended = runs.qdo("move", "slow", target, "--timeout", "1s")
     assert ended.code == 1, ended.err
     assert owner(runs, "slow") == before
     runs.app.send_many([(name, 1) for name in "abc"])
@@ -169,8 +136,8 @@ def test_an_owner_may_die_before_it_has_released(runs: AppRuns) -> None:
     started(runs)
     runs.app.send("slow", 1)
     before, target = owner(runs, "slow"), other(runs, "slow")
-    wait_until(lambda: qdo(runs, "ps", "-o", "name").out != "", "the message")
-    assert qdo(runs, "move", "slow", target, "--timeout", "0s").code == 0
+    wait_until(lambda: runs.qdo("ps", "-o", "name").out != "", "the message")
+    assert runs.qdo("move", "slow", target, "--timeout", "0s").code == 0
     os.kill(pid_of(runs, before), signal.SIGKILL)
     wait_until(lambda: owner(runs, "slow") == target, "the named worker")
     (runs.folder / "go").touch()
@@ -183,15 +150,15 @@ def test_a_move_ends_with_its_worker(runs: AppRuns) -> None:
     """A worker that is killed while it has the queue loses it to the others, as without a move."""
     started(runs)
     target = other(runs, "a")
-    assert qdo(runs, "move", "a", target).code == 0
+    assert runs.qdo("move", "a", target).code == 0
     os.kill(pid_of(runs, target), signal.SIGKILL)
-    wait_until(lambda: target not in workers(runs) and settled(runs), "another owner")
+    wait_until(lambda: target not in runs.workers() and settled(runs), "another owner")
     runs.app.send("a", 1)
     wait_until(lambda: len(runs.runs("a")) == 2, "its message")
-    assert qdo(runs, "move", "a", target).code == 6
-    wait_until(lambda: len(workers(runs)) == 2, "the restarted worker")
+    assert runs.qdo("move", "a", target).code == 6
+    wait_until(lambda: len(runs.workers()) == 2, "the restarted worker")
     heir = other(runs, "b")
-    assert qdo(runs, "move", "b", heir).code == 0
+    assert runs.qdo("move", "b", heir).code == 0
     assert moves(runs) == {"b": heir}
 
 
@@ -200,10 +167,10 @@ def test_a_new_leader_carries_out_a_move(runs: AppRuns) -> None:
     started(runs, 3)
     first = leader(runs)
     queue = next(name for name in "abc" if owner(runs, name) != first)
-    target = next(name for name in workers(runs) if name not in (first, owner(runs, queue)))
+    target = next(name for name in runs.workers() if name not in (first, owner(runs, queue)))
     pid = pid_of(runs, first)
     with frozen(runs, pid):
-        ended = qdo(runs, "move", queue, target, "--timeout", "0s")
+        ended = runs.qdo("move", queue, target, "--timeout", "0s")
         assert ended.code == 0, ended.err
         assert owner(runs, queue) != target
         os.kill(pid, signal.SIGKILL)
@@ -218,15 +185,15 @@ def test_the_last_of_two_operators_wins(runs: AppRuns) -> None:
     started(runs, 3)
     first = leader(runs)
     queue = next(name for name in "abc" if owner(runs, name) != first)
-    targets = [name for name in workers(runs) if name != owner(runs, queue)]
+    targets = [name for name in runs.workers() if name != owner(runs, queue)]
     with frozen(runs, pid_of(runs, first)):
         for target in targets:
-            assert qdo(runs, "move", queue, target, "--timeout", "0s").code == 0
+            assert runs.qdo("move", queue, target, "--timeout", "0s").code == 0
         assert moves(runs) == {queue: targets[-1]}
     wait_until(lambda: owner(runs, queue) == targets[-1], "the last move")
     owned = [
         name
-        for name in workers(runs)
+        for name in runs.workers()
         if queue in WorkerNode.parse(runs.client.get(runs.layout.worker(name))[0]).queues
     ]
     assert owned == [targets[-1]]
@@ -236,11 +203,11 @@ def test_refuses_what_cannot_be(runs: AppRuns) -> None:
     """A worker that is not registered, or does not take the queue; and nothing is written."""
     started(runs, 1)
     runs.start(JOBS, "--queues", "z*")
-    wait_until(lambda: len(workers(runs)) == 2, "the second worker")
+    wait_until(lambda: len(runs.workers()) == 2, "the second worker")
     before = runs.client.get(runs.layout.assignments)[1].version
-    unfit = next(name for name in workers(runs) if name != owner(runs, "a"))
+    unfit = next(name for name in runs.workers() if name != owner(runs, "a"))
     tried = [("a", "worker-0000009999"), ("a", "x"), ("nowhere", unfit), ("a", unfit)]
-    assert [qdo(runs, "move", *each).code for each in tried] == [6, 6, 6, 5]
+    assert [runs.qdo("move", *each).code for each in tried] == [6, 6, 6, 5]
     assert runs.client.get(runs.layout.assignments)[1].version == before
 
 
@@ -251,7 +218,7 @@ def test_a_draining_worker_gets_no_queue(runs: AppRuns) -> None:
     node = WorkerNode.parse(runs.client.get(path)[0])
     with frozen(runs, pid_of(runs, target)):
         runs.client.set(path, WorkerNode(node.queues, draining=True).encode())
-        assert qdo(runs, "move", "a", target).code == 5
+        assert runs.qdo("move", "a", target).code == 5
     assert moves(runs) == {}
 
 
@@ -264,10 +231,10 @@ def test_a_dry_run_tells_what_the_leader_does_next(runs: AppRuns) -> None:
     wait_until((runs.folder / "held").exists, "the second worker is about to register")
     with frozen(runs, pid_of(runs, first)):
         (runs.folder / "go").touch()
-        wait_until(lambda: len(workers(runs)) == 2, "the second worker")
+        wait_until(lambda: len(runs.workers()) == 2, "the second worker")
         joined = other(runs, "a")
         found = rebalance(runs)
-        dry = qdo(runs, "move", "a", joined, "--dry-run")
+        dry = runs.qdo("move", "a", joined, "--dry-run")
         assert (dry.code, moves(runs)) == (0, {}), dry.err
     assert {(each["before"], each["after"]) for each in found.values()} == {(first, joined)}
     assert len(found) == 2
@@ -276,4 +243,4 @@ def test_a_dry_run_tells_what_the_leader_does_next(runs: AppRuns) -> None:
         "what was predicted",
     )
     assert rebalance(runs) == {}
-    assert qdo(runs, "move").code == qdo(runs, "move", "a", joined, "--plan").code == 2
+    assert runs.qdo("move").code == runs.qdo("move", "a", joined, "--plan").code == 2

@@ -15,17 +15,16 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.action_machine import Action
 from qdo.fleet.audit_entries import AuditEntry, entry_name
 from tests.support.app_runs import AppRuns
-from tests.support.cli import Ended, command
+from tests.support.cli import Ended
 from tests.support.processes import Proc, children, freeze, wait_until
 
-APP_NAME = "acting"
 JOBS = """
 import logging
 
 import gevent
 import qdo
 
-app = qdo.App("acting")
+app = qdo.App("desk")
 
 @app.job("slow")
 def slow(message, context):
@@ -37,26 +36,20 @@ def slow(message, context):
 def job(message, context):
     pass
 """
-LAYOUT = Layout.of("acting")
+LAYOUT = Layout.of("desk")
 FLEET = LAYOUT.fleet
 
 
 def started(runs: AppRuns, processes: int = 1, *options: str) -> Proc:
     """Start workers, and wait until all are registered."""
     proc = runs.start(JOBS, "--processes", str(processes), *options)
-    wait_until(lambda: len(workers(runs)) == processes, "the workers")
+    wait_until(lambda: len(runs.workers()) == processes, "the workers")
     return proc
-
-
-def workers(runs: AppRuns) -> list[str]:
-    client = runs.client
-    return sorted(client.get_children(LAYOUT.workers)) if client.exists(LAYOUT.workers) else []
 
 
 def action(runs: AppRuns, *arguments: str) -> Ended:
     """Run `qdo action`."""
-    argv = ("-m", "qdo", "action", *arguments, "--app", "acting", "--coordinator", runs.coordinator)
-    return command(*argv, cwd=runs.folder)
+    return runs.qdo("action", *arguments)
 
 
 def items(ended: Ended, code: int = 0) -> list[dict[str, Any]]:
@@ -75,7 +68,7 @@ def entry(runs: AppRuns, id: str) -> AuditEntry:
 
 def forge(runs: AppRuns, number: int, data: bytes) -> str:
     """Write a node for the only worker; return the name of its entry."""
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     name = entry_name(time.time(), f"{number:08x}")
     runs.client.ensure_path(FLEET.actions_of(worker))
     runs.client.create(f"{FLEET.actions_of(worker)}/{name}", data)
@@ -86,7 +79,7 @@ def test_each_worker_answers_ping_in_the_action_log(runs: AppRuns) -> None:
     started(runs, 3)
     for _ in range(2):  # with and without a folder of the worker
         found = items(action(runs, "worker-*", "ping", "--reason", "to see", "-o", "json"))
-        assert [each["worker"] for each in found] == workers(runs)
+        assert [each["worker"] for each in found] == runs.workers()
         assert {each["outcome"] for each in found} == {"done"}
         assert len({each["result"] for each in found}) == 3
     for each in found:
@@ -100,7 +93,7 @@ def test_each_worker_answers_ping_in_the_action_log(runs: AppRuns) -> None:
 def test_stacks_name_the_running_jobs(runs: AppRuns) -> None:
     runs.app.send("slow", {"secret": "s3cr3t"})
     started(runs)
-    [worker] = workers(runs)
+    [worker] = runs.workers()
 
     def stacks() -> str:
         ended = action(runs, worker, "stacks")
@@ -119,22 +112,22 @@ def test_stacks_name_the_running_jobs(runs: AppRuns) -> None:
 def test_a_drained_worker_is_not_started_again(runs: AppRuns) -> None:
     """Its job ends first, and a second drain does not abort it."""
     parent = started(runs, 2)
-    drained, other = workers(runs)
+    drained, other = runs.workers()
     [found] = items(action(runs, drained, "drain", "-o", "json"))
     assert found["result"] == "draining"
-    wait_until(lambda: workers(runs) == [other], "the end of the worker")
+    wait_until(lambda: runs.workers() == [other], "the end of the worker")
     parent.wait_for_line(r"process \d: an operator asked for the action drain")
     [found] = items(action(runs, other, "ping", "-o", "json"))
     assert found["outcome"] == "done"
-    assert workers(runs) == [other]
+    assert runs.workers() == [other]
     [found] = items(action(runs, other, "reload", "--yes", "-o", "json"))
-    wait_until(lambda: len(workers(runs)) == 2 and other not in workers(runs), "new workers")
+    wait_until(lambda: len(runs.workers()) == 2 and other not in runs.workers(), "new workers")
 
 
 def test_a_parent_whose_workers_are_drained_ends(runs: AppRuns) -> None:
     runs.app.send("slow", 1)
     parent = started(runs)
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     assert items(action(runs, worker, "drain", "-o", "json"))[0]["outcome"] == "done"
     assert parent.wait() == 0, parent.output
     assert "abort" not in parent.output
@@ -142,9 +135,9 @@ def test_a_parent_whose_workers_are_drained_ends(runs: AppRuns) -> None:
 
 def test_a_restarted_worker_is_replaced(runs: AppRuns) -> None:
     parent = started(runs)
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     assert items(action(runs, worker, "restart", "-o", "json"))[0]["outcome"] == "done"
-    wait_until(lambda: worker not in workers(runs) and workers(runs), "the new worker")
+    wait_until(lambda: worker not in runs.workers() and runs.workers(), "the new worker")
     [found] = items(action(runs, "*", "ping", "-o", "json"))
     assert found["worker"] != worker
     parent.send(signal.SIGTERM)
@@ -185,7 +178,7 @@ def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
 def test_frozen_workers_are_named(runs: AppRuns) -> None:
     """F-1.2: the command does not wait for them, and they do not act later."""
     parent = started(runs, 1, "--session-timeout-seconds", "30")  # its session outlives the stop
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     [pid] = children(parent.pid)
     freeze(pid, runs.coordinator)
     try:
@@ -198,7 +191,7 @@ def test_frozen_workers_are_named(runs: AppRuns) -> None:
     logged = entry(runs, found["id"])
     assert logged.after is not None
     assert logged.after["outcome"] == "expired"
-    assert workers(runs) == [worker]
+    assert runs.workers() == [worker]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from typing import Any
 
@@ -10,17 +9,15 @@ import pytest
 
 from qdo.coordination.znodes.layout import Layout
 from tests.support.app_runs import AppRuns
-from tests.support.cli import command
 from tests.support.processes import wait_until
 
-APP_NAME = "stuck"
 APP = """
 import os
 import re
 
 import qdo
 
-app = qdo.App("stuck", session_timeout_seconds=5)
+app = qdo.App("desk", session_timeout_seconds=5)
 policy = qdo.Policy(attempts=2, backoff_seconds=0.02)
 
 def compute_until_released():
@@ -35,21 +32,13 @@ def job(message, context):
     if message.body == "lock":
         re.match("(a+)+$", 60 * "a" + "b")
 """
-LAYOUT = Layout.of("stuck")
-
-
-def workers(runs: AppRuns) -> list[str]:
-    client = runs.client
-    return sorted(client.get_children(LAYOUT.workers)) if client.exists(LAYOUT.workers) else []
+LAYOUT = Layout.of("desk")
 
 
 def ask(runs: AppRuns, *arguments: str) -> dict[str, Any]:
     """Run `qdo action` for the only worker; return its result."""
-    [worker] = workers(runs)
-    options = ("--app", "stuck", "--coordinator", runs.coordinator, "-o", "json")
-    ended = command("-m", "qdo", "action", worker, *arguments, *options, cwd=runs.folder)
-    assert ended.code == 0, (ended.err, ended.out)
-    [found] = json.loads(ended.out)["items"]
+    [worker] = runs.workers()
+    [found] = runs.qdo("action", worker, *arguments, "-o", "json").items()
     assert found["outcome"] == "done"
     return dict(found)
 
@@ -85,22 +74,22 @@ def test_the_worker_answers_again_after_the_job(runs: AppRuns) -> None:
 def test_a_blocked_worker_drains_after_its_job(runs: AppRuns) -> None:
     """Its parent passes the wish on, and starts no other one."""
     blocked(runs, "compute")
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     [parent] = runs._procs
     assert "draining once the job returns" in ask(runs, "drain")["result"]
-    assert workers(runs) == [worker]
+    assert runs.workers() == [worker]
     (runs.folder / "go").touch()
     assert parent.wait() == 0, parent.output
-    assert workers(runs) == []
+    assert runs.workers() == []
 
 
 def test_a_blocked_worker_that_is_restarted_is_replaced(runs: AppRuns) -> None:
     blocked(runs, "compute")
-    before = workers(runs)
+    before = runs.workers()
     [parent] = runs._procs
     assert "restarting once the job returns" in ask(runs, "restart")["result"]
     (runs.folder / "go").touch()
-    wait_until(lambda: workers(runs) and workers(runs) != before, "the new worker")
+    wait_until(lambda: runs.workers() and runs.workers() != before, "the new worker")
     parent.send(signal.SIGTERM)
     assert parent.wait() == 0, parent.output
 
@@ -108,11 +97,9 @@ def test_a_blocked_worker_that_is_restarted_is_replaced(runs: AppRuns) -> None:
 def test_other_actions_wait_for_the_worker(runs: AppRuns) -> None:
     """The parent leaves what only the worker can do."""
     blocked(runs, "compute")
-    [worker] = workers(runs)
+    [worker] = runs.workers()
     folder = LAYOUT.fleet.actions_of(worker)
-    options = ("--app", "stuck", "--coordinator", runs.coordinator, "--timeout", "0.3s")
-    argv = ("-m", "qdo", "action", worker, "log-level", "debug", *options)
-    assert command(*argv, cwd=runs.folder).code == 4
+    assert runs.qdo("action", worker, "log-level", "debug", "--timeout", "0.3s").code == 4
     assert len(runs.client.get_children(folder)) == 1
     (runs.folder / "go").touch()
     wait_until(lambda: not runs.client.get_children(folder), "the end of the action")

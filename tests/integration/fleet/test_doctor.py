@@ -17,32 +17,18 @@ from qdo.ops import doctor as checks
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import BACKLOGS, Case
 from qdo.ops.worker_status import deaths, lost_workers
-from tests.support.app_runs import AppRuns
-from tests.support.cli import command
+from tests.support.app_runs import AppRuns, jobs
 from tests.support.processes import children, freeze, wait_until
 
-APP_NAME = "ill"
-JOBS = """
-import os
-import qdo
-
-app = qdo.App("ill")
-
-@app.job("good-*")
-def job(message, context):
-    with open("out", "a") as out:
-        out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
-"""
+JOBS = jobs("good-*")
 
 
 def doctor(
     runs: AppRuns, code: int, app: str = "jobs:app", coordinator: str = ""
 ) -> dict[str, dict[str, Any]]:
-    argv = ["-m", "qdo", "doctor", "-o", "json", "--app", app]
-    argv += ["--coordinator", coordinator or runs.coordinator]
-    argv += ["--broker", f"sqlite:{runs.folder / 'messages.db'}"]
+    places = ("--app", app, "--coordinator", coordinator or runs.coordinator)
     began = time.monotonic()
-    ended = command(*argv, cwd=runs.folder)
+    ended = runs.qdo("doctor", "-o", "json", *places)
     assert time.monotonic() - began < 15.0  # 10 s, and the start of Python on a busy machine
     assert ended.code == code, ended.out + ended.err
     found = json.loads(ended.out)
@@ -67,7 +53,7 @@ def test_a_healthy_fleet_is_healthy(runs: AppRuns) -> None:
     assert statuses(found, "unknown") == {}
     if runs.coordinator.startswith("zookeeper"):
         assert "standalone" in found["coordinator-servers"]["reason"]
-    named = doctor(runs, 0, app="ill")
+    named = doctor(runs, 0, app="desk")
     assert statuses(named, "unknown") == {"jobs-without-queues": "unknown", "limits": "unknown"}
 
 
@@ -77,7 +63,7 @@ def test_each_fault_is_found(runs: AppRuns) -> None:
     runs.app.send("other", 1)
     letter = DeadLetterRecord("other", 1, b"1", None, None, "no", "", 1, "w", 1, time.time())
     runs.broker.dead_letters.store(letter)
-    runs.start(JOBS.replace('"good-*"', '"good-*", limits=["crm"]'))
+    runs.start(jobs("good-*", limits=["crm"]))
     wait_until(lambda: runs.client.exists(runs.layout.queue("other")), "the queue")
     client, layout = runs.client, runs.layout
     client.set(layout.root, encode({"level": 9000}))
@@ -101,7 +87,7 @@ def test_a_fleet_without_workers_fails(runs: AppRuns) -> None:
         runs.layout.rebalancer, encode({"worker": "worker-0000000007"}), makepath=True
     )
     worker = f"{runs.layout.workers}/worker-"
-    limited = JOBS.replace('"good-*"', '"good-*", limits=["crm"]')
+    limited = jobs("good-*", limits=["crm"])
     (runs.folder / "jobs.py").write_text(f'{limited}\napp.limit("crm", max=5)\n')
     found = doctor(runs, 1)
     assert statuses(found, "failed") == {"leader": "failed", "workers": "failed"}
@@ -143,8 +129,7 @@ def test_a_process_that_was_killed_and_replaced_is_named(runs: AppRuns) -> None:
     assert f"process {killed[1]} " in found["reason"]
     assert "died of SIGKILL" in found["reason"]
     assert [each["check"] for each in notices(fresh(case))] == ["dead-processes"]
-    places = ["--app", "ill", "--coordinator", runs.coordinator, "--broker", runs.broker_url]
-    events = command("-m", "qdo", "events", *places, cwd=runs.folder).out.splitlines()
+    events = runs.qdo("events").out.splitlines()
     assert [f"process {pid} " in line for line in events for pid in killed].count(True) == 2
     assert sum("died of SIGKILL" in line for line in events) == 2
 

@@ -16,19 +16,9 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
 from qdo.fleet.hold_machine import HoldNode
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import QDO, Ended
 from tests.support.processes import Proc, freeze, wait_until
 
-JOBS = """
-import qdo
-
-app = qdo.App("still")
-
-@app.job("*")
-def job(message, context):
-    with open("out", "a") as file:
-        file.write(f"{message.queue} {message.body} {message.attempt} 0\\n")
-"""
 NOTE_SIGTERM = """
 import signal, sys
 
@@ -40,7 +30,7 @@ signal.signal(signal.SIGTERM, end)
 print("inside", flush=True)
 signal.pause()
 """
-LAYOUT = Layout.of("still")
+LAYOUT = Layout.of("desk")
 
 
 class HoldRuns(AppRuns):
@@ -48,14 +38,10 @@ class HoldRuns(AppRuns):
 
     def hold(self, *arguments: str) -> Proc:
         argv = (*QDO, "pause", "plain-*", "--session-timeout-seconds", "2", *arguments)
-        return Proc.python(*argv, cwd=self.folder, env=self.environ())
+        return Proc.python(*argv, cwd=self.folder, env=self.environment)
 
     def hold_to_the_end(self, *arguments: str) -> Ended:
-        return command(*QDO, "pause", *arguments, cwd=self.folder, env=self.environ())
-
-    def environ(self) -> dict[str, str]:
-        places = {"QDO_APP": "still", "QDO_COORDINATOR": self.coordinator}
-        return {**places, "QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}"}
+        return self.qdo("pause", *arguments)
 
     def told(self) -> bool:
         """Whether the command within a section received SIGTERM."""
@@ -69,13 +55,13 @@ class HoldRuns(AppRuns):
 
 @pytest.fixture
 def runs(tmp_path: Path, coordinator_url: str) -> Iterator[HoldRuns]:
-    runs = HoldRuns("still", tmp_path, coordinator_url)
+    runs = HoldRuns("desk", tmp_path, coordinator_url)
     yield runs
     runs.close()
 
 
 def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> None:
-    runs.start(JOBS)
+    runs.work()
     runs.works(0)
     inside = "echo fence $QDO_HOLD_FENCE; until [ -e go ]; do sleep 0.01; done; exit 7"
     with runs.hold("--reason", "moving", "--", "sh", "-c", inside) as holder:
@@ -97,7 +83,7 @@ def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> No
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
 def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, frozen: bool) -> None:
     """The holder killed or frozen: the queues continue, and the command is told to end."""
-    runs.start(JOBS)
+    runs.work()
     runs.works(0)
     with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
         holder.wait_for_line("^inside$")
@@ -117,7 +103,7 @@ def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, fro
 
 
 def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
-    runs.start(JOBS)
+    runs.work()
     runs.works(0)
     with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
         holder.wait_for_line("^inside$")
@@ -130,14 +116,12 @@ def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
 def test_the_command_ends_when_an_operator_ends_its_section(
     runs: HoldRuns, outsider: Client
 ) -> None:
-    runs.start(JOBS)
+    runs.work()
     runs.works(0)
     with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
         holder.wait_for_line("^inside$")
         (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
-        ended = command(
-            *QDO, "resume", "--yes", "--id", hold.id, cwd=runs.folder, env=runs.environ()
-        )
+        ended = runs.qdo("resume", "--yes", "--id", hold.id)
         assert ended.code == 0
         assert holder.wait() == 5
     assert runs.told()

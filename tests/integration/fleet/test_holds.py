@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +17,13 @@ from qdo.fleet import holds
 from qdo.fleet.audit import read_entries
 from qdo.fleet.hold_machine import MAX_HOLDS, HoldNode
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import Run
 from tests.support.processes import Proc, wait_until
 
-APP_NAME = "still"
 JOBS = """
 import os, time, qdo
 
-app = qdo.App("still")
+app = qdo.App("desk")
 
 @app.job("lanes-*", order="none")
 @app.job("slow-*", executor="thread")
@@ -38,44 +36,31 @@ def job(message, context):
     with open("out", "a") as file:
         file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
 """
-Qdo = Callable[..., Ended]
 
 
 @pytest.fixture
-def qdo(runs: AppRuns) -> Qdo:
+def qdo(runs: AppRuns) -> Run:
     """Run a command for the app."""
-
-    def call(*arguments: str) -> Ended:
-        places = {"QDO_APP": "still", "QDO_COORDINATOR": runs.coordinator}
-        places["QDO_BROKER"] = f"sqlite:{runs.folder / 'messages.db'}"
-        return command(*QDO, *arguments, cwd=runs.folder, env=places)
-
-    return call
+    return runs.qdo
 
 
 def start(runs: AppRuns, *options: str) -> Proc:
     return runs.start(JOBS, "--session-timeout-seconds", "4", *options)
 
 
-def items(ended: Ended) -> list[dict[str, object]]:
-    assert ended.code == 0, ended.err
-    found: list[dict[str, object]] = json.loads(ended.out)["items"]
-    return found
-
-
 @pytest.mark.parametrize("queue", ["plain-1", "lanes-1"])
-def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Qdo, queue: str) -> None:
+def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Run, queue: str) -> None:
     runs.app.send(queue, 0)
     runs.app.send("other", 0)
     worker = start(runs)
     wait_until(lambda: runs.runs(queue) and runs.runs("other"), "the first runs")
     done = qdo("pause", f"{queue[:-1]}*", "--yes", "--reason", "disk full", "-o", "json")
-    assert items(done)[0]["workers"] == 1
+    assert done.items()[0]["workers"] == 1
     runs.app.send(queue, 1)
     runs.app.send("other", 1)
     wait_until(lambda: len(runs.runs("other")) == 2, "the queue that is not held")
     wait_until(lambda: runs.node(queue).last > 0, "progress is recorded")
-    shown = {item["queue"]: item for item in items(qdo("queues", "-o", "json"))}
+    shown = {item["queue"]: item for item in qdo("queues", "-o", "json").items()}
     assert shown[queue]["held"] == "paused: disk full"
     assert shown[queue]["backlog"] == 1
     assert shown["other"]["held"] is None
@@ -90,13 +75,13 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Qdo, qu
     runs.app.send("other", 2)
     wait_until(lambda: len(runs.runs("other")) == 3, "the second worker's first run")
     assert len(runs.runs(queue)) == 1
-    assert items(qdo("resume", f"{queue[:-1]}*", "--yes", "-o", "json"))
+    assert qdo("resume", f"{queue[:-1]}*", "--yes", "-o", "json").items()
     wait_until(lambda: len(runs.runs(queue)) == 2, "the resumed queue")
     second.send(15)
     assert second.wait() == 0
 
 
-def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Run) -> None:
     runs.app.send("slow-1", 0)
     runs.app.send("slow-1", 1)
     start(runs)
@@ -104,40 +89,40 @@ def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Qdo) -> Non
     late = qdo("pause", "slow-*", "--yes", "--timeout", "0.5s")
     assert late.code == 4, late
     assert "worker-" in late.err
-    assert items(qdo("pause", "--list", "-o", "json"))
+    assert qdo("pause", "--list", "-o", "json").items()
     (runs.folder / "go").touch()
     done = qdo("pause", "slow-*", "--yes", "-o", "json")
-    assert items(done)[0]["workers"] == 1
+    assert done.items()[0]["workers"] == 1
     assert len(runs.runs("slow-1")) == 1
     qdo("resume", "slow-*", "--yes")
     wait_until(lambda: len(runs.runs("slow-1")) == 2, "the resumed queue")
 
 
-def test_a_pause_ends_by_itself(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_pause_ends_by_itself(runs: AppRuns, qdo: Run) -> None:
     runs.app.send("q", 0)
     start(runs)
     wait_until(lambda: runs.runs("q"), "the first run")
-    assert items(qdo("pause", "q", "--for", "1s", "-o", "json"))
+    assert qdo("pause", "q", "--for", "1s", "-o", "json").items()
     runs.app.send("q", 1)
     wait_until(lambda: len(runs.runs("q")) == 2, "the end of the pause")
-    assert items(qdo("pause", "--list", "-o", "json")) == []
+    assert qdo("pause", "--list", "-o", "json").items() == []
 
 
-def test_a_section_ends_with_its_maker_in_commands(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_section_ends_with_its_maker_in_commands(runs: AppRuns, qdo: Run) -> None:
     """Also while no worker leads, who would remove it from the node."""
     runs.app.send("q", 0)
     maker = f"{runs.layout.components}/client/host-0000000001"
     runs.client.ensure_path(maker)
     holds.add_hold(runs.client, runs.layout, replace(holds.new_hold(["q"], "moves"), by=maker))
-    assert [item["kind"] for item in items(qdo("pause", "--list", "-o", "json"))] == ["section"]
-    assert items(qdo("queues", "-o", "json"))[0]["held"] == "section: moves"
+    assert [item["kind"] for item in qdo("pause", "--list", "-o", "json").items()] == ["section"]
+    assert qdo("queues", "-o", "json").items()[0]["held"] == "section: moves"
     runs.client.delete(maker)
-    assert items(qdo("pause", "--list", "-o", "json")) == []
-    assert items(qdo("queues", "-o", "json"))[0]["held"] is None
+    assert qdo("pause", "--list", "-o", "json").items() == []
+    assert qdo("queues", "-o", "json").items()[0]["held"] is None
     # Those that are over take no place.
     over = [replace(holds.new_hold(["q"]), by=maker) for _ in range(MAX_HOLDS)]
     runs.client.set(runs.layout.fleet.holds, HoldNode(tuple(over)).encode())
-    assert items(qdo("pause", "q", "--allow-none", "-o", "json"))
+    assert qdo("pause", "q", "--allow-none", "-o", "json").items()
 
 
 HOSTILE = [
@@ -158,13 +143,13 @@ HOSTILE = [
 ]
 
 
-def test_hostile_values_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
+def test_hostile_values_change_nothing(runs: AppRuns, qdo: Run, outsider: Client) -> None:
     """The last readable holds stay in force; other queues continue."""
     runs.app.send("held", 0)
     runs.app.send("free", 0)
     worker = start(runs)
     wait_until(lambda: runs.runs("held") and runs.runs("free"), "the first runs")
-    assert items(qdo("pause", "held", "-o", "json"))
+    assert qdo("pause", "held", "-o", "json").items()
     for number, value in enumerate(HOSTILE, start=1):
         outsider.set(runs.layout.fleet.holds, value)
         runs.app.send("free", number)
@@ -175,11 +160,11 @@ def test_hostile_values_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client
     wait_until(lambda: worker.output.count("cannot read") >= 2, "the report")
     outsider.delete(runs.layout.fleet.holds)
     wait_until(lambda: len(runs.runs("held")) == 2, "the end of the hold")
-    assert items(qdo("pause", "held", "-o", "json"))
+    assert qdo("pause", "held", "-o", "json").items()
     assert qdo("resume", "--all", "--yes").code == 0
 
 
-def test_the_node_of_a_worker_says_what_it_obeys(runs: AppRuns, qdo: Qdo) -> None:
+def test_the_node_of_a_worker_says_what_it_obeys(runs: AppRuns, qdo: Run) -> None:
     """Nothing is written without a hold; the versions of the node stay those that it knows."""
     runs.app.send("q", 0)
     start(runs)
@@ -191,7 +176,7 @@ def test_the_node_of_a_worker_says_what_it_obeys(runs: AppRuns, qdo: Qdo) -> Non
         return WorkerNode.parse(runs.client.get(runs.layout.worker(name))[0])
 
     assert node().holds == 0
-    assert items(qdo("pause", "q", "-o", "json"))
+    assert qdo("pause", "q", "-o", "json").items()
     stat = runs.client.get(runs.layout.fleet.holds)[1]
     assert node().holds == stat.mzxid
     # A queue that is claimed later keeps the acknowledgement.
@@ -215,7 +200,7 @@ BAD = [
 ]
 
 
-def test_bad_calls_are_refused(runs: AppRuns, qdo: Qdo) -> None:
+def test_bad_calls_are_refused(runs: AppRuns, qdo: Run) -> None:
     runs.client.ensure_path(runs.layout.queue("q"))
     for call in BAD:
         assert qdo(*call).code == 2, call
@@ -224,10 +209,10 @@ def test_bad_calls_are_refused(runs: AppRuns, qdo: Qdo) -> None:
     assert qdo("resume", "q").code == 6
     assert qdo("resume", "--id", os.urandom(4).hex()).code == 6
     assert (
-        items(qdo("pause", "unknown-*", "--yes", "--allow-none", "-o", "json"))[0]["matching"] == 0
+        qdo("pause", "unknown-*", "--yes", "--allow-none", "-o", "json").items()[0]["matching"] == 0
     )
-    assert items(qdo("pause", "*", "--yes", "-o", "json"))[0]["matching"] == 1
-    assert len(items(qdo("pause", "--list", "-o", "json"))) == 2
+    assert qdo("pause", "*", "--yes", "-o", "json").items()[0]["matching"] == 1
+    assert len(qdo("pause", "--list", "-o", "json").items()) == 2
 
 
 def test_a_pause_that_was_ended_before_its_answer(

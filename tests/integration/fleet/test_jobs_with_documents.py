@@ -16,44 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import Proc, paused, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
-JOBS = """
-import qdo
-
-app = qdo.App("shop")
-plans = app.documents("plans")
-
-def say(message):
-    with open("said", "a") as file:
-        file.write(f"{message.queue} {message.body} {plans['acme']}\\n")
-
-@app.job("greenlet")
-def plain(message, context):
-    say(message)
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    say(message)
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    say(message)
-
-@app.job("asyncio")
-async def on_loop(message, context):
-    say(message)
-
-@app.job("locked", executor="thread")
-def locked(message, context):
-    with app.lock("one", timeout_seconds=10) as held:
-        plans.put("holder", message.body)
-        held.check()
-        say(message)
-
-@app.job("batch", batch=10)
-def in_batches(messages, context):
-    for message in messages:
-        say(message)
-"""
+JOBS = "from tests.apps.documents import app, plans\n"
 QUEUES = ["greenlet", "thread", "process", "asyncio", "batch"]
 
 

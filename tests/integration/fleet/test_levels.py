@@ -9,25 +9,12 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.fleet.components import AppLevel, LevelChore
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import Ended
 from tests.support.processes import wait_until
-
-APP_NAME = "levels"
-JOBS = """
-import os, qdo
-
-app = qdo.App("levels")
-
-@app.job()
-def job(message, context):
-    with open("out", "a") as file:
-        file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
-"""
 
 
 def set_limit(runs: AppRuns) -> Ended:
-    places = {"QDO_APP": "levels", "QDO_COORDINATOR": runs.coordinator}
-    return command(*QDO, "limits", "set", "crm", "--max", "3", cwd=runs.folder, env=places)
+    return runs.qdo("limits", "set", "crm", "--max", "3")
 
 
 def levels(client: Client, runs: AppRuns) -> AppLevel:
@@ -39,17 +26,17 @@ def test_an_older_version_does_not_start(runs: AppRuns, outsider: Client) -> Non
     outsider.ensure_path(runs.layout.root)
     for value in ({"level": FORMAT_LEVEL + 1}, {"level": 1, "next_level": FORMAT_LEVEL + 1}):
         outsider.set(runs.layout.root, json.dumps(value).encode())
-        worker = runs.start(JOBS)
+        worker = runs.work()
         assert worker.wait() == 5
         assert "format level" in worker.output
     outsider.set(runs.layout.root, b"null")  # of another program
-    runs.start(JOBS)
+    runs.work()
     wait_until(lambda: runs.runs("q"), "the run")
 
 
 def test_the_leader_raises_the_level_in_two_steps(runs: AppRuns, outsider: Client) -> None:
     runs.app.send("q", 1)
-    worker = runs.start(JOBS)
+    worker = runs.work()
     wait_until(lambda: runs.runs("q"), "the run")
     fence = CheckOp(runs.layout.rebalancer)
     chore = LevelChore()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,14 +17,13 @@ from qdo.fleet.chores import SurplusChore
 from qdo.fleet.live_settings import propose, version_path
 from qdo.fleet.settings_machine import KEPT_VERSIONS, SettingsVersion, surplus_versions
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import Run
 from tests.support.processes import Proc, freeze, wait_until
 
-APP_NAME = "live"
 JOBS = """
 import os, qdo
 
-app = qdo.App("live", fetch=50, backoff_seconds=0.01, backoff_max_seconds=0.02)
+app = qdo.App("desk", fetch=50, backoff_seconds=0.01, backoff_max_seconds=0.02)
 
 @app.job("fails-*")
 @app.job("fails-policy", policy=qdo.Policy(then="skip"))
@@ -37,19 +35,12 @@ def job(message, context):
     if message.queue.startswith("fails-"):
         raise ValueError("as always")
 """
-Qdo = Callable[..., Ended]
 
 
 @pytest.fixture
-def qdo(runs: AppRuns) -> Qdo:
+def qdo(runs: AppRuns) -> Run:
     """Run a command for the app."""
-
-    def call(*arguments: str, stdin: str = "", **env: str) -> Ended:
-        places = {"QDO_APP": "live", "QDO_COORDINATOR": runs.coordinator, **env}
-        places["QDO_BROKER"] = f"sqlite:{runs.folder / 'messages.db'}"
-        return command(*QDO, *arguments, cwd=runs.folder, env=places, stdin=stdin.encode())
-
-    return call
+    return runs.qdo
 
 
 def start(runs: AppRuns, *options: str, own: str = "", session: str = "4") -> Proc:
@@ -61,56 +52,50 @@ def start(runs: AppRuns, *options: str, own: str = "", session: str = "4") -> Pr
     return worker
 
 
-def items(ended: Ended) -> list[dict[str, object]]:
-    assert ended.code == 0, ended.err
-    found: list[dict[str, object]] = json.loads(ended.out)["items"]
-    return found
-
-
-def in_force(qdo: Qdo) -> dict[str, object]:
+def in_force(qdo: Run) -> dict[str, object]:
     return {
-        str(item["setting"]): item["value"] for item in items(qdo("settings", "show", "-ojson"))
+        str(item["setting"]): item["value"] for item in qdo("settings", "show", "-ojson").items()
     }
 
 
-def test_a_change_applies_to_the_next_message_of_every_worker(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_change_applies_to_the_next_message_of_every_worker(runs: AppRuns, qdo: Run) -> None:
     start(runs, "--processes", "2")
     start(runs)
-    wait_until(lambda: len(items(qdo("workers", "-o", "json"))) == 3, "three workers")
+    wait_until(lambda: len(qdo("workers", "-o", "json").items()) == 3, "three workers")
     runs.app.send_many([(f"q{number}", 0) for number in range(9)])
     wait_until(lambda: all(runs.runs(f"q{n}") == [("50", 1)] for n in range(9)), "the first runs")
-    (changed,) = items(qdo("settings", "set", "fetch", "77", "--reason", "slow", "-o", "json"))
+    (changed,) = qdo("settings", "set", "fetch", "77", "--reason", "slow", "-o", "json").items()
     assert changed["version"] == 1
     assert changed["workers"] == 3
     assert changed["changes"] == {"fetch": {"before": None, "after": 77}}
     runs.app.send_many([(f"q{number}", 1) for number in range(9)])
     wait_until(lambda: all(len(runs.runs(f"q{n}")) == 2 for n in range(9)), "the second runs")
     assert all(runs.runs(f"q{n}")[1] == ("77", 1) for n in range(9))
-    live = [item["live"] for item in items(qdo("workers", "--all", "-o", "json"))]
+    live = [item["live"] for item in qdo("workers", "--all", "-o", "json").items()]
     assert live == [1, 1, 1]
-    (entry,) = items(qdo("audit", "-o", "json"))
+    (entry,) = qdo("audit", "-o", "json").items()
     assert (entry["command"], entry["reason"]) == ("settings set", "slow")
 
 
-def test_a_worker_that_starts_later_begins_with_them(runs: AppRuns, qdo: Qdo) -> None:
-    assert items(qdo("settings", "set", "fetch", "77", "-o", "json"))[0]["workers"] == 0
+def test_a_worker_that_starts_later_begins_with_them(runs: AppRuns, qdo: Run) -> None:
+    assert qdo("settings", "set", "fetch", "77", "-o", "json").items()[0]["workers"] == 0
     runs.app.send_many([(f"q{number}", 0) for number in range(50)])
     start(runs)
     wait_until(lambda: all(runs.runs(f"q{n}") for n in range(50)), "the runs")
     assert {runs.runs(f"q{n}")[0][0] for n in range(50)} == {"77"}
 
 
-def test_attempts_of_a_failing_queue_change(runs: AppRuns, qdo: Qdo) -> None:
+def test_attempts_of_a_failing_queue_change(runs: AppRuns, qdo: Run) -> None:
     assert qdo("settings", "apply", "-", stdin="attempts = 1000000\n").code == 0
     runs.app.send("fails-1", 0)
     start(runs)
     wait_until(lambda: len(runs.runs("fails-1")) > 20, "some attempts")
     text = "attempts = 1000000\n[[policies]]\nqueues = 'fails-*'\nattempts = 3\n"
     assert qdo("settings", "apply", "-", stdin=text).code == 0
-    wait_until(lambda: items(qdo("dead-letters", "list", "-o", "json")), "the dead letter")
+    wait_until(lambda: qdo("dead-letters", "list", "-o", "json").items(), "the dead letter")
 
 
-def test_a_jobs_policy_follows_the_values_that_it_leaves_out(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_jobs_policy_follows_the_values_that_it_leaves_out(runs: AppRuns, qdo: Run) -> None:
     assert qdo("settings", "set", "attempts", "1000000").code == 0
     runs.app.send("fails-policy", 0)
     start(runs)
@@ -118,10 +103,10 @@ def test_a_jobs_policy_follows_the_values_that_it_leaves_out(runs: AppRuns, qdo:
     assert qdo("settings", "set", "attempts", "3").code == 0
     runs.app.send("fails-policy", 0)
     wait_until(lambda: [count for _, count in runs.runs("fails-policy")[-3:]] == [1, 2, 3], "3")
-    assert items(qdo("dead-letters", "list", "-o", "json")) == []
+    assert qdo("dead-letters", "list", "-o", "json").items() == []
 
 
-def test_a_worker_refuses_what_contradicts_a_jobs_policy(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_worker_refuses_what_contradicts_a_jobs_policy(runs: AppRuns, qdo: Run) -> None:
     start(runs)
     refused = qdo("settings", "set", "backoff_max_seconds", "0.01")
     assert refused.code == 5
@@ -129,23 +114,23 @@ def test_a_worker_refuses_what_contradicts_a_jobs_policy(runs: AppRuns, qdo: Qdo
     assert in_force(qdo) == {}
 
 
-def test_own_values_win_and_are_shown(runs: AppRuns, qdo: Qdo) -> None:
+def test_own_values_win_and_are_shown(runs: AppRuns, qdo: Run) -> None:
     start(runs, own="fetch = 9")
     changed = qdo("settings", "set", "fetch", "77")
     assert changed.code == 0
     assert "own.toml" in changed.err
     runs.app.send("q", 0)
     wait_until(lambda: runs.runs("q") == [("9", 1)], "the run")
-    (item,) = items(qdo("settings", "show", "-o", "json"))
+    (item,) = qdo("settings", "show", "-o", "json").items()
     assert list(item["pinned"].values()) == ["own.toml"]  # type: ignore[attr-defined]
-    config = {each["setting"]: each for each in items(qdo("config", "--live", "-o", "json"))}
+    config = {each["setting"]: each for each in qdo("config", "--live", "-o", "json").items()}
     assert config["fetch"]["origin"] == "live 1"
     assert config["fetch"]["value"] == 77
-    pinned = items(qdo("config", "--live", "-o", "json", QDO_FETCH="8"))
+    pinned = qdo("config", "--live", "-o", "json", QDO_FETCH="8").items()
     assert next(each["value"] for each in pinned if each["setting"] == "fetch") == 8
 
 
-def test_one_refusal_leaves_everything_as_it_is(runs: AppRuns, qdo: Qdo) -> None:
+def test_one_refusal_leaves_everything_as_it_is(runs: AppRuns, qdo: Run) -> None:
     start(runs)
     strict = start(runs, own="backoff_max_seconds = 1")
     text = "backoff_seconds = 5\nbackoff_max_seconds = 10\nfetch = 3\n"
@@ -154,21 +139,21 @@ def test_one_refusal_leaves_everything_as_it_is(runs: AppRuns, qdo: Qdo) -> None
     assert "worker-" in refused.err
     assert in_force(qdo) == {}
     # Forced, it applies to the other one; the one that refuses goes on and says so.
-    (forced,) = items(qdo("settings", "apply", "-", "--force", "-o", "json", stdin=text))
+    (forced,) = qdo("settings", "apply", "-", "--force", "-o", "json", stdin=text).items()
     assert forced["version"] == 1
     wait_until(lambda: "this process refuses" in strict.output, "the report")
     wait_until(
         lambda: (
-            sorted(each["live"] for each in items(qdo("workers", "--all", "-o", "json"))) == [0, 1]
+            sorted(each["live"] for each in qdo("workers", "--all", "-o", "json").items()) == [0, 1]
         ),  # type: ignore[type-var]
         "one use",
     )
     assert "version 1 is not in use in 1 of" in qdo("settings", "show").err
 
 
-def test_a_frozen_worker_holds_a_change_up(runs: AppRuns, qdo: Qdo, coordinator_url: str) -> None:
+def test_a_frozen_worker_holds_a_change_up(runs: AppRuns, qdo: Run, coordinator_url: str) -> None:
     worker = start(runs, session="60")
-    (pid,) = (int(str(item["pid"])) for item in items(qdo("workers", "--all", "-o", "json")))
+    (pid,) = (int(str(item["pid"])) for item in qdo("workers", "--all", "-o", "json").items())
     freeze(pid, coordinator_url)
     try:
         late = qdo("settings", "set", "fetch", "3", "--timeout", "0.5s")
@@ -184,7 +169,7 @@ def test_a_frozen_worker_holds_a_change_up(runs: AppRuns, qdo: Qdo, coordinator_
     assert qdo("settings", "set", "fetch", "5").code == 0
 
 
-def test_two_operators_at_once(runs: AppRuns, qdo: Qdo) -> None:
+def test_two_operators_at_once(runs: AppRuns, qdo: Run) -> None:
     """Each change is in force or refused; nobody's change is half done or lost in silence."""
     start(runs)
     changes = [(name, value) for value in range(1, 7) for name in ("attempts", "fetch")]
@@ -199,32 +184,32 @@ def test_two_operators_at_once(runs: AppRuns, qdo: Qdo) -> None:
     done = [(name, value) for name, value, code in ended if code == 0]
     assert len(done) >= 6
     assert set(in_force(qdo).items()) <= set(done)
-    versions = items(qdo("settings", "history", "-o", "json"))
+    versions = qdo("settings", "history", "-o", "json").items()
     assert [each["version"] for each in versions] == list(range(len(done), 0, -1))
-    assert len(items(qdo("audit", "-o", "json"))) == len(done)
+    assert len(qdo("audit", "-o", "json").items()) == len(done)
 
 
-def test_a_proposal_of_a_dead_operator_is_replaced(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_proposal_of_a_dead_operator_is_replaced(runs: AppRuns, qdo: Run) -> None:
     start(runs)
     proposal = propose(runs.client, runs.layout, lambda node: "fetch = 3\n")
     assert proposal is not None
     assert in_force(qdo) == {}
-    assert items(qdo("settings", "set", "attempts", "4", "-o", "json"))[0]["version"] == 1
+    assert qdo("settings", "set", "attempts", "4", "-o", "json").items()[0]["version"] == 1
     assert in_force(qdo) == {"attempts": 4}
 
 
-def test_history_and_rollback(runs: AppRuns, qdo: Qdo) -> None:
+def test_history_and_rollback(runs: AppRuns, qdo: Run) -> None:
     start(runs)
     assert qdo("settings", "apply", "-", stdin="# by the CRM team\nfetch = 3\n").code == 0
     assert qdo("settings", "set", "attempts", "4").code == 0
     assert qdo("settings", "unset", "fetch").code == 0
     assert "+attempts = 4" in qdo("settings", "diff", "1", "2").out
     assert "-fetch = 3" in qdo("settings", "diff").out
-    assert items(qdo("settings", "rollback", "1", "--dry-run", "-o", "json"))
+    assert qdo("settings", "rollback", "1", "--dry-run", "-o", "json").items()
     assert qdo("settings", "rollback", "1").code == 0
     assert qdo("settings", "get").out == "# by the CRM team\nfetch = 3\n"
     assert qdo("settings", "get", "--version", "2").out.endswith("attempts = 4\n")
-    versions = [each["version"] for each in items(qdo("settings", "history", "-o", "json"))]
+    versions = [each["version"] for each in qdo("settings", "history", "-o", "json").items()]
     assert versions == [4, 3, 2, 1]
     editor = runs.folder / "editor.sh"
     editor.write_text("#!/bin/sh\nsed -i 's/fetch = 3/fetch = 6/' \"$1\"\n")
@@ -246,7 +231,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_nodes_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
+def test_hostile_nodes_change_nothing(runs: AppRuns, qdo: Run, outsider: Client) -> None:
     worker = start(runs)
     assert qdo("settings", "set", "fetch", "77").code == 0
     path = runs.layout.fleet.settings
@@ -269,7 +254,7 @@ def test_hostile_nodes_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client)
     # A node that was deleted by hand: the numbers go on behind those that were kept.
     outsider.delete(path, recursive=False) if not outsider.get_children(path) else None
     outsider.set(path, b"")
-    assert items(qdo("settings", "set", "fetch", "6", "-o", "json"))[0]["version"] == 3
+    assert qdo("settings", "set", "fetch", "6", "-o", "json").items()[0]["version"] == 3
 
 
 HOSTILE_TEXTS = {
@@ -281,7 +266,7 @@ HOSTILE_TEXTS = {
 
 
 @pytest.mark.parametrize("place", ["current", "proposal"])
-def test_hostile_texts_end_no_worker(runs: AppRuns, qdo: Qdo, outsider: Client, place: str) -> None:
+def test_hostile_texts_end_no_worker(runs: AppRuns, qdo: Run, outsider: Client, place: str) -> None:
     """The node is valid, and what it says is not. Operators see it, and replace it."""
     (runs.folder / "ends.py").write_text("import os\nos._exit(9)\n")
     worker = start(runs)
@@ -298,7 +283,7 @@ def test_hostile_texts_end_no_worker(runs: AppRuns, qdo: Qdo, outsider: Client, 
     assert worker.output.count("registered;") == 1
 
 
-def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
+def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Run, outsider: Client) -> None:
     worker = start(runs)
     assert qdo("settings", "set", "fetch", "77").code == 0
     path = runs.layout.fleet.settings
@@ -306,14 +291,14 @@ def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Qdo, outsider:
     wait_until(lambda: "this process refuses them" in worker.output, "the report")
     runs.app.send("q", 0)
     wait_until(lambda: runs.runs("q") == [("77", 1)], "the run")
-    assert [item["changes"] for item in items(qdo("settings", "history", "-o", "json"))]
-    (changed,) = items(qdo("settings", "apply", "-", "-o", "json", stdin="fetch = 6"))
+    assert [item["changes"] for item in qdo("settings", "history", "-o", "json").items()]
+    (changed,) = qdo("settings", "apply", "-", "-o", "json", stdin="fetch = 6").items()
     assert changed["changes"] == {"fetch": {"before": None, "after": 6}}
     outsider.set(version_path(runs.layout, 2), outsider.get(path)[0][:-9] + b"=}")
     assert qdo("settings", "history").code == 0
 
 
-def test_an_editor_that_fails_changes_nothing(qdo: Qdo) -> None:
+def test_an_editor_that_fails_changes_nothing(qdo: Run) -> None:
     for editor in ("false", "/no/such/editor"):
         ended = qdo("settings", "edit", EDITOR=editor, VISUAL=editor)
         *hints, error = ended.err.splitlines()
@@ -330,7 +315,7 @@ def test_an_editor_that_fails_changes_nothing(qdo: Qdo) -> None:
     ],
 )
 def test_an_edited_text_is_kept_when_it_is_refused(
-    runs: AppRuns, qdo: Qdo, typed: str, code: int, error: str
+    runs: AppRuns, qdo: Run, typed: str, code: int, error: str
 ) -> None:
     """In a file that the hint names, and from which it can be applied after a correction."""
     start(runs, own="backoff_max_seconds = 1")
@@ -371,7 +356,7 @@ BAD = [
 ]
 
 
-def test_bad_calls_change_nothing(runs: AppRuns, qdo: Qdo) -> None:
+def test_bad_calls_change_nothing(runs: AppRuns, qdo: Run) -> None:
     (runs.folder / "big.toml").write_text("#" * 2_100_000)
     (runs.folder / "wide.toml").write_text("##" + "\u20ac" * 100_000)
     (runs.folder / "binary.toml").write_bytes(b"\xff\x00")
@@ -384,23 +369,23 @@ def test_bad_calls_change_nothing(runs: AppRuns, qdo: Qdo) -> None:
         assert len(ended.err.splitlines()) == 1, (call, ended)
         assert ("65536 bytes, got more" in ended.err) == (call[1] in ("big.toml", "wide.toml"))
     assert in_force(qdo) == {"fetch": 7}
-    assert len(items(qdo("settings", "history", "-o", "json"))) == 1
+    assert len(qdo("settings", "history", "-o", "json").items()) == 1
 
 
-def test_other_processes_see_changes(runs: AppRuns, qdo: Qdo, coordinator_url: str) -> None:
-    with App("live", coordinator=coordinator_url, fetch=50) as app:
+def test_other_processes_see_changes(runs: AppRuns, qdo: Run, coordinator_url: str) -> None:
+    with App("desk", coordinator=coordinator_url, fetch=50) as app:
         assert app.live.fetch == 50
         assert qdo("settings", "set", "fetch", "77").code == 0
         wait_until(lambda: app.live.fetch == 77, "the change")
         assert app.live.origin("fetch") == "live 1"
     with (
-        App("live", coordinator="zookeeper://127.0.0.1:1", connect_seconds=0.2) as lost,
+        App("desk", coordinator="zookeeper://127.0.0.1:1", connect_seconds=0.2) as lost,
         pytest.raises(CoordinatorUnreachableError),
     ):
         lost.live.attempts  # noqa: B018
 
 
-def test_the_leader_keeps_the_newest_versions(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
+def test_the_leader_keeps_the_newest_versions(runs: AppRuns, qdo: Run, outsider: Client) -> None:
     start(runs)
     folder = runs.layout.fleet.settings
     for number in range(1, KEPT_VERSIONS + 31):
@@ -410,5 +395,5 @@ def test_the_leader_keeps_the_newest_versions(runs: AppRuns, qdo: Qdo, outsider:
     chore = SurplusChore(lambda layout: layout.fleet.settings, surplus_versions)
     assert chore(outsider, runs.layout, CheckOp(runs.layout.rebalancer)) == 30
     assert len(outsider.get_children(folder)) == KEPT_VERSIONS + 1
-    assert items(qdo("settings", "history", "-o", "json"))[0]["version"] == KEPT_VERSIONS + 30
-    assert items(qdo("settings", "set", "fetch", "7", "-o", "json"))[0]["version"] == 131
+    assert qdo("settings", "history", "-o", "json").items()[0]["version"] == KEPT_VERSIONS + 30
+    assert qdo("settings", "set", "fetch", "7", "-o", "json").items()[0]["version"] == 131

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,45 +9,9 @@ import pytest
 
 from qdo.worker.metrics.durations import ENOUGH
 from tests.support.app_runs import AppRuns
-from tests.support.cli import command
 from tests.support.processes import wait_until
 
-APP_NAME = "desk"
-APP = """
-import asyncio
-import os
-import time
-
-import gevent
-import qdo
-
-app = qdo.App("desk", session_timeout_seconds=5)
-
-def wait(message, sleep):
-    while message.body == "hang" and not os.path.exists("go"):
-        sleep(0.05)
-
-@app.job("greenlet*")
-def in_greenlet(message, context):
-    wait(message, gevent.sleep)
-
-@app.job("lanes", order="none", concurrency=5)
-def in_lanes(message, context):
-    wait(message, gevent.sleep)
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    wait(message, time.sleep)
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    wait(message, time.sleep)
-
-@app.job("async")
-async def in_asyncio(message, context):
-    while message.body == "hang" and not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-"""
+APP = "from tests.apps.hanging import app\n"
 QUEUES = ("greenlet", "lanes", "thread", "process", "async")
 SHOWN = ("greenlet", "lanes", "thread")
 """The executors of these tell where their code stands."""
@@ -77,7 +40,7 @@ def test_messages_that_hang_are_named(runs: AppRuns) -> None:
     for queue, line in named().items():
         assert ids[queue] in line
         assert f"`qdo ps {queue} --stacks`" in line
-        assert (re.search(r"jobs\.py:\d+ wait\b", line) is not None) == (queue in SHOWN), line
+        assert (re.search(r"hanging\.py:\d+ wait\b", line) is not None) == (queue in SHOWN), line
     wait_until(lambda: _reasons(runs).keys() >= ids.keys(), "their workers report them")
     for queue, item in _reasons(runs).items():
         assert ids[queue] in item["reason"]
@@ -95,7 +58,4 @@ def _reasons(runs: AppRuns) -> dict[str, dict[str, Any]]:
 
 
 def _queues(runs: AppRuns) -> list[dict[str, Any]]:
-    places = ("--app", "desk", "--coordinator", runs.coordinator, "--broker", runs.broker_url)
-    ended = command("-m", "qdo", "queues", "-o", "json", *places, cwd=runs.folder)
-    assert ended.code == 0, ended.err
-    return list(json.loads(ended.out)["items"])
+    return runs.qdo("queues", "-o", "json").items()

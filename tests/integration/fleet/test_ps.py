@@ -8,72 +8,24 @@ from typing import Any
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit_entries import AuditEntry
 from tests.support.app_runs import AppRuns
-from tests.support.cli import Ended, command
+from tests.support.cli import Ended
 from tests.support.processes import children, freeze, wait_until
 
-APP_NAME = "desk"
-APP = """
-import asyncio
-import os
-import time
-
-import gevent
-import qdo
-
-app = qdo.App("desk", session_timeout_seconds=5)
-
-def until_released():
-    while not os.path.exists("go"):
-        gevent.sleep(0.01)
-
-def until_released_in_a_thread():
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-
-@app.job("greenlet")
-def in_greenlet(message, context):
-    until_released()
-
-@app.job("lanes-*", order="none", concurrency=5)
-def in_lanes(message, context):
-    until_released()
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    until_released_in_a_thread()
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    until_released_in_a_thread()
-
-@app.job("async")
-async def in_asyncio(message, context):
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.01)
-
-@app.job("busy")
-def busy(message, context):
-    while not os.path.exists("go"):
-        pass
-"""
+APP = "from tests.apps.held import app\n"
 LAYOUT = Layout.of("desk")
 QUEUES = ("greenlet", "thread", "process", "async")
 
 
 def ps(runs: AppRuns, *arguments: str) -> Ended:
-    options = ("--app", "desk", "--coordinator", runs.coordinator)
-    return command("-m", "qdo", "ps", *arguments, *options, cwd=runs.folder)
+    return runs.qdo("ps", *arguments)
 
 
 def show(runs: AppRuns, *arguments: str) -> Ended:
-    places = ("--app", "desk", "--coordinator", runs.coordinator, "--broker", runs.broker_url)
-    return command("-m", "qdo", "queues", *arguments, *places, cwd=runs.folder)
+    return runs.qdo("queues", *arguments)
 
 
 def items(runs: AppRuns, *arguments: str) -> list[dict[str, Any]]:
-    ended = ps(runs, "-o", "json", *arguments)
-    assert ended.code == 0, ended.err
-    return list(json.loads(ended.out)["items"])
+    return ps(runs, "-o", "json", *arguments).items()
 
 
 def test_every_executor_shows_its_messages(runs: AppRuns) -> None:
@@ -85,7 +37,7 @@ def test_every_executor_shows_its_messages(runs: AppRuns) -> None:
     assert {queue: each["id"] for queue, each in found.items()} == ids
     assert {each["attempt"] for each in found.values()} == {1}
     assert all(0 <= each["seconds"] < 60 for each in found.values())
-    assert found["greenlet"]["where"].startswith("jobs.py:")
+    assert found["greenlet"]["where"].startswith("held.py:")
     assert found["greenlet"]["where"].endswith(" until_released")
     assert found["lanes-1"]["where"].endswith(" until_released")
     assert found["thread"]["where"].endswith(" until_released_in_a_thread")
@@ -115,7 +67,7 @@ def test_queue_show_has_the_messages_in_flight(runs: AppRuns) -> None:
     ids = [runs.app.send("lanes-1", number) for number in range(2)]
     runs.start(APP)
     wait_until(lambda: _answers(runs, 2), "both messages run")
-    (item,) = json.loads(show(runs, "lanes-1", "-o", "json").out)["items"]
+    (item,) = show(runs, "lanes-1", "-o", "json").items()
     assert {each["id"] for each in item["runs"]} == set(ids)
     assert (item["in_flight"], item["runs_error"]) == (2, None)
     assert all(each["stack"] and each["attempt"] == 1 for each in item["runs"])
@@ -124,7 +76,7 @@ def test_queue_show_has_the_messages_in_flight(runs: AppRuns) -> None:
     assert ended.out.count("in_lanes") == 1  # the stack of the first
 
     entries = len(runs.client.get_children(LAYOUT.fleet.actionlog))
-    (item,) = json.loads(show(runs, "lanes-1", "--no-ask", "-o", "json").out)["items"]
+    (item,) = show(runs, "lanes-1", "--no-ask", "-o", "json").items()
     assert (item["runs"], item["in_flight"], item["runs_error"]) == (None, None, None)
     assert len(runs.client.get_children(LAYOUT.fleet.actionlog)) == entries
 

@@ -17,71 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, children, freeze, wait_until
 
-APP_NAME = "metered"
-
-
 pytestmark = pytest.mark.slow
 
-APP = """
-import contextlib
-import os
-import time
-import qdo
-
-app = qdo.App("metered", history="")
-if os.path.exists("broken"):
-    os._exit(1)
-
-
-@app.job("plain-*")
-def plain(message, context):
-    pass
-
-
-@app.job("keyed-*", order="key", concurrency=10)
-def keyed(message, context):
-    time.sleep(0.001)
-
-
-@app.job("batch-*", batch=10)
-def batched(messages, context):
-    pass
-
-
-@app.job("thread-*", executor="thread")
-def threaded(message, context):
-    pass
-
-
-@app.job("failing-*", policy=qdo.Policy(attempts=2, backoff_seconds=0.01))
-def failing(message, context):
-    if message.body == "skip":
-        raise qdo.Skip("not needed")
-    if message.body == "wait":
-        with contextlib.suppress(FileExistsError):
-            open("waited", "x").close()  # one of two processes
-            raise qdo.Retry(after=0.01, counts=False)
-    if message.body == "fail":
-        raise ValueError
-
-
-@app.job("blocked-*", policy=qdo.Policy(attempts=1, then="block"))
-def blocking(message, context):
-    raise ValueError
-
-
-@app.job("waiting-*")
-def waiting(message, context):
-    while not os.path.exists("go-on"):
-        time.sleep(0.01)
-
-
-@app.job("busy-*")
-def busy(message, context):
-    end = time.perf_counter() + message.body
-    while time.perf_counter() < end:
-        pass
-"""
+APP = "from tests.apps.metered import app\n"
 HTTP = ("--http", "127.0.0.1:0", "--session-timeout-seconds", "6")
 
 
@@ -323,12 +261,11 @@ def test_serves_at_an_address_of_ipv6(runs: AppRuns) -> None:
 @pytest.mark.parametrize("coordinator_url", ["embedded"], indirect=True)
 def test_an_app_may_set_the_address_in_code(runs: AppRuns) -> None:
     """The parent knows it once its first process has imported the app."""
-    app = APP.replace('history=""', 'http="127.0.0.1:0"')
-    proc = runs.start(app)
+    app = 'import qdo\napp = qdo.App("desk", http="{}")\napp.job()(print)\n'
+    proc = runs.start(app.format("127.0.0.1:0"))
     proc.wait_for_line(r"at http://127.0.0.1:\d+$")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        used = APP.replace('history=""', f'http="127.0.0.1:{taken.getsockname()[1]}"')
-        other = runs.start(used)
+        other = runs.start(app.format(f"127.0.0.1:{taken.getsockname()[1]}"))
         assert other.wait() == 2, other.output
 
 

@@ -18,49 +18,7 @@ from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 from tests.support.forks.processes import Popen
 from tests.support.processes import wait_until
 
-JOBS = """
-import qdo
-from tests.support.fakes.hostile_text import HOSTILE, TEXT
-
-app = qdo.App("a", attempts=2, backoff_seconds=0.01, log_level="debug")
-Odd = type(TEXT.replace("\\0", ""), (Exception,), {})
-
-
-class Worse(Exception):
-    def __str__(self):
-        raise ValueError(HOSTILE)
-
-
-@app.observer
-def observe(event):
-    raise ValueError(HOSTILE)
-
-
-@app.failure
-def failed(message, context, error):
-    raise Odd(HOSTILE)
-
-
-@app.job("batch-*", batch=5)
-def batch(messages, context):
-    raise ValueError(HOSTILE)
-
-
-@app.job("process-*", executor="process")
-def process(message, context):
-    raise ValueError(HOSTILE)
-
-
-@app.job("*")
-def job(message, context):
-    kinds = [qdo.Skip, qdo.DeadLetter, ValueError, Odd, qdo.Stop]
-    if message.body == "wait" and message.attempt == 1:
-        raise qdo.Retry(0.01)
-    if message.body == "worse":
-        raise Worse()
-    if isinstance(message.body, int):
-        raise kinds[message.body](HOSTILE)
-"""
+JOBS = "from tests.apps.hostile_log import app\n"
 RECORD = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) +(qdo|kazoo)\."
 )

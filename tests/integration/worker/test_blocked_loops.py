@@ -17,45 +17,7 @@ from tests.support.processes import Proc, alive, paused, wait_until, whole_lines
 
 T = 2.0
 """Session timeout in seconds."""
-APP = """
-import os
-import re
-import time
-
-import gevent.monkey
-import qdo
-
-app = qdo.App("blocked", session_timeout_seconds=2, checkpoint_seconds=0.05)
-out = open("out", "a", 1)
-policy = qdo.Policy(attempts=2, backoff_seconds=0.02, backoff_max_seconds=0.1)
-
-block = gevent.monkey.get_original("time", "sleep")  # as C code that waits does
-
-def spin(seconds):
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        pass
-
-@app.job(policy=policy)
-@app.job("limited", policy=policy, timeout_seconds=1)
-def job(message, context):
-    out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
-    if message.body == "wait":
-        time.sleep(3600)
-    if message.body == "long":
-        spin(3)
-    while message.body == "held" and not os.path.exists("go"):
-        block(0.01)
-    if message.body == "often":
-        block(0.9)
-    if message.body == "endless":
-        block(3600)
-    if message.body == "lock":
-        re.match("(a+)+$", 60 * "a" + "b")
-    while message.body == "freeze" and not os.path.exists(f"thawed-{os.getpid()}"):
-        block(0.01)
-    out.write(f"{message.queue} {message.body}-end {message.attempt} {os.getpid()}\\n")
-"""
+APP = "from tests.apps.blocking import app, job\n"
 
 
 @pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
@@ -92,7 +54,7 @@ def test_a_job_longer_than_the_session_runs_once(runs: AppRuns) -> None:
     assert begins(runs, "q") == [("short", 1), ("long", 1), ("after", 1)]
     assert "session expired" not in worker.output
     worker.wait_for_line("keeping its session")
-    worker.wait_for_line(r"blocked for .* by queue q, message .*, job jobs:job")
+    worker.wait_for_line(r"blocked for .* by queue q, message .*, job tests.apps.blocking:job")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0, worker.output
 
@@ -166,7 +128,7 @@ def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
         return found[-1][0] == "blocked"
 
     wait_until(is_blocked, "the blocked worker")
-    assert re.fullmatch(r"queue patient, message \S+, job jobs:job", found[-1][1])
+    assert re.fullmatch(r"queue patient, message \S+, job tests.apps.blocking:job", found[-1][1])
     (runs.folder / "go").touch()
     wait_until(lambda: state() == ("running", ""), "the worker runs again")
 

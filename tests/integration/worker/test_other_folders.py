@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 
@@ -10,32 +9,7 @@ from tests.support.cli import QDO, WORKER, command
 from tests.support.paths import ROOT
 from tests.support.processes import whole_lines
 
-JOBS = """
-import os
-import qdo
-
-app = qdo.App("moving")
-
-def say(message):
-    with open(os.environ["SAID"], "a") as file:
-        file.write(f"{message.queue} {message.body}\\n")
-
-@app.job("moves")
-def moves(message, context):
-    os.makedirs("elsewhere", exist_ok=True)
-    os.chdir("elsewhere")
-    app.send("process", message.body)
-    app.send("thread", message.body)
-    say(message)
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    say(message)
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    say(message)
-"""
+JOBS = "from tests.apps.folders import app\n"
 
 
 def test_a_job_that_leaves_its_folder_costs_nothing(tmp_path: Path) -> None:
@@ -51,7 +25,7 @@ def test_a_job_that_leaves_its_folder_costs_nothing(tmp_path: Path) -> None:
     expected = [f"{queue} {body}" for queue in ("moves", "process", "thread") for body in range(3)]
     assert sorted(whole_lines(said)) == expected
     assert [*tmp_path.rglob("*.db")] == [*tmp_path.glob("*.db"), *tmp_path.glob("qdo-data/*.db")]
-    listed = json.loads(command(*QDO, "queues", "-o", "json", cwd=tmp_path, env=env).out)["items"]
+    listed = command(*QDO, "queues", "-o", "json", cwd=tmp_path, env=env).items()
     assert {item["queue"]: item["backlog"] for item in listed} == dict.fromkeys(
         ("moves", "process", "thread"), 0
     )

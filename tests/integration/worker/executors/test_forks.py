@@ -8,74 +8,7 @@ import signal
 from tests.support.app_runs import AppRuns
 from tests.support.processes import wait_until, whole_lines
 
-APP_NAME = "desk"
-APP = """
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-
-import gevent
-import qdo
-
-app = qdo.App("desk")
-
-def write(name, **values):
-    with open("out", "a") as file:
-        file.write(json.dumps({"name": name, "pid": os.getpid(), **values}) + os.linesep)
-
-@app.job("waiting-*")
-def wait(message, context):
-    gevent.sleep(0.05 * message.body)
-    write("ran", queue=message.queue, body=message.body)
-
-@app.job("copies-*")
-def copy(message, context):
-    \"\"\"As a library does that forks and goes on in Python, and one that starts a program.\"\"\"
-    subprocess.run([sys.executable, "-c", ""], check=True)
-    pid = os.fork()
-    if pid == 0:
-        for _ in range(10):
-            gevent.sleep(0.02)
-        write("copy", queue=message.queue, body=message.body)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    write("ran", queue=message.queue, body=message.body)
-
-def terminated(message):
-    # As a pool of the standard library does with its processes.
-    pid = os.fork()
-    if pid == 0:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            open(f"child-{message.queue}", "w").close()
-        time.sleep(20)
-        os._exit(0)
-    while not os.path.exists(f"child-{message.queue}"):
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGTERM)
-    write("ran", queue=message.queue, body=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-
-@app.job("signals-process-*", executor="process")
-def signals_in_process(message, context):
-    terminated(message)
-
-@app.job("signals-*")
-def signals(message, context):
-    terminated(message)
-
-@app.job("process", executor="process")
-def in_process(message, context):
-    write("ran", queue=message.queue, body=message.body)
-
-def linger():
-    \"\"\"As a lock does that is taken: others run meanwhile.\"\"\"
-    for _ in range(10):
-        gevent.sleep(0.01)
-
-os.register_at_fork(after_in_child=linger)
-"""
+APP = "from tests.apps.forks import app\n"
 WAITING, MESSAGES = 20, 10
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from tests.support.app_runs import AppRuns
@@ -32,12 +31,10 @@ def job(message, context):
 """
 
 
-def test_threads_set_no_timer_for_each_message(tmp_path: Path) -> None:
+def test_threads_set_no_timer_for_each_message(local_runs: AppRuns, tmp_path: Path) -> None:
     """A wait with a timeout cost 4 us of the 35 us of a message."""
-    desk = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    with contextlib.closing(desk) as runs:
-        runs.app.send_many([("q", number) for number in range(20)])
-        assert runs.start(APP, "--burst").wait(60.0) == 0
+    local_runs.app.send_many([("q", number) for number in range(20)])
+    assert local_runs.start(APP, "--burst").wait(60.0) == 0
     waits = (tmp_path / "waits").read_text().splitlines()
     assert len(waits) > 20
     assert set(waits) == {"() {}"}

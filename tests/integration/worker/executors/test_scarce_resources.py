@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,62 +15,25 @@ from tests.support.app_runs import AppRuns
 from tests.support.engine import EngineSetup, until
 from tests.support.processes import children, wait_until
 
-APP = """
-import os
-import resource
-
-import gevent
-import qdo
-
-app = qdo.App("desk", attempts=2)
-
-def ran(message):
-    with open("out", "a") as file:
-        print(message.queue, message.body, message.attempt, os.getpid(), file=file)
-
-@app.job("thread-*", executor="thread")
-def thread(message, context):
-    ran(message)
-
-@app.job("loop")
-async def loop(message, context):
-    ran(message)
-
-@app.job("limit")
-def limit(message, context):
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + message.body, before[1]))
-    while not os.path.exists("enough"):
-        gevent.sleep(0.01)
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-"""
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[AppRuns]:
-    runs = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    yield runs
-    runs.close()
+APP = "from tests.apps.scarce import app\n"
 
 
 @pytest.mark.parametrize("free", [0, 3])
-def test_messages_wait_for_descriptors_of_threads(runs: AppRuns, free: int) -> None:
+def test_messages_wait_for_descriptors_of_threads(local_runs: AppRuns, free: int) -> None:
     """The event loop of a thread needs some: libev wrote 20 MB of errors a second, forever."""
     queues = ["loop", *(f"thread-{number}" for number in range(3))]
-    runs.app.send("limit", free)
-    proc = runs.start(APP)
+    local_runs.app.send("limit", free)
+    proc = local_runs.start(APP)
     wait_until(lambda: bool(children(proc.pid)), "the worker process")
     (pid,) = children(proc.pid)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     wait_until(lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE) != before, "the limit")
-    runs.app.send_many([(queue, 0) for queue in queues])
+    local_runs.app.send_many([(queue, 0) for queue in queues])
     for what in ("a thread", "the asyncio loop"):
         proc.wait_for_line(f"ERROR .* cannot start {what} of job")
-    (runs.folder / "enough").touch()
+    (local_runs.folder / "enough").touch()
     for queue in queues:
-        wait_until(lambda queue=queue: runs.runs(queue) == [("0", 1)], queue)  # type: ignore[misc]
+        wait_until(lambda queue=queue: local_runs.runs(queue) == [("0", 1)], queue)  # type: ignore[misc]
     assert len(proc.output) < 50_000
 
 

@@ -11,102 +11,7 @@ import pytest
 from tests.support.app_runs import AppRuns
 from tests.support.doc_pages import table
 
-APP = """
-import asyncio
-import multiprocessing
-import os
-import queue
-import subprocess
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
-import qdo
-
-app = qdo.App("desk", attempts=5, backoff_seconds=0.01)
-locks = {
-    "lock": threading.Lock(),
-    "rlock": threading.RLock(),
-    "semaphore": threading.BoundedSemaphore(1),
-    "condition": threading.Condition(),
-}
-queues = {"queue": queue.Queue(), "simple": queue.SimpleQueue()}
-pool = ThreadPoolExecutor(2)
-event = threading.Event()
-waiting = set()
-inside = dict.fromkeys(locks, 0)
-short = threading.Lock()
-
-async def nap():
-    await asyncio.sleep(0.05)
-
-def use(kind, queue):
-    if kind in locks:
-        for _ in range(5):
-            with locks[kind]:
-                inside[kind] += 1
-                assert inside[kind] == 1
-                time.sleep(0.001)
-                inside[kind] -= 1
-    elif kind == "short":
-        for _ in range(1000):
-            with short:
-                pass
-    elif kind in queues:
-        queues[kind].put(queue)
-        assert queues[kind].get(timeout=20) is not None
-    elif kind == "pool":
-        assert pool.submit(lambda: time.sleep(0.001) or 7).result(timeout=20) == 7
-    elif kind == "thread":
-        thread = threading.Thread(target=time.sleep, args=(0.001,))
-        thread.start()
-        thread.join()
-    elif kind == "event":
-        waiting.add(queue)
-        if len(waiting) == 4 or queue.startswith("process"):
-            event.set()
-        assert event.wait(20)
-    elif kind == "run":
-        asyncio.run(nap())
-    elif kind == "processes":
-        with multiprocessing.Pool(1) as processes:
-            assert processes.map(abs, [-1]) == [1]
-    elif kind == "program":
-        subprocess.run(["true"], check=True)
-
-def wrote(message):
-    with open("out", "a") as file:
-        print(message.queue, 0, message.attempt, os.getpid(), file=file)
-
-def job(message, context):
-    use(message.queue.split(".")[1], message.queue)
-    wrote(message)
-
-async def coroutine(message, context):
-    kind = message.queue.split(".")[1]
-    if kind in locks:
-        with locks[kind]:
-            inside[kind] += 1
-            assert inside[kind] == 1
-            await asyncio.sleep(0.01)
-            inside[kind] -= 1
-    elif kind in queues:
-        queues[kind].get()
-    elif kind == "event":
-        event.wait()
-    elif kind == "executor":
-        for number in range(5):
-            loop = asyncio.get_running_loop()
-            assert await loop.run_in_executor(pool, lambda: time.sleep(0.001) or 7) == 7
-    else:
-        use(kind, message.queue)
-    wrote(message)
-
-app.job("thread.*", executor="thread")(job)
-app.job("process.*", executor="process")(job)
-app.job("async.*")(coroutine)
-app.job("greenlet.*")(job)
-"""
+APP = "from tests.apps.sharing import app\n"
 SHARED = ("lock", "rlock", "semaphore", "condition", "short", "queue", "simple", "pool", "event")
 MESSAGES = 6
 KINDS = {
@@ -176,22 +81,16 @@ def test_objects_that_jobs_of_an_executor_may_use(tmp_path: Path, executor: str)
 
 
 @pytest.mark.parametrize(("executor", "kind"), cells("fails"))
-def test_objects_that_fail(tmp_path: Path, executor: str, kind: str) -> None:
-    desk = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    with contextlib.closing(desk) as runs:
-        runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(4)])
-        runs.start(APP).wait_for_line(rf"queue {executor}\.{kind}\..* failed, .*{ERRORS[kind]}")
+def test_objects_that_fail(local_runs: AppRuns, executor: str, kind: str) -> None:
+    local_runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(4)])
+    local_runs.start(APP).wait_for_line(rf"queue {executor}\.{kind}\..* failed, .*{ERRORS[kind]}")
 
 
 @pytest.mark.parametrize(("executor", "kind"), cells("blocks"))
-def test_objects_that_block_a_loop(tmp_path: Path, executor: str, kind: str) -> None:
+def test_objects_that_block_a_loop(local_runs: AppRuns, executor: str, kind: str) -> None:
     """The log names the job: its messages waited forever without a line."""
-    desk = AppRuns("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    with contextlib.closing(desk) as runs:
-        runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(2)])
-        line = "the event loop has been blocked"
-        if executor == "async":
-            line = (
-                rf"the asyncio loop has been blocked .* queue async\.{kind}\.\d, message .*, job "
-            )
-        runs.start(APP).wait_for_line(line)
+    local_runs.app.send_many([(f"{executor}.{kind}.{n}", 0) for n in range(2)])
+    line = "the event loop has been blocked"
+    if executor == "async":
+        line = rf"the asyncio loop has been blocked .* queue async\.{kind}\.\d, message .*, job "
+    local_runs.start(APP).wait_for_line(line)

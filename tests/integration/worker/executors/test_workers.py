@@ -15,75 +15,7 @@ from qdo.app import App
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children, descendants, wait_until, whole_lines
 
-JOBS = """
-import asyncio, ctypes, os, sys, time
-import qdo
-
-app = qdo.App("held")
-
-def say(*words):
-    with open("said", "a") as file:
-        file.write(" ".join(str(word) for word in words) + "\\n")
-
-def held(message):
-    say("begin", message.queue, message.body, os.getpid())
-    end = time.monotonic() + message.body
-    if message.headers.get("how") == "c":
-        ctypes.CDLL(None).usleep(int(message.body * 1e6))
-    while time.monotonic() < end:
-        pass
-    say("end", message.queue, message.body, os.getpid())
-
-@app.job("thread", executor="thread")
-def in_thread(message, context):
-    held(message)
-
-@app.job("process*", executor="process")
-def in_process(message, context):
-    held(message)
-
-@app.job("waits", executor="thread")
-def waits(message, context):
-    time.sleep(0.01)
-    app.send("echo", message.body)
-
-@app.job("hangs", executor="thread", timeout_seconds=0.2)
-def hangs(message, context):
-    time.sleep(60)
-
-@app.job("mixed-*", executor="thread", timeout_seconds=0.3)
-def mixed(message, context):
-    if message.body == "compute":
-        while True:
-            pass
-    while True:
-        time.sleep(0.001 * message.body)
-
-@app.job("async", timeout_seconds=5)
-async def on_loop(message, context):
-    await asyncio.sleep(0.01)
-    await asyncio.to_thread(time.sleep, 0.01)
-    await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
-    app.send("echo", message.body)
-
-@app.job("sends", executor="process")
-def sends(message, context):
-    time.sleep(0.01)
-    app.send("echo", message.body)
-
-@app.job("argv", executor="process")
-def argv(message, context):
-    say("argv", *sys.argv[1:], len(sys.argv))
-    time.sleep(message.body)
-
-@app.job("echo")
-def echo(message, context):
-    say("echo", message.body)
-
-@app.job("quick")
-def quick(message, context):
-    say("quick", message.body, time.time())
-"""
+JOBS = "from tests.apps.busy import app\n"
 
 
 def words_of(pid: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,15 @@ Make = Callable[..., EngineSetup]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make engines whose senders encrypt with the key K1, and end them with the test."""
     monkeypatch.setattr("qdo.worker.engine.outcomes.KEY_SECONDS", 0.02)
-    engines: list[EngineSetup] = []
     keys = write_keys(tmp_path / "keys", K1)
 
     def made(**settings: Any) -> EngineSetup:
-        chosen = {"keys": keys, "encrypt": ("bodies",), **settings}
-        engines.append(EngineSetup(tmp_path, **chosen))
-        return engines[-1]
+        return make(**{"keys": keys, "encrypt": ("bodies",), **settings})
 
-    yield made
-    for engine in engines:
-        engine.close()
+    return made
 
 
 def stored(engine: EngineSetup, queue: str = "q") -> list[bytes]:

@@ -11,36 +11,7 @@ from qdo import App
 from tests.support.cli import WORKER, command
 from tests.support.postgresql.schema import prepared
 
-JOBS = """
-import os, pathlib, signal
-import qdo
-
-app = qdo.App("shop", backoff_seconds=0.01, backoff_max_seconds=0.02)
-
-
-def after(number, message):
-    if number == 7 and not os.path.exists(message.queue):
-        pathlib.Path(message.queue).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if number == 9 and message.attempt < 3:
-        raise ValueError("once more")
-
-
-@app.job("greenlet")
-@app.job("thread", executor="thread")
-@app.job("process", executor="process")
-def dispatch(message, context):
-    for number in range(10):
-        app.send(f"to-{number}", message.queue, once=message)
-        after(number, message)
-
-
-@app.job("async")
-async def adispatch(message, context):
-    for number in range(10):
-        await app.asend(f"to-{number}", message.queue, once=message)
-        after(number, message)
-"""
+JOBS = "from tests.apps.once import app\n"
 KINDS = ["async", "greenlet", "process", "thread"]
 
 

@@ -18,70 +18,7 @@ from qdo import App
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.processes import Proc, alive, children, wait_until, whole_lines
 
-APP = """
-import os
-import pathlib
-import signal
-
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
-
-import qdo
-from qdo.outbox import Outbox
-
-app = qdo.App("shop")
-engine = create_engine("sqlite:///app.db", connect_args={"timeout": 30})
-outbox = Outbox(app, engine)
-step = os.environ.get("TESTS_KILL_AT")
-
-
-def dying(name):
-    real = getattr(outbox, name)
-
-    def once(*arguments):
-        done = real(*arguments) if step == "after" else None
-        if not pathlib.Path("killed").exists():
-            pathlib.Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return done if step == "after" else real(*arguments)
-
-    return once
-
-
-def telling(real):
-    def tell(*arguments):
-        pathlib.Path("reading").touch()
-        return real(*arguments)
-
-    return tell
-
-
-if step == "told":
-    outbox._oldest = telling(outbox._oldest)
-elif step in ("read", "after"):
-    outbox._oldest = dying("_oldest")  # killed before or after it read, thus before sending
-elif step == "delete":
-    outbox._delete = dying("_delete")  # killed after sending, before deleting
-
-
-def put(*queues):
-    with Session(engine) as session, session.begin():
-        for queue in queues:
-            outbox.send(session, queue, 0, key=None)
-
-
-def fill(first, last):
-    with Session(engine) as session, session.begin():
-        outbox.create(session)
-        for number in range(first, last):
-            outbox.send(session, f"q{number % 3}", number)
-
-
-@app.job()
-def job(message, context):
-    with open("runs", "a") as runs:
-        runs.write(f"{message.queue} {message.body} {message.id}\\n")
-"""
+APP = "from tests.apps.outbox import app, fill, outbox, put\n"
 ENVIRONMENT = {"QDO_SESSION_TIMEOUT_SECONDS": "2.5", "QDO_APP": "shop"}
 COUNT = 60
 

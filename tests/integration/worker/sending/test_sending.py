@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,6 @@ from qdo.positions import position_of_time
 from qdo.settings.sources import load
 from tests.support.cli import WORKER, command
 from tests.support.engine import EngineSetup, until
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
-    """Make engines, and end them with the test."""
-    engines: list[EngineSetup] = []
-
-    def made(**settings: Any) -> EngineSetup:
-        engines.append(EngineSetup(tmp_path, **settings))
-        return engines[-1]
-
-    yield made
-    for engine in engines:
-        engine.close()
 
 
 def test_bytes_reach_the_job_as_bytes(make: Callable[..., EngineSetup]) -> None:
@@ -194,31 +180,7 @@ def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
         assert app.broker.catalog.backlog("q", 0).delayed == 1
 
 
-JOBS = """
-import qdo
-
-app = qdo.App("a")
-
-
-@app.job("greenlet")
-def from_a_greenlet(message, context):
-    app.send("seen", ["greenlet", message.body], dedup_key=f"greenlet {message.body}")
-
-
-@app.job("thread", executor="thread")
-def from_a_thread(message, context):
-    app.send("seen", ["thread", message.body], dedup_key=f"thread {message.body}")
-
-
-@app.job("async")
-async def from_a_coroutine(message, context):
-    await app.asend("seen", ["async", message.body], dedup_key=f"async {message.body}")
-
-
-@app.job("process", executor="process")
-def from_a_process(message, context):
-    app.send("seen", ["process", message.body], dedup_key=f"process {message.body}")
-"""
+JOBS = "from tests.apps.senders import app\n"
 KINDS = ["async", "greenlet", "process", "thread"]
 
 
