@@ -21,7 +21,7 @@ from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedRe
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.streams import EmbeddedStreams
-from qdo.brokers.embedded.writer import Transaction, Work, Writer
+from qdo.brokers.embedded.writer import KEEP_HEAD, Transaction, Work, Writer
 from qdo.brokers.grouped_calls import GroupCommitBroker
 from qdo.brokers.outgoing import checked_size
 from qdo.brokers.streams import check_deletable
@@ -90,12 +90,6 @@ class EmbeddedCatalog(QueueCatalog):
 _FIND = Query("SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", "iii")
 _WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", "i")
 _DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", "i")
-_KEEP_HEAD = """
-INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
-ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
-"""
-"""The next position in the file follows the largest `head`, also one of a deleted queue."""
-
 _DELETE = (
     "DELETE FROM messages WHERE queue = ?",
     "DELETE FROM delayed WHERE queue = ?",
@@ -126,7 +120,7 @@ def delete(transaction: Transaction, queue: str, last: int) -> None:
     if found is None:
         return
     number, head, _ = found
-    execute(_KEEP_HEAD, (head,))
+    execute(KEEP_HEAD, (head,))
     for statement in _DELETE:
         execute(statement, (number,))
 

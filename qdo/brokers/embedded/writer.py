@@ -114,6 +114,11 @@ _NEWEST = Query("SELECT max(head) FROM queues", "I")
 _LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
 _COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
+KEEP_HEAD = """
+INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
+ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
+"""
+"""The next position in the file follows the largest `head`, also one of a deleted queue."""
 _OPEN_SHARDS = Query(
     """
 SELECT low, queue FROM streams WHERE app = ? AND stream = ? AND end_position IS NULL ORDER BY low
@@ -238,8 +243,9 @@ class Transaction:
 
     def reserve(self) -> int:
         """Return a position that no message gets."""
-        self._newest = self._next_position()
-        return self._newest
+        position = self._newest = self._next_position()
+        self.connection.execute(KEEP_HEAD, (position,))  # the clock may be set back
+        return position
 
     def tail(self, name: str) -> Tail:
         """Return the end of a queue; create the queue if it does not exist."""

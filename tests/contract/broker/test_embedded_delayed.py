@@ -16,6 +16,7 @@ from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.embedded.delayed import TRIM, move_due
 from qdo.brokers.embedded.schema import MESSAGES, STREAMS
 from qdo.brokers.embedded.writer import Writer
+from qdo.brokers.streams import first_shards
 from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
 from qdo.system.sqlite import Format, open_database
@@ -90,6 +91,21 @@ def moved(broker: EmbeddedBroker) -> None:
     stop = broker.listen(lambda names: None)
     wait_until(lambda: broker.catalog.backlog("q", 0).delayed == 0, "all have moved")
     stop()
+
+
+def test_a_refused_message_keeps_its_position(broker: EmbeddedBroker, clock: DueClock) -> None:
+    """Also while the clock is set back: the next message has another position, so another id."""
+    broker.streams.add(first_shards("user", 2))
+    (shard, _) = (each.queue for each in broker.streams.shards("user"))
+    broker.send(Outgoing(shard, b"1", "a", terms=SendOptions(due=NOW + 60)))
+    broker._writer.run(lambda each: each.connection.execute("UPDATE delayed SET key = NULL"))
+    clock.seconds = NOW + 60
+    broker._writer.run(lambda each: move_due(each, clock()))
+    (letter,) = broker.dead_letters.records()
+    clock.seconds = NOW
+    broker.send(Outgoing("plain", b"2"))
+    (row,) = broker.reader("plain", 0).fetch(1)
+    assert row[0] > letter.position
 
 
 def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: DueClock) -> None:
