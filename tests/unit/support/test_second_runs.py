@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.runs.second_runs import without_group
 
 pytestmark = pytest.mark.slow
 
@@ -155,16 +154,3 @@ def test_a_broken_file_has_no_second_run(tmp_path: Path) -> None:
     code, lines, _ = run(tmp_path, ["broken"])
     assert code != 0
     assert not any("second run" in each for each in lines)
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "expected"),
-    [
-        ("a.py::t[x@y]@group", "a.py::t[x@y]"),
-        ("a.py::t[x@y]", "a.py::t[x@y]"),
-        ("a.py::t", "a.py::t"),
-    ],
-)
-def test_groups_of_xdist_are_left_out_of_names(nodeid: str, expected: str) -> None:
-    """A developer pastes the name into a command."""
-    assert without_group(nodeid) == expected
