@@ -362,7 +362,8 @@ def test_a_damaged_row_costs_only_itself(make: Make) -> None:
     """Another program wrote a time that is none; what was taken with it runs."""
     pool = make(start=False, concurrency=3)
     pool.ask(1, 2, 3)
-    pool.store._contents.connection.execute("UPDATE requests SET headers = '[' WHERE id = '2'")
+    connection = pool.store.broker.writer.store.connection
+    connection.execute("UPDATE requests SET headers = '[' WHERE id = '2'")
     pool.start()
     pool.finish(1, 2, 3)
     assert (pool.outcome(2), len(pool.runs)) == ("failed", 2)
