@@ -466,6 +466,8 @@ class Settings(AppSettings):
     def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
         """Return a copy in which `values`, set at `origin`, override the present values."""
         check_names(values, origin)
+        if not values:
+            return self  # checking again takes 0.1 ms: a test with a kit takes 4
         origins = {**self.origins, **dict.fromkeys(values, origin)}
         merged = {**self.values(), **values}
         if "coordinator" not in origins and self.coordinator == default_coordinator(self.broker):
