@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kazoo.protocol.states import KazooState
 from qdo.coordination.client import Client, connect
 from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
+from tests.support.coordinator_process import connected
 from tests.support.fleet import MemberFleet
 from tests.support.postgresql.proxy import cutting
 from tests.support.zookeeper import Ensemble, free_ports, wait_until
@@ -191,16 +192,9 @@ def test_servers_without_their_data_get_new_sessions(
         own.close()
 
 
-@contextlib.contextmanager
-def opened(port: int) -> Iterator[Client]:
+def opened(port: int) -> contextlib.AbstractContextManager[Client]:
     """Open a client of a server, or of a proxy before it."""
-    client = connect(f"zookeeper://127.0.0.1:{port}", session_timeout_seconds=SESSION_SECONDS)
-    client.open(20.0)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
+    return connected(f"zookeeper://127.0.0.1:{port}", session_timeout_seconds=SESSION_SECONDS)
 
 
 def test_the_lost_server_is_named_not_the_next_one(zookeeper_server: Ensemble) -> None:
