@@ -88,6 +88,7 @@ def test_a_changed_assignment_is_written_again_at_once(
     fleet.join()
     fleet.create_queues(names(8))
     fleet.wait(lambda: fleet.balanced(8), "two workers share the queues")
+    assert len(fleet.members) == 2
     for member, _ in fleet.members:
         path = LAYOUT.assignment(member.name)
         vandalized = -1

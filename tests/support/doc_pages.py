@@ -87,4 +87,5 @@ def steps(block: Block) -> list[tuple[str, list[str]]]:
             found.append((line[2:], []))
         elif line:
             found[-1][1].append(line)
+    assert found, "the block shows no command"
     return found

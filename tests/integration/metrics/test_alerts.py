@@ -31,13 +31,19 @@ def promtool(*argv: str | Path) -> tuple[int, str]:
 
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert group["rules"]
     return list(group["rules"])
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((CONFIG / "grafana.json").read_text())["panels"]
+    assert found
+    return found
 
 
 def expressions() -> list[str]:
     """Return the expressions of all rules and of all panels of the dashboard."""
-    panels = json.loads((CONFIG / "grafana.json").read_text())["panels"]
-    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
     return [*(rule["expr"] for rule in rules()), *shown]
 
 
@@ -127,7 +133,7 @@ def test_promtool_parses_every_expression(expression: str, tmp_path: Path) -> No
 
 def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in json.loads((CONFIG / "grafana.json").read_text())["panels"]:
+    for panel in panels():
         at = panel["gridPos"]
         cells = {
             (x, y)

@@ -89,6 +89,7 @@ def test_errors_name_the_job_and_not_what_is_around_it(app: App) -> None:
     app.middleware(around)
     app.job("a")(plain)
     app.job("b")(functools.partial(plain))
+    assert len(app.jobs) == 2
     for job in app.jobs:
         assert app.hooks.composed(job).name == job.name
 

@@ -136,6 +136,7 @@ def test_typos_beside_kubernetes_variables_are_found(variable: str, value: str) 
 
 def test_no_setting_looks_like_a_variable_of_kubernetes() -> None:
     """Otherwise a service could set it."""
+    assert declarations()
     for each in declarations():
         for value in ("1", "tcp://10.0.0.1:80"):
             assert not is_service_variable(each.variable, value)
@@ -370,6 +371,7 @@ def test_sample_file_overrides_nothing_in_the_code() -> None:
 def test_sample_file_explains_every_setting() -> None:
     """Above each setting is its description, in the words of its declaration."""
     words = " ".join(SAMPLE.read_text().replace("\n# ", " ").split()).lower()
+    assert declarations()
     for each in declarations():
         assert each.help.lower() in words, each.name
 
