@@ -178,9 +178,10 @@ class MemoryBroker(SqliteBroker):
 
 class MemoryRequests(EmbeddedRequests):
     def __init__(self, broker: MemoryBroker) -> None:
-        reading, app = broker.writer.store.connection, broker.writer.app
-        writer, check = cast(Writer, broker.writer), broker.checked_size
-        super().__init__(reading, MEMORY, app, writer, ID_NODE, check, _NO_FILE)
+        reading = broker.writer.store.connection
+        app = broker.writer.app
+        writer = cast(Writer, broker.writer)
+        super().__init__(reading, MEMORY, app, writer, ID_NODE, broker.checked_size, _NO_FILE)
         self._takers = broker.writer.store.takers
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -189,7 +190,8 @@ class MemoryRequests(EmbeddedRequests):
 
 class MemoryDeadLetters(EmbeddedDeadLetters):
     def __init__(self, broker: MemoryBroker) -> None:
-        reading, app = broker.writer.store.connection, broker.writer.app
+        reading = broker.writer.store.connection
+        app = broker.writer.app
         super().__init__(reading, MEMORY, app, cast(Writer, broker.writer), ID_NODE)
 
 
