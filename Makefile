@@ -44,25 +44,28 @@ check: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/dmypy run
-	$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(or $(FILES),$(QUICK))
+	$(BIN)/python -m pytest -q --processes 3 $(or $(FILES),$(QUICK))
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
 PYTEST = $(REQUIRED) TMPDIR=$$(bash .ci/prepare scratch) $(BIN)/python -m pytest
 # Failed items run once more, alone: a machine that stalls makes some of ten thousand fail.
 AGAIN = -p tests.support.runs.second_runs --unstable $(VENV)/unstable-$@.log
-WHOLE = -n 6 --dist loadgroup --no-loadscope-reorder --durations 20 $(AGAIN)
+WHOLE = --processes 6 --durations 20 $(AGAIN) -p tests.support.runs.costs
 
 # Lint and documentation run beside the tests, and are shown if they fail.
 BESIDE := $(VENV)/beside.log
+# `make test COSTS=--write-costs` accepts what folders of tests cost now.
+COSTS := --costs
+COSTS_TABLE := tests/golden/costs.txt
 test: $(STAMP) zookeeper postgresql deployment
 	@$(MAKE) --no-print-directory lint docs >$(BESIDE) 2>&1 & \
-	$(PYTEST) $(WHOLE) --level test --fuzz 100 --histories 100; tests=$$?; \
+	$(PYTEST) $(WHOLE) $(COSTS) $(COSTS_TABLE) --level test --fuzz 100 --histories 100; tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
 
 # Then all inputs for readers of foreign bytes, and all histories: `make test` tries a twentieth of them.
 test-rest: $(STAMP) zookeeper postgresql deployment browser
 	$(PYTEST) $(WHOLE) --level rest
-	$(PYTEST) -q -n 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
+	$(PYTEST) -q --processes 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
 
 # PYTHONS="3.11 3.13" runs these only, and fails without one of them.
 PYTHONS :=

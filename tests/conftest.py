@@ -29,11 +29,11 @@ from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.coordinator_process import connected
 from tests.support.forks.processes import choice
-from tests.support.levels import CHECK, REST, SELECTED, TEST, levels, reasons
+from tests.support.levels import CHECK, REST, SELECTED, SEVERAL_PARTS, TEST, levels, reasons
 from tests.support.marks import MARKS, add_marks, in_order, unmarked
+from tests.support.paths import ROOT
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
-from tests.support.runs import lost_processes
 from tests.support.shared_servers import (
     SharedPostgresql,
     SharedZooKeeper,
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 LEVELS = pytest.StashKey[dict[pytest.Item, str]]()
 """The level of each item that was collected."""
 LEVEL = pytest.StashKey[str]()
-"""The level of one item. xdist renames items of groups, so they are no keys after that."""
+"""The level of one item."""
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many items `make test` has left out, by reason."""
 _running: list[Ensemble | SharedZooKeeper] = []
 _running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 
@@ -59,6 +61,9 @@ _running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 hypothesis.settings.register_profile("qdo", deadline=None)
 hypothesis.settings.register_profile(CHECK, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("qdo")
+
+
+pytest_plugins = ["tests.support.runs.processes"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,11 +114,16 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Let `make check` not even import tests of several parts."""
+    is_left_out = config.option.level == CHECK and collection_path == ROOT / SEVERAL_PARTS
+    return True if is_left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by the servers they use, order them, and leave out those of other levels."""
     add_marks(items)
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if config.option.processes:
         items[:] = in_order(items)
     config.stash[LEVELS] = known = levels(items)
     chosen = config.getoption("--level")
@@ -123,8 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.stash[LEVEL] = known[item]
         is_chosen = not chosen or known[item] in SELECTED[chosen]
         (kept if is_chosen and not _is_skipped_step(item, stride) else others).append(item)
-    if chosen == TEST and hasattr(config, "workeroutput"):
-        config.workeroutput["left_out"] = dict(Counter(reasons(items).values()))
+    if chosen == TEST:
+        config.stash[LEFT_OUT] = Counter(reasons(items).values())
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = kept
@@ -146,22 +156,11 @@ class FailedNames:
             reporter.write_line(f"failed: {report.nodeid} ({report.when}) {''.join(reason)}")
 
 
-class LeftOut:
-    """What `make test` has left out, for its last lines."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, int] = {}
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take it over from a process of xdist."""
-        self._found = getattr(node, "workeroutput", {}).get("left_out", self._found)
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print it, with the command that runs it."""
-        if self._found:
-            parts = ", ".join(f"{count} ({reason})" for reason, count in self._found.items())
-            terminalreporter.write_line(f"left out, for `make test-rest`: {parts}")
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print what `make test` has left out, with the command that runs it."""
+    if found := config.stash.get(LEFT_OUT, {}):
+        parts = ", ".join(f"{count} ({reason})" for reason, count in found.items())
+        terminalreporter.write_line(f"left out, for `make test-rest`: {parts}")
 
 
 def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
@@ -185,7 +184,7 @@ def _end_later(item: pytest.Item) -> None:
     """End this process, with the stacks of its threads, if the test takes twice its timeout.
 
     pytest-timeout interrupts a test once. Without this, a teardown that then waits for a thread
-    holds the whole run; with it, xdist reports that test and goes on in a new process.
+    holds the whole run; with it, the run reports that test and goes on in a new process.
     """
     mark = item.get_closest_marker("timeout")
     seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
@@ -239,9 +238,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    config.pluginmanager.register(LeftOut())
     config.pluginmanager.register(FailedNames(config))
-    config.pluginmanager.register(lost_processes)
+    if config.option.processes and config.option.level != CHECK:
+        choice.start()  # one for all processes, and ready when collection has ended
     if config.getoption("--level") == CHECK:
         hypothesis.settings.load_profile(CHECK)
     if os.environ.get(clients.REAL) != "1":
@@ -290,13 +289,6 @@ def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all processes of this run have in common."""
-    folder = tmp_path_factory.getbasetemp()
-    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-
-@pytest.fixture(scope="session")
 def shared_zookeeper(
     shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedZooKeeper]:
@@ -334,19 +326,34 @@ def shared_postgresql(shared_folder: Path) -> Iterator[SharedPostgresql]:
         _running_postgresql.remove(server)
 
 
+def _database(server: SharedPostgresql, template: str) -> Iterator[PostgresqlDatabase]:
+    name = server.address.create_database(template)
+    yield PostgresqlDatabase(server.address, name)
+    server.address.drop_database(name)
+
+
 @pytest.fixture
 def postgresql(shared_postgresql: SharedPostgresql) -> Iterator[PostgresqlDatabase]:
-    """An empty database of the test's own, on the shared server."""
-    address = shared_postgresql.address
-    name = address.create_database()
-    yield PostgresqlDatabase(address, name)
-    address.drop_database(name)
+    """A database of the test's own with qdo's schema, on the shared server."""
+    yield from _database(shared_postgresql, shared_postgresql.template)
 
 
 @pytest.fixture
 def postgresql_url(postgresql: PostgresqlDatabase) -> str:
     """The address of that database."""
     return postgresql.url()
+
+
+@pytest.fixture
+def bare_database(shared_postgresql: SharedPostgresql) -> Iterator[PostgresqlDatabase]:
+    """An empty database of the test's own, on the shared server."""
+    yield from _database(shared_postgresql, "template1")
+
+
+@pytest.fixture
+def bare_database_url(bare_database: PostgresqlDatabase) -> str:
+    """The address of that database."""
+    return bare_database.url()
 
 
 @pytest.fixture(scope="session")
@@ -488,11 +495,9 @@ def aws_bucket() -> str:
 
 
 @pytest.fixture
-def database_url(postgresql: PostgresqlDatabase) -> str:
+def database_url(postgresql_url: str) -> str:
     """The address of a coordinator in PostgreSQL, in a database of the test's own."""
-    from tests.support.postgresql.schema import prepared
-
-    return prepared(postgresql.url())
+    return postgresql_url
 
 
 @pytest.fixture(params=["embedded", "zookeeper", "database"])

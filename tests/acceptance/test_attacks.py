@@ -13,7 +13,6 @@ import pytest
 
 from tests.soak.attacks import AttackedFleet, attacked_fleet
 from tests.soak.hostile_nodes import TOUCHED, attacks
-from tests.support.postgresql.schema import prepared
 
 STANDING = ("queue: deep", "queue: many objects")
 """Attacks that stop a queue."""
@@ -40,8 +39,6 @@ PLAYED = [*itertools.product(("embedded", "zookeeper"), GROUPS), ("postgresql", 
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AttackedFleet]:
     """A fleet that processes messages."""
     url = str(request.getfixturevalue(f"{request.param}_url"))
-    if request.param == "postgresql":
-        prepared(url)
     with attacked_fleet(tmp_path, url) as fleet:
         yield fleet
 

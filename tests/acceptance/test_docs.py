@@ -290,7 +290,7 @@ def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
     return rename
 
 
-def test_the_readme_example_happens_as_shown(shell: Shell, postgresql_url: str) -> None:
+def test_the_readme_example_happens_as_shown(shell: Shell, bare_database_url: str) -> None:
     """The first commands of a new user work, and so do those with PostgreSQL."""
     app, console, postgresql = blocks(read("README"))
     shell.write("hello.py", app.text)
@@ -302,17 +302,17 @@ def test_the_readme_example_happens_as_shown(shell: Shell, postgresql_url: str) 
     install, database, _, create, send = steps(postgresql)
     assert install[0].startswith("pip install -e")
     assert database[0].startswith("createdb ")
-    setting = f"export QDO_BROKER={postgresql_url}"
+    setting = f"export QDO_BROKER={bare_database_url}"
     for command, shown in (create, send):
         assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
 
-def test_the_start_with_postgresql_happens_as_shown(shell: Shell, postgresql_url: str) -> None:
+def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_url: str) -> None:
     """And a second creation says that there is nothing to do."""
     (app, *_) = [each for each in blocks(read("quickstart")) if "caption" in each.options]
     shell.write("welcome.py", app.text)
     _, start, *_ = [each for each in blocks(read("postgresql")) if each.language == "console"]
-    setting = f"export QDO_BROKER={postgresql_url}"
+    setting = f"export QDO_BROKER={bare_database_url}"
     commands = steps(start)[3:]
     assert len(commands) == 3
     for command, shown in commands:
@@ -334,10 +334,10 @@ def job(message, context):
 """
 
 
-def test_a_process_has_the_connections_of_the_page(shell: Shell, postgresql_url: str) -> None:
+def test_a_process_has_the_connections_of_the_page(shell: Shell, bare_database_url: str) -> None:
     (most,) = re.findall(r"qdo itself holds up to (\d+) more", read("hooks"))
     shell.write("count.py", COUNT)
-    setting = f"export QDO_APP=count:app QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:c.db"
+    setting = f"export QDO_APP=count:app QDO_BROKER={bare_database_url} QDO_COORDINATOR=sqlite:c.db"
     shell.run(f"{setting}; qdo admin broker init; qdo send q 1")
     found = shell.run(f"{setting}; qdo-worker {WORK} --max-messages 5").split()
     assert found

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_transfer_is_booked_once(folder: Path, postgresql_url: str) -> None:
     """Although messages run again after each of two crashes: nothing is recorded before."""
     environment = {
-        "DATABASE": prepared(postgresql_url),
+        "DATABASE": postgresql_url,
         "QDO_APP": "crashing:app",
         "QDO_CHECKPOINT_SECONDS": "3600",
         "QDO_SESSION_TIMEOUT_SECONDS": "2.5",

@@ -33,7 +33,6 @@ from qdo.errors import UsageError
 from qdo.outbox import Outbox
 from qdo.postgresql.schema import grants
 from tests.support.app_runs import AppRuns
-from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import children, wait_until, whole_lines
 
@@ -273,7 +272,6 @@ def test_strange_rows_cost_themselves_only(
     with contextlib.ExitStack() as stack:
         if {broker, coordinator} & {"postgresql", "database"}:
             database: PostgresqlDatabase = request.getfixturevalue("postgresql")
-            prepared(database.url())
             worker, sender = (stack.enter_context(database.role()) for _ in range(2))
             for role, kind in ((worker, "worker"), (sender, "sender")):
                 for statement in grants("qdo", role, kind):

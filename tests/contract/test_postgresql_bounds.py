@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
-import pytest
 from psycopg import errors, sql
 
 from qdo.errors import FailureKind
 from qdo.postgresql.schema import _FUNCTIONS, grants
 from qdo.refusals import sqlstate_kind
-from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
 UNBOUND = """
@@ -61,15 +59,9 @@ WHERE oid = ('qdo.' || %s)::regprocedure
 """
 
 
-@pytest.fixture
-def database(postgresql: PostgresqlDatabase) -> PostgresqlDatabase:
-    prepared(postgresql.url())
-    return postgresql
-
-
-def test_each_column_has_a_bound(database: PostgresqlDatabase) -> None:
+def test_each_column_has_a_bound(postgresql: PostgresqlDatabase) -> None:
     """Or none can choose its value. A new column needs a CHECK, see the end of `schema.sql`."""
-    with database.connect() as connection:
+    with postgresql.connect() as connection:
         found = {name for (name,) in connection.execute(UNBOUND)}
     assert found == UNREACHED
 
@@ -91,12 +83,12 @@ def calls(connection: psycopg.Connection[Any], function: str) -> Iterator[tuple[
             yield statement, values
 
 
-def test_no_sender_stores_what_is_out_of_bounds(database: PostgresqlDatabase) -> None:
+def test_no_sender_stores_what_is_out_of_bounds(postgresql: PostgresqlDatabase) -> None:
     """Each value is taken or refused, for itself, and the session goes on."""
-    with database.connect() as owner, database.role() as role:
+    with postgresql.connect() as owner, postgresql.role() as role:
         for statement in grants("qdo", role, "sender"):
             owner.execute(statement.encode())
-        with psycopg.connect(database.conninfo(role), autocommit=True) as sender:
+        with psycopg.connect(postgresql.conninfo(role), autocommit=True) as sender:
             stored, refusals = 0, list[tuple[str, FailureKind]]()
             for function in _FUNCTIONS["sender"]:
                 for statement, values in calls(owner, function):

@@ -278,7 +278,7 @@ def test_a_notification_during_a_look_is_not_lost(
     """The server sends it with the result of the look, which does not show its message."""
     monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
     woken: set[str] = set()
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         broker.listen(woken.update)
         with postgresql.connect() as connection:
             connection.execute("ALTER FUNCTION qdo.look RENAME TO quick_look")
@@ -306,7 +306,7 @@ def test_a_notification_names_the_queues_that_listeners_know(
     monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
     many = [f"queue-{number:0100d}" for number in range(200)]  # too many to be named
     woken: set[str] = set()
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         broker.send_many([Outgoing(queue, b"") for queue in ("known", *many)])
         broker.listen(woken.update)
         broker.send_many([Outgoing(queue, b"") for queue in many])
@@ -323,16 +323,16 @@ def test_a_notification_names_the_queues_that_listeners_know(
 
 
 def test_a_commit_beside_one_that_notifies_is_noticed(
-    postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+    bare_database: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of transactions that commit at the same time, only one notifies."""
     monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
     monkeypatch.setattr(listener_module, "AGAIN_SECONDS", (2.0,))
     woken: set[str] = set()
     with (
-        qdo.App("app", broker=prepared(postgresql.url(), DAY_SECONDS)) as app,
-        psycopg.connect(postgresql.conninfo()) as first,
-        psycopg.connect(postgresql.conninfo()) as second,
+        qdo.App("app", broker=prepared(bare_database.url(), DAY_SECONDS)) as app,
+        psycopg.connect(bare_database.conninfo()) as first,
+        psycopg.connect(bare_database.conninfo()) as second,
     ):
         # Others wait for a transaction that creates queues, or the partition.
         app.send_many([(queue, 0) for queue in "abcd"])
@@ -345,7 +345,7 @@ def test_a_commit_beside_one_that_notifies_is_noticed(
         wait_until(lambda: woken == {"a", "b"}, "one notification wakes both queues")
         app.send("c", 3, connection=first)
         first.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        let_look(postgresql, "again")
+        let_look(bare_database, "again")
         app.send("d", 4, connection=second)
         second.commit()
         wait_until(lambda: "d" in woken, "the listener looks again")

@@ -576,8 +576,8 @@ def test_a_pooler_in_transaction_mode_is_refused(
                     opened(each)
 
 
-def test_a_missing_schema_is_told_at_once(postgresql_url: str, opened: Opened) -> None:
+def test_a_missing_schema_is_told_at_once(bare_database_url: str, opened: Opened) -> None:
     with pytest.raises(SchemaMissingError):
-        opened(postgresql_url)
+        opened(bare_database_url)
     with pytest.raises(CoordinatorDatabaseError):
-        connect(postgresql_url.replace("127.0.0.1", "127.0.0.2")).open(1)
+        connect(bare_database_url.replace("127.0.0.1", "127.0.0.2")).open(1)

@@ -220,7 +220,7 @@ def test_a_cut_trim_hides_only_what_was_processed(cuts: Cuts) -> None:
 
 
 def test_a_cut_login_is_an_error_or_a_broker(postgresql: PostgresqlDatabase) -> None:
-    url = prepared(postgresql.url())
+    url = postgresql.url()
     with cutting(postgresql.server.port) as proxy:
         proxied = url.replace(f":{postgresql.server.port}/", f":{proxy.port}/")
         open_broker(proxied, "a").close()

@@ -23,7 +23,6 @@ from qdo.brokers.streams import first_shards, key_hash, split
 from qdo.positions import position_now
 from tests.support.brokers import rows
 from tests.support.postgresql.pgbouncer import PgBouncer
-from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 
@@ -34,7 +33,7 @@ SLACK_SECONDS = 1.0
 
 @pytest.fixture
 def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
-    found = open_broker(prepared(postgresql.url()), "app")
+    found = open_broker(postgresql.url(), "app")
     for queue in ("blocked", "free"):
         found.send(Outgoing(queue, b"first"))
     yield found

@@ -45,7 +45,6 @@ def refused(url: str, kind: type[QdoError], exit_code: int) -> QdoError:
 
 def test_a_pooler_that_the_address_does_not_name(postgresql: PostgresqlDatabase) -> None:
     """Its clients share a connection of the server, and the statements that each prepares."""
-    prepared(postgresql.url())
     with contextlib.ExitStack() as stack:
         pooler = PgBouncer(postgresql.server, settings={"default_pool_size": "1"})
         stack.callback(pooler.close)
@@ -135,7 +134,6 @@ def test_another_encoding_is_refused(encoding: str, postgresql: PostgresqlDataba
 
 def test_too_many_connections_of_a_role_are_told(postgresql: PostgresqlDatabase, role: str) -> None:
     """It is not a wrong password, and the next attempt may succeed."""
-    prepared(postgresql.url())
     with postgresql.connect() as connection:
         quoted = psycopg.sql.Identifier(role)
         connection.execute(psycopg.sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(quoted))
@@ -146,7 +144,7 @@ def test_too_many_connections_of_a_role_are_told(postgresql: PostgresqlDatabase,
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
 def test_texts_that_cannot_be_stored_are_refused(text: str, postgresql: PostgresqlDatabase) -> None:
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         with pytest.raises(UsageError):
             broker.send(Outgoing("q", b"", key=text))
         broker.send(Outgoing("q", b"kept"))
@@ -166,19 +164,21 @@ DEFAULTS = {
 }
 
 
-def test_defaults_of_a_database_change_nothing(postgresql: PostgresqlDatabase) -> None:
-    with postgresql.connect() as connection:
+def test_defaults_of_a_database_change_nothing(bare_database: PostgresqlDatabase) -> None:
+    with bare_database.connect() as connection:
         for name, value in DEFAULTS.items():
-            connection.execute(f"ALTER DATABASE {postgresql.name} SET {name} = '{value}'".encode())
-    assert schema_of(postgresql.url()).create(postgresql.url(), PARTITION_SECONDS)
+            connection.execute(
+                f"ALTER DATABASE {bare_database.name} SET {name} = '{value}'".encode()
+            )
+    assert schema_of(bare_database.url()).create(bare_database.url(), PARTITION_SECONDS)
     woken: set[str] = set()
-    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
+    with contextlib.closing(open_broker(bare_database.url(), "app")) as broker:
         broker.listen(woken.update)
         later = SendOptions(due=time.time() + 0.5, dedup_key="k")
         ids = {broker.send(Outgoing("q", "\u20ac".encode(), "\u20ac", None, later)) for _ in "12"}
         assert len(ids) == 1
         wait_until(lambda: "q" in woken, "it is due")
-        with postgresql.connect() as connection:
+        with bare_database.connect() as connection:
             connection.execute("SET statement_timeout = 0")
             connection.execute("SET lock_timeout = 0")
             connection.execute("SET idle_in_transaction_session_timeout = 0")
@@ -199,7 +199,7 @@ def test_a_connection_that_ended_while_idle_is_replaced(
     postgresql: PostgresqlDatabase,
 ) -> None:
     """As at a restart of the server: nothing was sent, so no outcome is unknown."""
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         broker.send(Outgoing("q", b"1"))
         reader = broker.reader("q", 0)
         assert len(reader.fetch(9)) == 1
@@ -217,7 +217,7 @@ def test_a_connection_that_ended_while_idle_is_replaced(
 
 def test_refusals_of_a_server_that_was_reached_say_so(postgresql: PostgresqlDatabase) -> None:
     """Such as a lack of memory for locks; the remedy is that of the server."""
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         with postgresql.connect() as connection:
             connection.execute("ALTER FUNCTION qdo.look RENAME TO hidden")
             connection.execute(
@@ -234,7 +234,7 @@ def test_refusals_of_a_server_that_was_reached_say_so(postgresql: PostgresqlData
 def test_long_deduplication_keys_are_stored(postgresql: PostgresqlDatabase) -> None:
     """Their bytes exceed those of an index."""
     options = [SendOptions(dedup_key="\u4e00" * 999 + last) for last in "aab"]
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         ids = [broker.send(Outgoing("q", b"1", terms=each)) for each in options]
     assert ids[0] == ids[1] != ids[2]
 
@@ -251,7 +251,6 @@ def role(request: pytest.FixtureRequest, postgresql: PostgresqlDatabase) -> Iter
 
 def test_errors_name_the_grants_until_all_works(postgresql: PostgresqlDatabase, role: str) -> None:
     """An operator who runs each named statement ends with a role that can do everything."""
-    prepared(postgresql.url())
     granted: list[str] = []
     with postgresql.connect() as owner:
         owner.execute(f"REVOKE CONNECT ON DATABASE {postgresql.name} FROM PUBLIC")
@@ -271,9 +270,10 @@ def test_creating_a_schema_needs_a_right(postgresql: PostgresqlDatabase, role: s
     """The error names the grant after which `qdo admin broker init` works."""
     url = postgresql.url(role)
     schema = schema_of(url)
-    with pytest.raises(PostgresqlRightsError) as raised:
-        schema.create(url, PARTITION_SECONDS)
     with postgresql.connect() as owner:
+        owner.execute("DROP SCHEMA qdo CASCADE")
+        with pytest.raises(PostgresqlRightsError) as raised:
+            schema.create(url, PARTITION_SECONDS)
         owner.execute(raised.value.details["remedy"].strip("`").encode())
     assert schema.create(url, PARTITION_SECONDS)
 
@@ -300,7 +300,7 @@ def _use_all(url: str) -> None:
 
 def test_positions_increase_when_the_clock_was_set_back(postgresql: PostgresqlDatabase) -> None:
     """The last position is an hour in the future, as after a step of the server's clock."""
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
         broker.send(Outgoing("q", b"1"))
         with postgresql.connect() as connection:
             connection.execute(

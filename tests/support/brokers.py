@@ -19,7 +19,6 @@ from qdo.brokers.base import Broker, Row
 from qdo.brokers.registry import open_broker
 from qdo.errors import NotFoundError
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
-from tests.support.postgresql.schema import prepared
 
 
 def _sqlite(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
@@ -40,7 +39,7 @@ def _kinesis(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
 
 
 def _postgresql(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
-    return prepared(request.getfixturevalue("postgresql_url"))
+    return request.getfixturevalue("postgresql_url")
 
 
 ADDRESSES: dict[str, Callable[[Path, str, pytest.FixtureRequest], str]] = {

@@ -43,7 +43,7 @@ SERVERS = {
 }
 """Fixtures that start a server."""
 ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "postgresql_server")
-"""Fixtures whose tests run in one xdist process, so that these servers start once a run."""
+"""Fixtures whose tests run in one process, so that these servers start once a run."""
 TOGETHER = {
     "tests/unit/docs/test_reference.py": "reference",
     **dict.fromkeys(
@@ -107,7 +107,7 @@ def add_marks(items: list[pytest.Item]) -> None:
         if item.location[0] in TOGETHER:
             groups.append(TOGETHER[item.location[0]])
         for name in groups:
-            item.add_marker(pytest.mark.xdist_group(name))
+            item.add_marker(pytest.mark.together(name))
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import (
     PostgresqlAddress,
     PostgresqlServer,
@@ -23,6 +24,8 @@ from tests.support.postgresql.server import (
     log_tail,
 )
 from tests.support.zookeeper import Ensemble
+
+TEMPLATE = "template_qdo"
 
 
 class Started(NamedTuple):
@@ -52,10 +55,14 @@ class SharedZooKeeper(NamedTuple):
 
 
 class SharedPostgresql(NamedTuple):
-    """The PostgreSQL server of a test run; nothing stops it before the end."""
+    """The PostgreSQL server of a test run; nothing stops it before the end.
+
+    :ivar template: the name of a database with qdo's schema, to which nothing connects.
+    """
 
     address: PostgresqlAddress
     log: str
+    template: str = TEMPLATE
 
     def logs(self) -> str:
         """Return the end of the server's log."""
@@ -122,10 +129,11 @@ def start_zookeeper(folder: Path) -> Started:
 
 
 def start_postgresql() -> Started:
-    """Start one PostgreSQL server, which does not wait for the disk."""
+    """Start one PostgreSQL server, which does not wait for the disk, with its template."""
     server = PostgresqlServer(durable=False)
     try:
         server.start()
+        prepared(server.address.url(server.address.create_database(name=TEMPLATE)))
     except BaseException:
         server.close()
         raise

@@ -40,7 +40,7 @@ from tests.support.shared_servers import SharedPostgresql
 
 @pytest.fixture
 def broker(postgresql_url: str) -> Iterator[Broker]:
-    made = open_broker(prepared(postgresql_url), "app")
+    made = open_broker(postgresql_url, "app")
     yield made
     made.close()
 
@@ -118,7 +118,7 @@ def _bodies(app: App, queue: str = "q") -> list[bytes]:
 
 @pytest.fixture
 def app(postgresql_url: str) -> Iterator[App]:
-    with App("shop", broker=prepared(postgresql_url)) as made:
+    with App("shop", broker=postgresql_url) as made:
         yield made
 
 

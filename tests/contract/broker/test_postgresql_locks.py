@@ -32,15 +32,15 @@ SELECT count(*) FROM pg_locks WHERE relation = 'qdo.position_lock'::regclass
 
 
 @pytest.fixture
-def url(postgresql: PostgresqlDatabase) -> str:
-    return prepared(postgresql.url(), 1)  # a partition a second: more to wait for
+def url(bare_database: PostgresqlDatabase) -> str:
+    return prepared(bare_database.url(), 1)  # a partition a second: more to wait for
 
 
 @pytest.fixture
 def sql(
-    url: str, postgresql: PostgresqlDatabase
+    url: str, bare_database: PostgresqlDatabase
 ) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    with postgresql.connect() as connection:
+    with bare_database.connect() as connection:
         yield connection
 
 
@@ -77,10 +77,10 @@ def deadlocks(sql: psycopg.Connection[tuple[object, ...]]) -> object:
 
 
 def test_queues_in_any_order(
-    url: str, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    url: str, bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
 ) -> None:
     """Transactions of apps, and groups and batches of brokers: none meets a deadlock."""
-    connections = [postgresql.connect() for _ in range(THREADS // 2)]
+    connections = [bare_database.connect() for _ in range(THREADS // 2)]
     brokers = [open_broker(url, "app") for _ in range(THREADS // 2)]
 
     def staging(connection: psycopg.Connection[tuple[object, ...]]) -> Callable[..., None]:
@@ -136,10 +136,10 @@ def test_the_order_of_one_transaction(sql: psycopg.Connection[tuple[object, ...]
 
 
 def test_cancelled_statements_leave_no_lock(
-    postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
 ) -> None:
     """The lock of the positions would stop every sender for as long as its session lives."""
-    senders = [postgresql.connect() for _ in range(4)]
+    senders = [bare_database.connect() for _ in range(4)]
     pids = [each.info.backend_pid for each in senders]
     over = threading.Event()
 

@@ -35,7 +35,6 @@ SMALL = ("append", "stage", "undone", "at once")
 @pytest.fixture
 def stage(postgresql: PostgresqlDatabase) -> Iterator[Interleaver]:
     """Four sessions on a schema."""
-    prepared(postgresql.url())
     found = Interleaver(postgresql.conninfo(), 4)
     yield found
     found.close()
@@ -139,13 +138,15 @@ def changed(text: str, old: str, new: str) -> str:
 
 @pytest.mark.parametrize("mutate", [without_lock, positions_looked_at, position_before_lock])
 def test_a_broken_rule_is_found(
-    mutate: Callable[[str], str], postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+    mutate: Callable[[str], str],
+    bare_database: PostgresqlDatabase,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = schema.script
     mutant = mutate(script("{schema}", 3600)).replace("{schema}", "qdo")
     monkeypatch.setattr(schema, "script", lambda *given: mutant)
-    prepared(postgresql.url())
-    stage = Interleaver(postgresql.conninfo(), 3)
+    prepared(bare_database.url())
+    stage = Interleaver(bare_database.conninfo(), 3)
     try:
         with pytest.raises(OrderError):
             run_all(stage)

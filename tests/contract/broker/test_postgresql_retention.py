@@ -40,16 +40,16 @@ FROM unnest(%s::bigint[]) AS number
 
 
 @pytest.fixture
-def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
+def broker(bare_database: PostgresqlDatabase) -> Iterator[Broker]:
     """A broker whose partitions have one second."""
-    found = open_broker(prepared(postgresql.url(), 1), "app")
+    found = open_broker(prepared(bare_database.url(), 1), "app")
     yield found
     found.close()
 
 
 @pytest.fixture
-def sql(postgresql: PostgresqlDatabase) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    with postgresql.connect() as connection:
+def sql(bare_database: PostgresqlDatabase) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    with bare_database.connect() as connection:
         yield connection
 
 
@@ -101,10 +101,12 @@ def test_dropped_when_every_queue_is_past(
 
 
 def test_an_open_transaction_of_an_app(
-    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    broker: Broker,
+    bare_database: PostgresqlDatabase,
+    sql: psycopg.Connection[tuple[object, ...]],
 ) -> None:
     """Neither senders, readers, trim nor drops wait for it."""
-    with postgresql.connect() as app, app.transaction():
+    with bare_database.connect() as app, app.transaction():
         app.execute("SELECT 1")
         app.execute(STAGE)
         broker.send(Outgoing("a", b"sent"))
@@ -120,15 +122,17 @@ def test_an_open_transaction_of_an_app(
 
 
 def test_a_message_that_commits_while_its_partition_is_dropped(
-    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    broker: Broker,
+    bare_database: PostgresqlDatabase,
+    sql: psycopg.Connection[tuple[object, ...]],
 ) -> None:
     """The drop has seen that the partition is done, and waits for the sender's lock."""
     broker.send(Outgoing("a", b"1"))
     broker.trim("a", last_of(broker, "a"), 0.0)
-    with postgresql.connect() as sender, ThreadPoolExecutor(1) as pool:
+    with bare_database.connect() as sender, ThreadPoolExecutor(1) as pool:
         sender.execute("BEGIN")
         sender.execute(APPEND, ("late",))
-        with postgresql.connect() as dropper:
+        with bare_database.connect() as dropper:
             numbers = sender.execute(
                 "SELECT DISTINCT position / 10000000 FROM qdo.messages"
             ).fetchall()
@@ -148,14 +152,16 @@ def test_a_message_that_commits_while_its_partition_is_dropped(
 
 
 def test_senders_and_drops_at_once(
-    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    broker: Broker,
+    bare_database: PostgresqlDatabase,
+    sql: psycopg.Connection[tuple[object, ...]],
 ) -> None:
     """Over some boundaries of partitions: no error, nothing lost, nothing to vacuum."""
     over = threading.Event()
     read: list[bytes] = []
 
     def clean() -> None:
-        with postgresql.connect() as connection:
+        with bare_database.connect() as connection:
             while not over.is_set():
                 drop(connection)
 
@@ -205,13 +211,15 @@ def test_a_dump_brings_ids_of_transactions_that_are_ahead(
 
 
 def test_a_reader_keeps_no_partition_from_being_made(
-    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    broker: Broker,
+    bare_database: PostgresqlDatabase,
+    sql: psycopg.Connection[tuple[object, ...]],
 ) -> None:
     """It only keeps old ones from being dropped. A sender finds its partition there."""
     broker.send(Outgoing("a", b"1"))
     broker.trim("a", last_of(broker, "a"), 0.0)
     wait_over(sql, used(sql))
-    with postgresql.connect() as reader, reader.transaction():
+    with bare_database.connect() as reader, reader.transaction():
         reader.execute("SELECT count(*) FROM qdo.messages")
         (present,) = sql.execute("SELECT qdo.clock() / 10000000").fetchone() or (0,)
         assert drop(sql) == []
@@ -260,7 +268,7 @@ WHERE pid = pg_backend_pid() AND relkind = 'r' AND relname LIKE 'messages_%'
 
 
 def test_old_partitions_are_not_opened(
-    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]],
+    broker: Broker, bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A blocked queue may keep thousands, and a server has few locks for each session."""

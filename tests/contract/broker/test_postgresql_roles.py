@@ -105,7 +105,6 @@ class Roles:
 
 @pytest.fixture
 def roles(postgresql: PostgresqlDatabase) -> Iterator[Roles]:
-    prepared(postgresql.url())
     found = Roles(postgresql)
     yield found
     found.close()

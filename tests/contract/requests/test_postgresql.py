@@ -33,7 +33,7 @@ MESSAGE = Outgoing("told", b"over")
 
 @pytest.fixture
 def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
-    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as found:
+    with contextlib.closing(open_broker(postgresql.url(), "app")) as found:
         yield found
 
 
@@ -326,30 +326,30 @@ def old_schema(older: int) -> str:
 
 
 @pytest.mark.parametrize("older", range(1, FORMAT))
-def test_an_older_format_is_upgraded(postgresql: PostgresqlDatabase, older: int) -> None:
+def test_an_older_format_is_upgraded(bare_database: PostgresqlDatabase, older: int) -> None:
     """Its messages stay; only its owner may upgrade it."""
-    with postgresql.connect() as connection:
+    with bare_database.connect() as connection:
         replaced = _REPLACED if older < 3 else ""
         connection.execute((old_schema(older) + replaced + _MESSAGE).encode())
         with pytest.raises(UsageError) as error:
-            open_broker(postgresql.url(), "app")
+            open_broker(bare_database.url(), "app")
         assert error.value.details["found"] == older
-        with postgresql.role(options="SUPERUSER LOGIN") as other, pytest.raises(UsageError):
-            prepared(postgresql.url(other))
+        with bare_database.role(options="SUPERUSER LOGIN") as other, pytest.raises(UsageError):
+            prepared(bare_database.url(other))
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(prepared, [postgresql.url()] * 4))
+            list(threads.map(prepared, [bare_database.url()] * 4))
         upgraded = connection.execute(_PARTS).fetchall()
-        with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
+        with contextlib.closing(open_broker(bare_database.url(), "app")) as broker:
             assert bodies(broker, "q") == [b"x"]
             assert broker.requests.ask([new("a")]) == [True]
         connection.execute("DROP SCHEMA qdo CASCADE")
-        prepared(postgresql.url())
+        prepared(bare_database.url())
         assert connection.execute("SELECT format FROM qdo.about").fetchone() == (FORMAT,)
         assert connection.execute(_PARTS).fetchall() == upgraded
 
 
 def test_functions_of_another_version_are_replaced(
-    postgresql: PostgresqlDatabase,
+    bare_database: PostgresqlDatabase,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -360,16 +360,16 @@ def test_functions_of_another_version_are_replaced(
         "_text",
         lambda name: text(name).replace("+ 122192928000000000", "+ 122192928000000000 "),
     )
-    prepared(postgresql.url())
+    prepared(bare_database.url())
     monkeypatch.undo()
-    with postgresql.role() as role, postgresql.connect() as connection:
+    with bare_database.role() as role, bare_database.connect() as connection:
         for statement in schema.grants("qdo", role, "sender"):
             connection.execute(statement.encode())
-        with contextlib.closing(open_broker(postgresql.url(role), "app")) as broker:
+        with contextlib.closing(open_broker(bare_database.url(role), "app")) as broker:
             broker.send_many([Outgoing("q", b"x")])
         assert ["another version of qdo" in each.message for each in caplog.records] == [True]
         rights = connection.execute(_RIGHTS).fetchall()
-        prepared(postgresql.url())
+        prepared(bare_database.url())
         assert connection.execute("SELECT functions FROM qdo.about").fetchone() == (
             schema.digest(),
         )
@@ -382,19 +382,19 @@ WHERE pronamespace = 'qdo'::regnamespace ORDER BY 1
 """
 
 
-def test_upgrades_wait_for_each_other(postgresql: PostgresqlDatabase) -> None:
+def test_upgrades_wait_for_each_other(bare_database: PostgresqlDatabase) -> None:
     """The server would give a sequence another name beside an uncommitted one."""
-    with postgresql.connect() as connection, ThreadPoolExecutor(1) as threads:
+    with bare_database.connect() as connection, ThreadPoolExecutor(1) as threads:
         connection.execute(old_schema(1).encode())
         with connection.transaction():
             connection.execute("LOCK TABLE qdo.about IN SHARE UPDATE EXCLUSIVE MODE")
             connection.execute("CREATE SEQUENCE qdo.requests_number_seq")
-            upgrade = threads.submit(prepared, postgresql.url())
-            with postgresql.connect() as looking:
+            upgrade = threads.submit(prepared, bare_database.url())
+            with bare_database.connect() as looking:
                 wait_until(lambda: looking.execute(_WAITS).fetchone() is not None, "a lock")
             raise psycopg.Rollback
         upgrade.result()
-        with contextlib.closing(open_broker(postgresql.url(), "app")) as broker:
+        with contextlib.closing(open_broker(bare_database.url(), "app")) as broker:
             assert take(broker.requests).id == "a"
 
 
@@ -491,7 +491,6 @@ def test_a_new_connection_wakes(
 
 def test_behind_a_pooler_listeners_are_woken_often(postgresql: PostgresqlDatabase) -> None:
     """It delivers no notifications."""
-    prepared(postgresql.url())
     pooler = PgBouncer(postgresql.server)
     found: set[str] = set()
     try:

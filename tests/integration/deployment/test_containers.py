@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 from tests.support.postgresql import commands
 from tests.support.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("containers")]
+pytestmark = [pytest.mark.slow, pytest.mark.together("containers")]
 
 CONFIG = ROOT / "config"
 PASSWORD = "a secret"

@@ -373,9 +373,9 @@ def test_only_a_confirmed_change_is_made_and_logged(desk: LiveDesk, path: str) -
     assert all(each.command.startswith(path) for each in found)
 
 
-def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> None:
+def test_a_dry_run_creates_no_schema(bare_database_url: str, tmp_path: Path) -> None:
     """A second dry run would have found it."""
-    argv = ("admin", "broker", "init", "--broker", postgresql_url, "-o", "json")
+    argv = ("admin", "broker", "init", "--broker", bare_database_url, "-o", "json")
     for expected in ("create", "create"):
         ended = command(*QDO, *argv, "--dry-run", cwd=tmp_path)
         (item,) = ended.items()
@@ -387,16 +387,16 @@ def test_a_dry_run_creates_no_schema(postgresql_url: str, tmp_path: Path) -> Non
 
 
 def test_broker_and_coordinator_may_have_two_databases(
-    postgresql: PostgresqlDatabase, tmp_path: Path
+    bare_database: PostgresqlDatabase, tmp_path: Path
 ) -> None:
     """Both get the schema, and a role its rights in both."""
-    other = PostgresqlDatabase(postgresql.server, postgresql.server.create_database())
-    broker, coordinator = postgresql.url(), other.url()
+    other = PostgresqlDatabase(bare_database.server, bare_database.server.create_database())
+    broker, coordinator = bare_database.url(), other.url()
     places = ("--broker", broker, "--coordinator", f"{coordinator}?chroot=/a")
     try:
         done = command(*QDO, "admin", "broker", "init", *places, "-o", "json", cwd=tmp_path)
         found = [each["database"].rpartition("/")[2] for each in json.loads(done.out)["items"]]
-        assert found == [postgresql.name, other.name]
+        assert found == [bare_database.name, other.name]
         for url in (broker, coordinator):
             with connected(url):
                 pass  # makes the schema
@@ -406,7 +406,7 @@ def test_broker_and_coordinator_may_have_two_databases(
         assert (one.code, both.code) == (0, 0)
         assert len(both.out.splitlines()) == 2 * len(one.out.splitlines()) + 2
     finally:
-        postgresql.server.drop_database(other.name)
+        bare_database.server.drop_database(other.name)
 
 
 def test_a_dry_run_keeps_the_key_file(tmp_path: Path) -> None:

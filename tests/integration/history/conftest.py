@@ -12,5 +12,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:{tmp_path / 'history.db'}"
-    found: str = request.getfixturevalue("postgresql_url")
+    found: str = request.getfixturevalue("bare_database_url")
     return found

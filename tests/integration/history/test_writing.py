@@ -126,12 +126,12 @@ def test_processes_create_the_tables_at_the_same_time(url: str, writers: Writers
     assert done(url) == 40
 
 
-def test_tables_are_created_once_by_those_who_meet(postgresql_url: str) -> None:
+def test_tables_are_created_once_by_those_who_meet(bare_database_url: str) -> None:
     together = threading.Barrier(6)
     errors: list[SQLAlchemyError] = []
 
     def make() -> None:
-        with open_engine(postgresql_url, writes=True).connect() as connection:
+        with open_engine(bare_database_url, writes=True).connect() as connection:
             together.wait(20.0)
             try:
                 create(connection)
@@ -148,10 +148,10 @@ def test_tables_are_created_once_by_those_who_meet(postgresql_url: str) -> None:
 
 
 def test_no_lock_of_another_role_delays_the_tables(
-    postgresql: PostgresqlDatabase, writers: Writers
+    bare_database: PostgresqlDatabase, writers: Writers
 ) -> None:
     """Any role may take each advisory lock, and keep it."""
-    recorder, writer = writers(postgresql.url())
+    recorder, writer = writers(bare_database.url())
     attempts(recorder, "q", 1)
     locks: list[bool] = []
 
@@ -160,7 +160,7 @@ def test_no_lock_of_another_role_delays_the_tables(
 
     event.listen(writer._engine, "before_cursor_execute", look)
     writer.step()
-    assert done(postgresql.url()) == 1
+    assert done(bare_database.url()) == 1
     assert set(locks) == {False}
 
 
@@ -297,18 +297,18 @@ def listen(writer: HistoryWriter, statements: list[str]) -> None:
 
 
 def test_a_read_only_server_delays_the_rows_only(
-    postgresql: PostgresqlDatabase, writers: Writers
+    bare_database: PostgresqlDatabase, writers: Writers
 ) -> None:
-    url = postgresql.url()
+    url = bare_database.url()
     recorder, writer = writers(url)
     attempts(recorder, "q", 1)
     writer.step()
-    read_only(postgresql, "on")
+    read_only(bare_database, "on")
     writer._disconnect()
     attempts(recorder, "q", 2)
     writer.step()
     assert writer.failing
-    read_only(postgresql, "off")
+    read_only(bare_database, "off")
     writer.step()
     assert (writer.failing, done(url)) == (False, 3)
 

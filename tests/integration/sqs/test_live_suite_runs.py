@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 SUITE = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/live_aws", "-rs")
 
-pytestmark = pytest.mark.xdist_group("live suite")
+pytestmark = pytest.mark.together("live suite")
 """These tests look for everything that the suite leaves at moto, so they run one by one."""
 
 

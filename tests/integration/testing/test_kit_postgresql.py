@@ -21,21 +21,21 @@ from tests.support.paths import ROOT
 
 
 @pytest.fixture
-def bank(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[qdo.App]:
+def bank(bare_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[qdo.App]:
     """The example of the documentation; its database has no schema of qdo."""
-    monkeypatch.setenv("DATABASE", postgresql_url)
+    monkeypatch.setenv("DATABASE", bare_database_url)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     monkeypatch.delitem(sys.modules, "bank_postgresql", raising=False)
     with load_app("bank_postgresql:app") as app:
         yield app
 
 
-def _balances(postgresql_url: str) -> dict[str, int]:
-    with psycopg.connect(postgresql_url) as connection:
+def _balances(bare_database_url: str) -> dict[str, int]:
+    with psycopg.connect(bare_database_url) as connection:
         return dict(connection.execute("SELECT account, amount FROM balances").fetchall())
 
 
-def test_the_example_moves_money(bank: qdo.App, postgresql_url: str) -> None:
+def test_the_example_moves_money(bank: qdo.App, bare_database_url: str) -> None:
     """Wherever the worker is killed, both halves of a transfer are booked once."""
     with TestKit(bank) as kit:
         kit.crash_at("after-job", queue="ada")
@@ -44,7 +44,7 @@ def test_the_example_moves_money(bank: qdo.App, postgresql_url: str) -> None:
         assert not kit.dead_letters()
         assert kit.done("bob") == [{"amount": 10}]
         assert not kit.faults_left
-    assert _balances(postgresql_url) == {"ada": -10, "bob": 10}
+    assert _balances(bare_database_url) == {"ada": -10, "bob": 10}
 
 
 def test_the_writes_of_an_earlier_test_end_the_run(bank: qdo.App) -> None:
@@ -70,12 +70,12 @@ def _session(url: str) -> Any:
 
 @pytest.mark.parametrize("connect", [_psycopg, _session])
 def test_messages_follow_the_transaction(
-    postgresql_url: str, connect: Callable[[str], Any]
+    bare_database_url: str, connect: Callable[[str], Any]
 ) -> None:
     """A rollback sends nothing, nor one to a savepoint; a delayed message keeps its id."""
     app = qdo.App("shop")
     app.job()(lambda message, context: None)
-    with TestKit(app) as kit, connect(postgresql_url) as connection:
+    with TestKit(app) as kit, connect(bare_database_url) as connection:
         app.send("q", "rolled back", connection=connection)
         connection.rollback()
         app.send("q", 1, key="k", headers={"a": "b"}, connection=connection)
@@ -100,10 +100,10 @@ def _execute(connection: Any, statement: str) -> None:
     connection.execute(sqlalchemy.text(statement) if isinstance(connection, Session) else statement)
 
 
-def test_own_repetitions_are_no_writes_of_another_test(postgresql_url: str) -> None:
+def test_own_repetitions_are_no_writes_of_another_test(bare_database_url: str) -> None:
     """After crashes, a frozen worker and a second delivery of a dead letter."""
     app, fenced, done = qdo.App("shop"), FencedWrites(), ProcessedMessages()
-    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+    with psycopg.connect(bare_database_url, autocommit=True) as connection:
         fenced.create(connection)
         done.create(connection)
 

@@ -14,7 +14,6 @@ from qdo.brokers.postgresql import reader
 from qdo.message import Batch, Message
 from qdo.worker.engine import fetcher, lanes
 from tests.support.engine import EngineSetup, until
-from tests.support.postgresql.schema import prepared
 
 BODY = 1 << 20
 QUEUES = [f"q{number:02d}" for number in range(24)]
@@ -59,7 +58,7 @@ def hoarder(
 ) -> Iterator[Hoarder]:
     monkeypatch.setattr(reader, "FETCH_BYTES", BODY)
     server = request.param == "postgresql"
-    broker = {"broker": prepared(request.getfixturevalue("postgresql_url"))} if server else {}
+    broker = {"broker": request.getfixturevalue("postgresql_url")} if server else {}
     made = Hoarder(EngineSetup(tmp_path, max_body_bytes=BODY, turn_seconds=0.001, **broker))
     yield made
     made.gate.set()

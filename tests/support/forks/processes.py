@@ -22,18 +22,29 @@ HANDLED = ("PYTHONPATH", "PYTHONUNBUFFERED")
 
 
 class Choice:
-    """Whether processes are forked, or started by exec: the one place where tests decide it."""
+    """Whether processes are forked, or started by exec: the one place where tests decide it.
+
+    :ivar exec_now: the current test has the mark `exec`.
+    :ivar forked_seconds: processor time of the forked processes that have ended.
+    """
 
     def __init__(self) -> None:
         self.exec_now = False
-        """The current test has the mark `exec`."""
+        self.forked_seconds = 0.0
         self._servers: dict[bool, ForkServer] = {}
+
+    def start(self) -> None:
+        """Start the servers now; processes that this one forks then use them, too."""
+        for is_command in (True, False):
+            self._server(is_command)
 
     def server(self, argv: Sequence[str]) -> ForkServer | None:
         """Return the server that forks a process for the current test; None for exec."""
         if self.exec_now:
             return None
-        is_command = argv[1:3] == ["-m", "qdo"]
+        return self._server(argv[1:3] == ["-m", "qdo"])
+
+    def _server(self, is_command: bool) -> ForkServer:
         if is_command not in self._servers:
             self._servers[is_command] = ForkServer(*["optional"] * is_command)
         return self._servers[is_command]
@@ -157,10 +168,10 @@ class Popen(subprocess.Popen[Any]):
             ready, _, _ = select.select([self._answers], [], [], timeout)
             with self._waitpid_lock:  # type: ignore[attr-defined]
                 if ready and self.returncode is None:
-                    answer = self._answers.recv(4096)
-                    status = json.loads(answer)["status"]
-                    self.returncode = os.waitstatus_to_exitcode(status)
+                    answer = json.loads(self._answers.recv(4096))
+                    self.returncode = os.waitstatus_to_exitcode(answer["status"])
                     self._answers.close()
+                    choice.forked_seconds += answer["seconds"]
         return self.returncode is not None
 
 

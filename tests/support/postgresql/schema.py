@@ -12,7 +12,9 @@ def prepared(url: str, partition_seconds: int = PARTITION_SECONDS) -> str:
     address = postgresql_address(url)
     connection = connect(address)
     try:
-        create(connection, address, partition_seconds)
+        is_new = create(connection, address, partition_seconds)
+        if partition_seconds != PARTITION_SECONDS and not is_new:
+            raise ValueError("partitions of another size need an empty database")
     finally:
         connection.close()
     return url

@@ -71,11 +71,11 @@ class PostgresqlAddress:
 
         return psycopg.connect(self.conninfo(database), autocommit=True)
 
-    def create_database(self) -> str:
-        """Create an empty database and return its name."""
-        name = f"test_{uuid.uuid4().hex[:12]}"
+    def create_database(self, template: str = "template1", name: str = "") -> str:
+        """Create a copy of a database, by default an empty one, and return its name."""
+        name = name or f"test_{uuid.uuid4().hex[:12]}"
         with self.connect() as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
     def drop_database(self, name: str) -> None:

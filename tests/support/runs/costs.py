@@ -1,7 +1,14 @@
-"""A plugin of pytest that prints the cost of tests: ``-p tests.support.runs.costs``.
+"""A plugin of pytest that prints the cost of tests, and compares it with a table.
 
-The cost of an item is the processor time of its process and of the children that ended meanwhile.
-Servers that items share end last, with collection and start-up: they are the row `shared`.
+The cost of an item is the processor time of its process and of the children that ended meanwhile,
+those included that a warm interpreter has forked. What items share is the row `shared`: collection
+and servers. A folder that costs more than its row of the table by 15 % and 5 s fails the run.
+
+A fixed loop tells the speed of the machine while it runs the items. The table has the seconds of a
+machine whose loop takes 10 ms: a slow or busy machine is not taken for a costly test.
+
+    pytest -p tests.support.runs.costs --level test --costs tests/golden/costs.txt
+    pytest -p tests.support.runs.costs --level test --write-costs tests/golden/costs.txt
 """
 
 from __future__ import annotations
@@ -10,28 +17,38 @@ import resource
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COSTS = pytest.StashKey["Costs"]()
+from tests.support.forks.processes import choice
+
 DEAREST = 20
 LOOP = 200_000
-"""Additions of the loop whose time tells the speed of the machine; 10 ms."""
+"""Additions of the loop."""
+LOOP_SECONDS = 0.010
+"""Its processor time on the machine of the table."""
 LOOP_EVERY = 100
-"""Items between two of these loops: busy processors are slower than idle ones."""
+"""Items of a process between two of these loops: busy processors are slower than idle ones."""
+MORE = 1.15
+MORE_SECONDS = 5.0
+"""By how much the cost of a folder may exceed its row; runs of the same tests differ by this."""
+HEAD = "# Processor seconds of `make test` by folder; written by: make test COSTS=--write-costs"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("costs of tests")
+    group.addoption("--costs", type=Path, metavar="FILE", help="compare with the table in FILE")
+    group.addoption("--write-costs", type=Path, metavar="FILE", help="write this table")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count in each process that runs items, and print in the first one."""
-    costs = Costs()
-    config.stash[COSTS] = costs
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        config.pluginmanager.register(Meter(config, costs))
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Printer(costs))
+    """Begin."""
+    config.pluginmanager.register(Meter())
+    config.pluginmanager.register(Costs(config))
 
 
 def processor_seconds() -> float:
@@ -42,7 +59,7 @@ def processor_seconds() -> float:
 
 
 def loop_seconds() -> float:
-    """Return the processor time of a fixed loop."""
+    """Return the processor time of the fixed loop."""
     began = time.process_time()
     total = 0
     for number in range(LOOP):
@@ -51,106 +68,118 @@ def loop_seconds() -> float:
 
 
 def folder_of(file: str) -> str:
-    """Return the folder under which a file counts.
-
-    >>> folder_of("tests/integration/cli/messages/test_peek.py")
-    'integration/cli'
-    >>> folder_of("tests/unit/jobs/test_retry.py")
-    'unit'
-    """
+    """Return the folder under which a file counts, such as "unit" or "integration/cli"."""
     parts = Path(file).parts[1:-1]
     return "/".join(parts[:2] if parts[:1] in (("contract",), ("integration",)) else parts[:1])
 
 
-class Costs:
-    """The costs of a process, or of all.
+def read_table(text: str) -> dict[str, float]:
+    """Return the seconds of each folder."""
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {folder: float(seconds) for folder, seconds in rows}
 
-    :ivar files: items, processor seconds and wall seconds of each file.
-    :ivar loops: times of the fixed loop.
-    """
 
-    def __init__(self) -> None:
-        self.files = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
-        self.loops: list[float] = []
-
-    def add(self, file: str, *costs: float) -> None:
-        """Add items, processor seconds and wall seconds."""
-        self.files[file] = [old + new for old, new in zip(self.files[file], costs, strict=True)]
-
-    def by_folder(self) -> dict[str, list[float]]:
-        """Return the sums of files by folder."""
-        folders = Costs()
-        for file, costs in self.files.items():
-            folders.add(folder_of(file), *costs)
-        return dict(folders.files)
+def dearer(found: Mapping[str, float], table: Mapping[str, float]) -> dict[str, float]:
+    """Return the folders that cost more than the table allows, with their seconds."""
+    most = {
+        folder: max(MORE * table.get(folder, 0.0), MORE_SECONDS + table.get(folder, 0.0))
+        for folder in found
+    }
+    return {folder: seconds for folder, seconds in found.items() if seconds > most[folder]}
 
 
 class Meter:
-    """Counts in a process that runs items."""
+    """Measures in the processes that run items; the last report of an item has its cost."""
 
-    def __init__(self, config: pytest.Config, costs: Costs) -> None:
-        self._config = config
-        self._costs = costs
+    def __init__(self) -> None:
         self._count = 0
+        self._loop: float | None = None
+        self._began = 0.0, 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Count an item with its fixtures."""
-        if self._count % LOOP_EVERY == 0:
-            self._costs.loops.append(loop_seconds())
+    def pytest_runtest_protocol(self) -> Iterator[None]:
+        """Begin with an item."""
+        self._loop = loop_seconds() if self._count % LOOP_EVERY == 0 else None
         self._count += 1
-        processor = processor_seconds()
-        wall = time.monotonic()
-        result = yield
-        spent = processor_seconds() - processor
-        self._costs.add(item.location[0], 1, spent, time.monotonic() - wall)
-        return result
+        self._began = processor_seconds() + choice.forked_seconds, time.monotonic()
+        return (yield)
 
-    def pytest_sessionfinish(self) -> None:
-        """Pass the costs on to the first process."""
-        output: dict[str, Any] | None = getattr(self._config, "workeroutput", None)
-        if output is not None:
-            output["costs"] = {"files": dict(self._costs.files), "loops": self._costs.loops}
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> Iterator[None]:
+        """Add processor seconds, wall seconds and perhaps the time of the loop."""
+        report: Any = yield
+        if call.when == "teardown":
+            processor, wall = self._began
+            spent = processor_seconds() + choice.forked_seconds - processor
+            report.cost = [spent, time.monotonic() - wall, self._loop]
+        return report  # type: ignore[no-any-return]
 
 
-class Printer:
-    """Prints the costs of all processes."""
+class Costs:
+    """The costs of a run, in the process that reports."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, config: pytest.Config) -> None:
+        self._options = config.option
         self._began = time.monotonic()
+        self._files = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
+        self._loops: list[float] = []
+        self._lines: list[str] = []
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take the costs of a process that has ended; a lost one has told none."""
-        found = getattr(node, "workeroutput", {}).get("costs")
-        if found:
-            self._costs.loops += found["loops"]
-            for file, costs in found["files"].items():
-                self._costs.add(file, *costs)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Add the cost of an item to that of its file."""
+        if hasattr(report, "cost"):
+            processor, wall, loop = report.cost
+            if loop is not None:
+                self._loops.append(loop)
+            self._add(self._files, report.location[0], [1, processor, wall])
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print processor and wall seconds by folder, and the files that cost most."""
-        if not self._costs.loops:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        """Compare, or write the table; decide after all others whether the run has failed."""
+        whole = processor_seconds()  # without second runs
+        yield
+        if not self._loops:
             return
-        write = terminalreporter.write_line
-        wall = time.monotonic() - self._began
-        whole = processor_seconds()
-        loop = 1000 * statistics.median(self._costs.loops)
-        folders = self._costs.by_folder()
+        folders = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
+        for file, costs in self._files.items():
+            self._add(folders, folder_of(file), costs)
         items = sum(costs[0] for costs in folders.values())
         shared = whole - sum(costs[1] for costs in folders.values())
-        rows = [*folders.items(), ("shared", [0, shared, 0.0]), ("all", [items, whole, wall])]
-        terminalreporter.section(f"costs; the fixed loop takes {loop:.1f} ms")
-        write(f"{'folder':40} {'items':>7} {'processor s':>12} {'wall s':>8}")
-        for folder, costs in sorted(rows, key=lambda row: row[1][1]):
-            write(_row(folder, costs))
-        write("")
-        dearest = sorted(self._costs.files.items(), key=lambda file: -file[1][1])
-        for file, costs in dearest[:DEAREST]:
-            write(_row(file.removeprefix("tests/"), costs))
+        folders["shared"] = [0, shared, 0.0]
+        scale = LOOP_SECONDS / statistics.median(self._loops)
+        seconds = {folder: scale * costs[1] for folder, costs in folders.items()}
+        folders["all"] = [items, whole, time.monotonic() - self._began]
+        self._print(folders)
+        if self._options.write_costs and session.exitstatus == pytest.ExitCode.OK:
+            rows = [f"{folder:26}{cost:8.1f}" for folder, cost in sorted(seconds.items())]
+            self._options.write_costs.write_text("\n".join([HEAD, *rows, ""]))
+        if self._options.costs:
+            table = read_table(self._options.costs.read_text())
+            for folder, cost in dearer(seconds, table).items():
+                before = table.get(folder, 0.0)
+                self._lines.append(
+                    f"failed: {folder} costs {cost:.1f} s on the machine of the table, which has"
+                    f" {before:.1f} s: make its tests cheaper, or write the table anew"
+                )
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    @staticmethod
+    def _add(costs: dict[str, list[float]], name: str, more: list[float]) -> None:
+        costs[name] = [old + new for old, new in zip(costs[name], more, strict=True)]
 
-def _row(name: str, costs: list[float]) -> str:
-    items, processor, wall = costs
-    return f"{name:40} {items:7.0f} {processor:12.1f} {wall:8.1f}"
+    def _print(self, folders: Mapping[str, list[float]]) -> None:
+        loop = 1000 * statistics.median(self._loops)
+        self._lines.append(f"the fixed loop takes {loop:.1f} ms")
+        self._lines.append(f"{'folder':40} {'items':>7} {'processor s':>12} {'wall s':>8}")
+        dearest = sorted(self._files.items(), key=lambda file: -file[1][1])[:DEAREST]
+        files = [(file.removeprefix("tests/"), costs) for file, costs in dearest]
+        for name, costs in (*sorted(folders.items(), key=lambda row: row[1][1]), *files):
+            items, processor, wall = costs
+            self._lines.append(f"{name:40} {items:7.0f} {processor:12.1f} {wall:8.1f}")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print them."""
+        if self._lines:
+            terminalreporter.section("costs")
+            for line in self._lines:
+                terminalreporter.write_line(line)

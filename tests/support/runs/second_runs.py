@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin, but neither in a process of xdist nor in a second run."""
-    if config.option.unstable and not config.option.only and not hasattr(config, "workerinput"):
+    """Begin, but not in a second run."""
+    if config.option.unstable and not config.option.only:
         config.pluginmanager.register(SecondRuns(config))
 
 
@@ -43,12 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the item of a second run."""
     if config.option.only:
-        items[:] = [each for each in items if without_group(each.nodeid) == config.option.only]
-
-
-def without_group(nodeid: str) -> str:
-    """Return the name of an item without the group that xdist appends."""
-    return re.sub(r"@[^\]]*$", "", nodeid)
+        items[:] = [each for each in items if each.nodeid == config.option.only]
 
 
 class SecondRuns:
@@ -60,10 +55,10 @@ class SecondRuns:
         self._file.unlink(missing_ok=True)
         self._unstable: list[str] = []
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # after xdist, before the terminal's summary
+    @pytest.hookimpl(wrapper=True, trylast=True)  # before the terminal's summary
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         """Run failed items again, and decide by them whether the run has failed."""
-        yield  # xdist ends its processes, and they their servers
+        yield
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if exitstatus == pytest.ExitCode.TESTS_FAILED and reporter is not None:
             self._run_again(reporter)
@@ -73,13 +68,13 @@ class SecondRuns:
     def _run_again(self, reporter: Any) -> None:
         stats = reporter.stats
         reports = [*stats.get("failed", ()), *stats.get("error", ())]
-        items = dict.fromkeys(without_group(each.nodeid) for each in reports)
+        items = dict.fromkeys(each.nodeid for each in reports)
         if len(items) > MOST or not all(isinstance(each, pytest.TestReport) for each in reports):
             return
         reporter.write_line("")
         for item in items:
             reporter.write_line(f"second run, alone: {item}")
-            firsts = [each for each in reports if without_group(each.nodeid) == item]
+            firsts = [each for each in reports if each.nodeid == item]
             is_passed, output = self._second_run(item)
             if not is_passed:
                 firsts[0].sections.append(("second run, alone", output))
@@ -102,7 +97,7 @@ class SecondRuns:
         command = [sys.executable, "-m", "pytest", *map(str, invocation.args)]
         with tempfile.TemporaryFile() as file:
             ended = subprocess.run(
-                [*command, "-n", "1", "-rA", "--only", item],
+                [*command, "--processes", "1", "-rA", "--only", item],
                 cwd=invocation.dir,
                 stdout=file,
                 stderr=subprocess.STDOUT,

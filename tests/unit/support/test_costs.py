@@ -1,4 +1,4 @@
-"""The costs of tests that a run prints, in a small suite with xdist."""
+"""The costs of tests that a run prints and compares, in a small suite."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.runs.costs import dearer, folder_of, read_table
 
 pytestmark = pytest.mark.slow
 
@@ -29,26 +30,40 @@ def test_own():
         pass
 """
 IDLE = "def test_idle():\n    pass\n"
+STRICT = "from tests.support.runs import costs\n\ncosts.MORE_SECONDS = 0.0\n"
+"""So that seconds are enough for this test."""
+
+
+def run(folder: Path, *options: str) -> tuple[int, str]:
+    """Run the suite; return its exit code and its output."""
+    for name, text in (
+        ("unit/test_busy.py", BUSY),
+        ("integration/cli/deep/test_idle.py", IDLE),
+        ("conftest.py", STRICT),
+    ):
+        path = folder / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.runs.costs"]
+    command += ["-p", "tests.support.runs.processes", "--import-mode", "importlib", "tests"]
+    ended = subprocess.run(
+        [*command, *options],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stderr == ""
+    return ended.returncode, ended.stdout
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_costs_are_listed_by_folder_and_file(tmp_path: Path, processes: str) -> None:
     """The time of children that have ended counts; the dearest file comes first."""
-    for name, text in (("unit/test_busy.py", BUSY), ("integration/cli/deep/test_idle.py", IDLE)):
-        path = tmp_path / "tests" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.support.runs.costs"]
-    ended = subprocess.run(
-        [*command, "-n", processes, "--import-mode", "importlib", "tests"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = re.findall(r"^(\S+) +(\d+) +([\d.]+) +[\d.]+$", ended.stdout, re.MULTILINE)
+    code, out = run(tmp_path, "--processes", processes)
+    assert code == 0, out
+    rows = re.findall(r"^(\S+) +(\d+) +([\d.]+) +[\d.]+$", out, re.MULTILINE)
     items = {name: int(count) for name, count, _ in rows}
     seconds = {name: float(processor) for name, _, processor in rows}
     assert items["unit"] == items["unit/test_busy.py"] == 2
@@ -59,3 +74,33 @@ def test_costs_are_listed_by_folder_and_file(tmp_path: Path, processes: str) -> 
     assert seconds["all"] >= seconds["unit"] + seconds["shared"]
     names = [name for name, _, _ in rows]
     assert names.index("unit/test_busy.py") < names.index("integration/cli/deep/test_idle.py")
+
+
+def test_a_dearer_folder_fails_the_run(tmp_path: Path) -> None:
+    """Although all its tests pass; the table that this run would write lets the next one pass."""
+    table = tmp_path / "costs.txt"
+    table.write_text("# by hand\nunit 0.01\nintegration/cli 9\nshared 99\n")
+    code, out = run(tmp_path, "--costs", str(table))
+    assert code == 1
+    assert re.findall(r"^failed: (\S+) costs", out, re.MULTILINE) == ["unit"]
+    assert run(tmp_path, "--write-costs", str(table))[0] == 0
+    written = read_table(table.read_text())
+    assert written.keys() == {"unit", "integration/cli", "shared"}
+    table.write_text("".join(f"{name} {2 * cost + 1}\n" for name, cost in written.items()))
+    assert run(tmp_path, "--costs", str(table))[0] == 0
+
+
+def test_small_differences_fail_no_run() -> None:
+    """Below 15 %, and below 5 s: runs of the same tests differ by that."""
+    table = read_table("# comment\nunit  100.0\nfaults 20\n")
+    assert dearer({"unit": 114.9, "faults": 25.0, "new": 5.0}, table) == {}
+    assert dearer({"unit": 115.1, "faults": 25.1, "new": 5.1}, table) == {
+        "unit": 115.1,
+        "faults": 25.1,
+        "new": 5.1,
+    }
+
+
+def test_files_count_under_two_folders_at_most() -> None:
+    assert folder_of("tests/integration/cli/messages/test_peek.py") == "integration/cli"
+    assert folder_of("tests/unit/jobs/test_retry.py") == "unit"

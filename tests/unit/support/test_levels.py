@@ -94,15 +94,3 @@ def test_combinations_are_shared_out() -> None:
             assert len(found) == share
             assert {x for x, _ in found} == {y for _, y in found} == values
     assert other_combinations(["a.py::t[p]", "a.py::t[q]"]) == set()
-
-
-def test_xdist_knows_the_groups(request: pytest.FixtureRequest) -> None:
-    """Otherwise each of its processes starts all servers; pytest 9.2 hid the groups from it."""
-    groups = {
-        item.nodeid: sorted({str(each.args[0]) for each in item.iter_markers("xdist_group")})
-        for item in request.session.items
-    }
-    if not any(groups.values()) or not request.config.getoption("loadgroup", False):
-        pytest.skip("this run has no groups")
-    for nodeid, names in groups.items():
-        assert not names or nodeid.endswith(f"@{'_'.join(names)}")

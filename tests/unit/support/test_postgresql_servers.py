@@ -45,8 +45,8 @@ def test_a_url_is_read_by_libpq() -> None:
     assert parse_qs(urlsplit(url).query)["schema"] == ["q/d"]
 
 
-def test_a_database_of_the_test_is_empty(postgresql: PostgresqlDatabase) -> None:
-    with psycopg.connect(postgresql.url()) as connection:
+def test_a_database_of_the_test_is_empty(bare_database: PostgresqlDatabase) -> None:
+    with psycopg.connect(bare_database.url()) as connection:
         found = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
         assert found.fetchone() == (0,)
 

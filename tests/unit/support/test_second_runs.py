@@ -1,4 +1,4 @@
-"""Second runs of failed items, in small suites with xdist."""
+"""Second runs of failed items, in small suites with several processes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+FIRST = os.getpid()
 
 
 def is_first(name):
@@ -40,11 +42,11 @@ def teardown_once():
 
 @pytest.mark.parametrize("number", range(4))
 def test_passes(number):
-    assert "PYTEST_XDIST_WORKER" in os.environ
+    assert os.getppid() == FIRST
 """
 ITEMS = {
     "test_once[a@b]": """
-@pytest.mark.xdist_group("together")
+@pytest.mark.together("together")
 @pytest.mark.parametrize("name", ["a@b"])
 def test_once(name, teardown_once):
     print("printed by the test")
@@ -86,10 +88,10 @@ def run(folder: Path, names: list[str]) -> tuple[int, list[str], str]:
     (folder / "test_small.py").write_text(START + "".join(ITEMS[each] for each in names))
     outputs = folder / "unstable.log"
     outputs.write_text("of the run before")
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-ra"]
-    command += [f"-ptests.support.runs.{each}" for each in ("second_runs", "lost_processes")]
+    command = [sys.executable, "-m", "pytest", "-ra"]
+    command += [f"-ptests.support.runs.{each}" for each in ("second_runs", "processes")]
     ended = subprocess.run(
-        [*command, "--unstable", outputs, "-n", "2", "--dist", "loadgroup", "test_small.py"],
+        [*command, "--unstable", outputs, "--processes", "2", "test_small.py"],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # a third faster
         capture_output=True,
@@ -119,7 +121,7 @@ def test_second_runs_save_a_run(tmp_path: Path) -> None:
     assert (code, closing(lines)) == (0, "4 passed, 3 unstable"), "\n".join(lines)
     assert listed(lines) == sorted(UNSTABLE)
     assert lines[-2].endswith("/unstable.log")
-    for text in ("failed at first", "teardown failed", "setup failed", "crashed while running"):
+    for text in ("failed at first", "teardown failed", "setup failed", "ended with code 3"):
         assert text in outputs
     assert outputs.count("second run: test_small.py::") == outputs.count(" 1 passed in ") == 3
     assert outputs.count("\nprinted by the test") == 3  # by its call and teardown, and again

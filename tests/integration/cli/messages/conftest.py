@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.app_runs import OperatorDesk
-from tests.support.postgresql.schema import prepared
 
 
 @pytest.fixture(params=["files", "servers"])
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
     """An operator of an app with two files, or with PostgreSQL and ZooKeeper."""
     servers = request.param == "servers"
-    broker = prepared(request.getfixturevalue("postgresql_url")) if servers else None
+    broker = request.getfixturevalue("postgresql_url") if servers else None
     coordinator = request.getfixturevalue("zookeeper_url" if servers else "embedded_url")
     desk = OperatorDesk("desk", tmp_path, coordinator, broker)
     yield desk

@@ -17,7 +17,6 @@ from qdo.message import Batch
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
 from tests.support.cli import WORKER, command
 from tests.support.engine import EngineSetup, until
-from tests.support.postgresql.schema import prepared
 
 LIMIT = 2 * LARGE_BYTES
 JOBS: dict[str, dict[str, Any]] = {
@@ -37,7 +36,7 @@ def test_a_worker_leaves_larger_bodies_on_the_server(postgresql_url: str, tmp_pa
     """The memory that they take there is not the worker's, also for bytes."""
     env = {
         "QDO_APP": "app",
-        "QDO_BROKER": prepared(postgresql_url),
+        "QDO_BROKER": postgresql_url,
         "QDO_COORDINATOR": f"sqlite:{tmp_path / 'coordination.db'}",
         "QDO_MAX_BODY_BYTES": "100",
     }

@@ -9,7 +9,6 @@ import pytest
 
 from qdo import App
 from tests.support.cli import WORKER, command
-from tests.support.postgresql.schema import prepared
 
 JOBS = "from tests.apps.once import app\n"
 KINDS = ["async", "greenlet", "process", "thread"]
@@ -24,7 +23,7 @@ def test_a_killed_dispatch_stores_once(
     (tmp_path / "once_jobs.py").write_text(JOBS)
     places = {"QDO_BROKER": f"sqlite:{tmp_path}/messages.db", "QDO_PROCESSES": "2"}
     if place == "servers":
-        places["QDO_BROKER"] = prepared(request.getfixturevalue("postgresql_url"))
+        places["QDO_BROKER"] = request.getfixturevalue("postgresql_url")
         places["QDO_COORDINATOR"] = request.getfixturevalue("zookeeper_url")
     with App("shop", broker=places["QDO_BROKER"]) as app:
         app.send_many([(kind, 1) for kind in KINDS])

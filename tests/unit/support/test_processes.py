@@ -1,0 +1,158 @@
+"""Runs of items in several processes, in small suites."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+SUITE = """
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+PLACE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, shared_folder):
+    assert tmp_path_factory.getbasetemp().parent == shared_folder
+    yield
+    (PLACE / f"ended-{os.getpid()}").touch()
+
+
+def ran(name):
+    with (PLACE / "ran").open("a") as file:
+        file.write(f"{os.getpid()} {name}\\n")
+
+
+@pytest.mark.together("group")
+@pytest.mark.parametrize("number", range(8))
+def test_grouped(number, server):
+    ran("grouped")
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_single(number, server):
+    ran("single")
+    time.sleep(0.02)
+
+
+def test_lost(server):
+    ran("lost")
+    if "LOSE" in os.environ:
+        os.kill(os.getpid(), 9)
+
+
+def test_waits(server):
+    (PLACE / "waits").touch()
+    if "WAIT" in os.environ:
+        time.sleep(60)
+
+
+def test_fails(server):
+    ran("fails")
+    assert "FAIL" not in os.environ, "printed by the report"
+"""
+
+
+def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a run in three processes."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_suite.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.runs.processes"]
+    return subprocess.Popen(
+        [*command, "--processes", "3", f"--basetemp={folder / 'temporary'}", *options],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(run: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end of a run; return its code, its output and the counts of its last line."""
+    out, err = run.communicate(timeout=60)
+    assert err == ""
+    counts = re.search(r"^=+ (.*) in [\d.]+s =+$", out.rstrip().rpartition("\n")[2])
+    assert counts, out
+    return run.returncode, out, counts[1]
+
+
+def pids(folder: Path) -> dict[str, list[str]]:
+    """Return the processes that have run each kind of items, one for each item."""
+    found: dict[str, list[str]] = {}
+    for line in (folder / "ran").read_text().splitlines():
+        pid, name = line.split()
+        found.setdefault(name, []).append(pid)
+    return found
+
+
+def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
+    """All others are given out to all processes, each of which ends its fixtures."""
+    run = started(tmp_path)
+    assert ended(run)[::2] == (0, "31 passed")
+    found = pids(tmp_path)
+    assert len(found["grouped"]) == 8
+    assert len(set(found["grouped"])) == 1
+    assert len(found["single"]) == 20
+    assert len(set(found["single"])) == 3
+    assert str(run.pid) not in found["single"]
+    assert len(list(tmp_path.glob("ended-*"))) == 3
+    assert len(list((tmp_path / "temporary").glob("process*"))) == 3
+
+
+def test_a_lost_process_costs_one_item(tmp_path: Path) -> None:
+    """A new one runs its others, and none runs twice."""
+    code, out, counts = ended(started(tmp_path, LOSE="1"))
+    assert (code, counts) == (1, "1 failed, 30 passed"), out
+    assert re.search(r"the process that ran \S+::test_lost was killed by signal 9", out)
+    assert {name: len(each) for name, each in pids(tmp_path).items()} == {
+        "grouped": 8,
+        "single": 20,
+        "lost": 1,
+        "fails": 1,
+    }
+
+
+def test_a_failure_ends_the_run_on_request(tmp_path: Path) -> None:
+    """Its report is that of a run in one process; items that have begun end."""
+    code, out, counts = ended(started(tmp_path, "-x", FAIL="1"))
+    assert code == 1
+    assert counts.startswith("1 failed, ")
+    assert "E       AssertionError: printed by the report" in out
+    assert "stopping after 1 failures" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_ends_all_fixtures(tmp_path: Path, number: signal.Signals) -> None:
+    """Also those of processes that run an item, which they end first."""
+    run = started(tmp_path, WAIT="1")
+    wait_until((tmp_path / "waits").exists, "an item waits")
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    assert children
+    run.send_signal(number)
+    for pid in children:
+        os.kill(int(pid), signal.SIGINT)  # as the terminal does
+    out, _ = run.communicate(timeout=60)
+    wanted = {f"ended-{pid}" for pid in children}
+    wait_until(
+        lambda: wanted <= {each.name for each in tmp_path.glob("ended-*")},
+        "all fixtures have ended",
+    )
+    if number == signal.SIGINT:
+        assert run.returncode == pytest.ExitCode.INTERRUPTED
+        assert "KeyboardInterrupt" in out
