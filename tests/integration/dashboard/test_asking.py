@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from qdo.coordination.client import connect
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.dashboard import actions
 from qdo.fleet.audit import read_entries
-from qdo.fleet.audit_entries import AuditEntry
 from tests.integration.dashboard.test_hostile_pages import ATTACK, NAME
 from tests.support.cli import WORKER, clean_environment
+from tests.support.dashboard.answering_worker import AnsweringWorker
 from tests.support.dashboard.html_check import PageCheck
 from tests.support.dashboard.shop import LAYOUT, OPERATOR, VIEWER, FilledShop
 from tests.support.fakes.hostile_text import TEXT, unsafe
@@ -40,43 +39,6 @@ def deliver(message, context):
     open("began", "a").close()
     gevent.sleep(3600)
 """
-
-
-class AnsweringWorker:
-    """A worker node whose program answers each action with a text."""
-
-    def __init__(self, shop: FilledShop, output: str, queue: str) -> None:
-        self._output = output
-        self._client = client = connect(shop.places["coordinator"], handler="threading")
-        client.open(20)
-        path = client.create(
-            f"{LAYOUT.workers}/worker-", WorkerNode().encode(), ephemeral=True, sequence=True
-        )
-        self.name = path.rpartition("/")[2]
-        client.create(LAYOUT.queue(queue), QueueNode(owner=self.name).encode())
-        self._folder = LAYOUT.fleet.actions_of(self.name)
-        client.ensure_path(self._folder)
-        client.ensure_path(LAYOUT.fleet.actionlog)
-        client.ensure_path(LAYOUT.fleet.actionoutput)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._answer)
-        self._thread.start()
-
-    def _answer(self) -> None:
-        seen: set[str] = set()
-        while not self._over.wait(0.02):
-            for id in set(self._client.get_children(self._folder)) - seen:
-                seen.add(id)
-                output = f"{LAYOUT.fleet.actionoutput}/{id}"
-                self._client.create(output, self._output.encode())
-                entry = AuditEntry(id, 0.0, after={"outcome": "done", "result": ""})
-                self._client.create(LAYOUT.fleet.log_entry(id), entry.encode())
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
-        self._client.stop()
-        self._client.close()
 
 
 @contextlib.contextmanager
@@ -196,7 +158,7 @@ def test_a_silent_worker_delays_no_other_page(
 )
 def test_hostile_answers_are_shown_as_text(local_shop: FilledShop, output: str) -> None:
     operator = local_shop.operator()
-    worker = AnsweringWorker(local_shop, output, "owned")
+    worker = AnsweringWorker(local_shop.places["coordinator"], output, "owned")
     try:
         answer = operator.post("/ask/runs", queue="owned")
     finally:

@@ -19,8 +19,8 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.holds import new_hold, pause
 from qdo.history.recorder import OwnerRow, Recorder
 from qdo.history.writer import HistoryWriter
-from tests.integration.dashboard.test_asking import AnsweringWorker
 from tests.integration.dashboard.test_server import Served
+from tests.support.dashboard.answering_worker import AnsweringWorker
 from tests.support.dashboard.browser import SCHEMES, WIDTHS, Browser, require_chromium
 from tests.support.dashboard.shop import LAYOUT, OPERATOR, POSITION, VIEWER, FilledShop
 from tests.support.paths import ROOT
@@ -153,7 +153,7 @@ def test_an_operator_asks_a_worker(browser: Browser, served: str, local_shop: Fi
     stack = ["/srv/shop/jobs.py:12 deliver", "/srv/shop/carriers/parcels.py:345 wait_for_carrier"]
     run = {"id": "8b907075-e805-11f1-8000-632a399f95cb", "attempt": 2, "seconds": 754.2}
     output = json.dumps({"total": 45, "runs": [{**run, "stack": stack}, {**run, "stack": []}]})
-    worker = AnsweringWorker(local_shop, output, "asked")
+    worker = AnsweringWorker(local_shop.places["coordinator"], output, "asked")
     try:
         for width in WIDTHS:
             for scheme in SCHEMES:
