@@ -15,14 +15,18 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing, SendOptions
-from qdo.brokers.embedded.reader import LOOK_SECONDS
 from qdo.encoding import ID
 from qdo.message import Message
 from qdo.positions import time_of_position
 
 WAIT_SECONDS = 20.0
-SOON_SECONDS = LOOK_SECONDS / 2
-"""Less than the interval at which a listener without a wakeup would check."""
+
+
+@pytest.fixture
+def only_wakeups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a listener look when it is woken, or a message is due, and else once an hour."""
+    for module in ("embedded.broker", "postgresql.listener"):
+        monkeypatch.setattr(f"qdo.brokers.{module}.LOOK_SECONDS", 3600.0)
 
 
 class Heard:
@@ -76,6 +80,7 @@ def test_the_capabilities_say_so(broker: Broker) -> None:
 # --- delays -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("only_wakeups")
 def test_a_delayed_message_arrives_when_it_is_due(broker: Broker) -> None:
     """A listener is woken at the due time, not before. The position is that of the due time."""
     heard = Heard(broker)
@@ -83,8 +88,7 @@ def test_a_delayed_message_arrives_when_it_is_due(broker: Broker) -> None:
     sent = broker.send(Outgoing("q", b"1", "key", '{"h":"v"}', SendOptions(due)))
     assert bodies(broker, "q") == [] or time.time() >= due
     assert heard.wait() == "q"
-    late = time.time() - due
-    assert 0 <= late < SOON_SECONDS
+    assert time.time() >= due
     (message,) = messages(broker, "q")
     assert time_of_position(message.position) >= due
     assert message.id == sent
@@ -130,6 +134,7 @@ def test_delayed_messages_arrive_in_the_order_of_their_times(broker: Broker) -> 
     heard.stop()
 
 
+@pytest.mark.usefixtures("only_wakeups")
 def test_an_earlier_one_from_elsewhere_is_not_slept_through(
     broker: Broker, connect: Callable[..., Broker]
 ) -> None:
@@ -139,7 +144,7 @@ def test_an_earlier_one_from_elsewhere_is_not_slept_through(
     began = time.monotonic()
     connect().send(delayed("q", 1, 0.1))
     assert heard.wait() == "q"
-    assert 0.09 < time.monotonic() - began < SOON_SECONDS
+    assert time.monotonic() - began > 0.09
     heard.stop()
 
 
