@@ -39,7 +39,7 @@ class AppRuns:
         self.app = qdo.App(name, broker=self.broker_url)
         self.layout = Layout.of(name)
         self._client: Client | None = None
-        self._procs: list[Proc] = []
+        self.procs: list[Proc] = []
 
     def start(self, source: str, *options: str) -> Proc:
         """Start `qdo-worker` with the source of the app."""
@@ -48,7 +48,7 @@ class AppRuns:
         places["QDO_COORDINATOR"] = self.coordinator
         argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
         proc = Proc.python(*argv, env=places, cwd=self.folder)
-        self._procs.append(proc)
+        self.procs.append(proc)
         return proc
 
     def work(self, *arguments: str, queues: str = "*", **options: Any) -> Proc:
@@ -92,7 +92,7 @@ class AppRuns:
         return QueueNode.parse(self.client.get(self.layout.queue(queue))[0])
 
     def close(self) -> None:
-        for proc in self._procs:
+        for proc in self.procs:
             proc.__exit__(None, None, None)
         if self._client is not None:
             self._client.stop()
@@ -124,7 +124,7 @@ class OperatorDesk(AppRuns):
     def begin(self, *argv: str) -> Proc:
         """Start a command, and do not wait for it."""
         proc = Proc.python(*QDO, *argv, env=self.environment, cwd=self.folder)
-        self._procs.append(proc)
+        self.procs.append(proc)
         return proc
 
     def items(self, *argv: str, code: int = 0) -> list[dict[str, Any]]:

@@ -205,7 +205,7 @@ def test_retiring_nothing_takes_no_lock(broker: EmbeddedBroker, path: str) -> No
 
 
 def test_messages_from_the_future_are_logged_once(
-    broker: EmbeddedBroker, clock: PositionClock, caplog: pytest.LogCaptureFixture
+    broker: EmbeddedBroker, clock: PositionClock, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, and not for those that wait: the file grows until that time, for all queues."""
     clock.now = position_now() + 24 * HOUR
@@ -217,7 +217,7 @@ def test_messages_from_the_future_are_logged_once(
         assert broker.trim(name, position, older_than=0) == 0
     (warning,) = caplog.records
     assert isinstance(warning.args, tuple)
-    assert warning.args[0] == broker._path
+    assert warning.args[0] == path
 
 
 # --- opening ------------------------------------------------------------------------

@@ -86,21 +86,23 @@ def execute(path: str, statement: str) -> None:
     connection.close()
 
 
-def moved(broker: EmbeddedBroker) -> None:
+def moved(broker: EmbeddedBroker, queue: str = "q") -> None:
     """Let a listener move the due messages, then stop it."""
     stop = broker.listen(lambda names: None)
-    wait_until(lambda: broker.catalog.backlog("q", 0).delayed == 0, "all have moved")
+    wait_until(lambda: broker.catalog.backlog(queue, 0).delayed == 0, "all have moved")
     stop()
 
 
-def test_a_refused_message_keeps_its_position(broker: EmbeddedBroker, clock: DueClock) -> None:
+def test_a_refused_message_keeps_its_position(
+    broker: EmbeddedBroker, clock: DueClock, path: str
+) -> None:
     """Also while the clock is set back: the next message has another position, so another id."""
     broker.streams.add(first_shards("user", 2))
     (shard, _) = (each.queue for each in broker.streams.shards("user"))
     broker.send(Outgoing(shard, b"1", "a", terms=SendOptions(due=NOW + 60)))
-    broker._writer.run(lambda each: each.connection.execute("UPDATE delayed SET key = NULL"))
+    execute(path, "UPDATE delayed SET key = NULL")
     clock.seconds = NOW + 60
-    broker._writer.run(lambda each: move_due(each, clock()))
+    moved(broker, shard)
     (letter,) = broker.dead_letters.records()
     clock.seconds = NOW
     broker.send(Outgoing("plain", b"2"))

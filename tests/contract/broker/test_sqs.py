@@ -28,7 +28,7 @@ from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import decode_received, make_position
 from qdo.errors import MessageTooLargeError, UnsupportedError
-from tests.support.aws.clients import client
+from tests.support.aws.clients import client, new_session
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
 from tests.support.policies import in_force
@@ -486,7 +486,7 @@ def test_no_credentials(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As well."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     with pytest.raises(CredentialsError, match="AWS_ACCESS_KEY_ID"):
         open_broker(f"sqs://{REGION}/x-?endpoint={moto_url}", "app")
 

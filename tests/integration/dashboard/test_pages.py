@@ -17,8 +17,9 @@ from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.dashboard import close_app, create_app
 from qdo.fleet.holds import add_hold, new_hold, pause
-from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop
+from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop, Visitor
 from tests.support.processes import wait_until
 
 PAGES = (
@@ -242,15 +243,11 @@ def test_an_app_that_nobody_used_yet_has_pages(tmp_path: Path) -> None:
         broker=f"sqlite:{tmp_path / 'none.db'}",
         coordinator=f"sqlite:{tmp_path / 'no.db'}",
     ) as app:
-        settings = app.settings
-    made = FilledShop.__new__(FilledShop)
-    made.app, made._dashboards = app, []
-    assert settings.app == "empty"
-    visitor = made.visitor()
+        visitor = Visitor(create_app(app.settings, anonymous=True, pause_seconds=0.05))
     for path in PAGES:
         if "name=" not in path:
             visitor.page(path)
-    visitor.flask.extensions["qdo"].close()
+    close_app(visitor.flask)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -75,7 +75,7 @@ def test_a_blocked_worker_drains_after_its_job(runs: AppRuns) -> None:
     """Its parent passes the wish on, and starts no other one."""
     blocked(runs, "compute")
     [worker] = runs.workers()
-    [parent] = runs._procs
+    [parent] = runs.procs
     assert "draining once the job returns" in ask(runs, "drain")["result"]
     assert runs.workers() == [worker]
     (runs.folder / "go").touch()
@@ -86,7 +86,7 @@ def test_a_blocked_worker_drains_after_its_job(runs: AppRuns) -> None:
 def test_a_blocked_worker_that_is_restarted_is_replaced(runs: AppRuns) -> None:
     blocked(runs, "compute")
     before = runs.workers()
-    [parent] = runs._procs
+    [parent] = runs.procs
     assert "restarting once the job returns" in ask(runs, "restart")["result"]
     (runs.folder / "go").touch()
     wait_until(lambda: runs.workers() and runs.workers() != before, "the new worker")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,13 @@ def runs(url: str) -> int:
 
 
 @pytest.fixture
-def writers() -> Iterator[Callable[[str], tuple[Recorder, HistoryWriter]]]:
+def writers() -> Iterator[Callable[..., tuple[Recorder, HistoryWriter]]]:
     """Make recorders with writers, whose connections end with the test."""
     made: list[HistoryWriter] = []
 
-    def make(url: str) -> tuple[Recorder, HistoryWriter]:
+    def make(url: str, **options: Any) -> tuple[Recorder, HistoryWriter]:
         recorder = Recorder()
-        made.append(HistoryWriter(url, "test", recorder))
+        made.append(HistoryWriter(url, "test", recorder, **options))
         return recorder, made[-1]
 
     yield make
@@ -68,7 +69,7 @@ def writers() -> Iterator[Callable[[str], tuple[Recorder, HistoryWriter]]]:
         each._disconnect()
 
 
-Writers = Callable[[str], tuple[Recorder, HistoryWriter]]
+Writers = Callable[..., tuple[Recorder, HistoryWriter]]
 
 
 def test_a_write_after_a_lost_answer_changes_nothing(
@@ -95,7 +96,7 @@ def test_a_write_after_a_lost_answer_changes_nothing(
 def test_an_older_write_that_comes_late_changes_nothing(url: str, writers: Writers) -> None:
     recorder, writer = writers(url)
     attempts(recorder, "q", 3)
-    writer._minutes.collect(recorder.counts, writer._now())
+    writer._minutes.collect(recorder.counts, time.time())
     late = writer._minutes.unstored()
     attempts(recorder, "q", 4)
     writer.step()
@@ -210,13 +211,13 @@ def test_ten_thousand_queues_fit_into_one_write(url: str, writers: Writers) -> N
     assert (done(url), writer.dropped) == (10_500, 0)
 
 
-def test_old_rows_are_deleted(url: str, writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, writer = writers(url)
+def test_old_rows_are_deleted(url: str, writers: Writers) -> None:
+    now = [time.time()]
+    recorder, writer = writers(url, now=lambda: now[0])
     attempts(recorder, "q", 5)
     recorder.ended(Message("q", 9, None), "block", "E")
     writer.step()
-    now = writer._now()
-    monkeypatch.setattr(writer, "_now", lambda: now + writer_module.RETENTION_SECONDS + 120)
+    now[0] += writer_module.RETENTION_SECONDS + 120
     writer.step()
     assert (done(url), runs(url)) == (0, 0)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
@@ -37,6 +40,15 @@ def surroundings() -> dict[str, str]:
     environment = dict(os.environ)
     stand_in(environment)
     return environment
+
+
+def new_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the product read the environment anew, as a new process does, until the test ends."""
+    import boto3
+
+    from qdo.system.per_process import PerProcess
+
+    monkeypatch.setattr("qdo.brokers.aws.clients.sessions", PerProcess(boto3.Session))
 
 
 def client(service: str, endpoint: str, *, region: str = REGION, **config: Any) -> Any:

@@ -94,9 +94,9 @@ class PoolSetup(EngineSetup):
         self.running = self.at_once = 0
         self._act = act
         given = {"policy": qdo.Policy(attempts=3, backoff_seconds=0.01), **options}
-        self.app.job("p", pool=True, **given)(self._job)
+        self.app.job("p", pool=True, **given)(self.job)
 
-    def _job(self, request: qdo.Request, context: Any) -> Any:
+    def job(self, request: qdo.Request, context: Any) -> Any:
         self.runs.append((request.body, request.attempt, request.take))
         self.running += 1
         self.at_once = max(self.at_once, self.running)

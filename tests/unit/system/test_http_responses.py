@@ -17,6 +17,7 @@ from qdo.brokers.sqs.api import METHODS
 from qdo.brokers.sqs.codec import TARGET
 from qdo.programs.webhook import Courier, UndeliveredError, WebhookOptions, new_secret
 from qdo.system.http_responses import INTERIM_LIMIT, TRAILER_LIMIT
+from tests.support.aws.clients import new_session
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -71,7 +72,7 @@ def call(url: str) -> None:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
 
 
 @pytest.mark.parametrize("response", FLOODS)

@@ -33,6 +33,7 @@ from qdo.brokers.aws.errors import (
     translation,
 )
 from qdo.errors import QdoError, SettingsError, UnreachableError
+from tests.support.aws.clients import new_session
 
 AWS = ServiceAddress("sqs", "eu-west-1")
 
@@ -225,7 +226,7 @@ def test_missing_credentials(answers: Answers, monkeypatch: pytest.MonkeyPatch) 
     """No request is made; the error names the places where boto3 looks."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     error = asked(answers.place)
     assert isinstance(error, CredentialsError)
     assert "AWS_PROFILE" in str(error)
@@ -235,7 +236,7 @@ def test_missing_credentials(answers: Answers, monkeypatch: pytest.MonkeyPatch) 
 def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised when the client is made, or before."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     with pytest.raises(CredentialsError, match="nobody"):
         make_client(AWS)
 
@@ -260,7 +261,7 @@ def test_a_role_is_assumed_in_the_region_of_the_address(
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", str(answers.place.endpoint))
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     client = make_client(AWS)
     assert client._get_credentials().get_frozen_credentials().access_key == "ASIA"
     assert answers.asked == 1
@@ -278,7 +279,7 @@ def test_what_variables_of_aws_say_may_be_unusable(
 ) -> None:
     """The error names the variable; a retry would not help."""
     monkeypatch.setenv(variable, value)
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     with pytest.raises(SettingsError, match=words) as caught:
         make_client(AWS)
     assert caught.value.exit_code == 2
@@ -318,7 +319,7 @@ def test_credentials_that_cannot_be_renewed(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     with pytest.raises(CredentialsError, match=said) as caught, translate(AWS, "queue", "q"):
         make_client(answers.place, attempts=1).list_queues()
     assert caught.value.exit_code == 2

@@ -32,6 +32,7 @@ from qdo.brokers.aws.errors import code_of, is_transient
 from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls
 from qdo.brokers.sqs.api import METHODS
 from qdo.brokers.sqs.codec import TARGET
+from tests.support.aws.clients import new_session
 
 REGION = "us-east-1"
 SECRET = "testing"
@@ -95,7 +96,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", *BUNDLES):
         monkeypatch.delenv(name, raising=False)
     # The session of the process may have been made with the settings of another test.
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
 
 
 class Maker(Protocol):
@@ -293,7 +294,7 @@ def test_certificates_are_checked(
         calls(server).call("ReceiveMessage", {})
     assert server.requests == []
     monkeypatch.setenv(variable, str(tmp_path / "certificate.pem"))
-    monkeypatch.setattr("qdo.brokers.aws.clients.sessions._held", None)
+    new_session(monkeypatch)
     assert calls(server).call("ReceiveMessage", {}) == {}
 
 

@@ -27,7 +27,7 @@ def crashed(pool: PoolSetup, body: Any) -> None:
 def test_held_pools_are_left_alone(make: Make) -> None:
     """Also one that is claimed during the hold."""
     pool = make(start=False)
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     pool.start()
     pool.look()
     assert pool.registrar.parts is not None
@@ -114,7 +114,7 @@ def test_a_drain_cancels_what_runs(make: Make) -> None:
 def test_errors_of_libraries_end_no_worker(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """They are logged with their traceback; the worker looks again."""
     pool = make(start=False)
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     due, errors = pool.store.due, [OSError("of a library")]
     pool.store.due = lambda *args: _raised(errors.pop()) if errors else due(*args)  # type: ignore[method-assign]
     pool.start()
@@ -144,7 +144,7 @@ def test_a_second_signal_puts_back_what_runs(make: Make) -> None:
 def test_a_drain_claims_no_pool_that_it_finds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It began while the worker asked for the names of pools."""
     pool = make(start=False)
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     duties: list[PoolDuty] = []
 
     def due(*args: Any) -> dict[str, float]:
@@ -164,7 +164,7 @@ def test_a_drain_claims_no_pool_that_it_finds(make: Make, monkeypatch: pytest.Mo
 def test_a_worker_takes_the_pools_of_its_filter(make: Make) -> None:
     """And pools of globs once they have requests."""
     pool = make(settings={"exclude": ("p",)}, start=False)
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     pool.start()
     pool.ask(1)
     assert pool.app.request("more-1", 2).result(10) == 2
@@ -185,7 +185,7 @@ def test_a_request_is_taken_when_it_is_due(make: Make) -> None:
 
 def idle(pool: PoolSetup, *names: str) -> None:
     """Let a worker find pools by a glob, and end a request in each."""
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     pool.start()
     for name in names:
         assert pool.app.request(name, name).result(10) == name
@@ -211,7 +211,7 @@ def test_one_statement_looks_into_idle_pools(make: Make, monkeypatch: pytest.Mon
 def test_an_error_of_one_pool_stops_no_other(make: Make) -> None:
     """Marks of the others are read, and their requests are taken."""
     pool = make(start=False)
-    pool.app.job("more-*", pool=True)(pool._job)
+    pool.app.job("more-*", pool=True)(pool.job)
     take = pool.store.take
     pool.store.take = lambda owner, name, *args: (  # type: ignore[method-assign]
         _raised(OSError("damaged"))
