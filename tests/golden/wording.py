@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, tree_of
 
 GOLDEN = ROOT / "tests" / "golden" / "wording.txt"
 PACKAGES = ("qdo", "workers")
@@ -71,12 +72,13 @@ def _sentences(tree: ast.Module) -> Iterator[str]:
                     yield f"{name}: {' '.join(text.split())}"
 
 
+@cache
 def collect(root: Path = ROOT) -> str:
     """Return all sentences, grouped by file and sorted within it."""
     groups = []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            found = sorted(set(_sentences(ast.parse(path.read_text(encoding="utf-8")))))
+            found = sorted(set(_sentences(tree_of(path))))
             if found:
                 groups.append("\n".join([f"# {path.relative_to(root).as_posix()}", *found]))
     return "\n\n".join(groups) + "\n"

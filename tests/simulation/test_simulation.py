@@ -112,6 +112,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 def test_a_history_does_not_hang_on_the_order_of_sets() -> None:
     """The machines go through sets in no order of their own: any seed repeats anywhere."""
     script = (

@@ -47,7 +47,11 @@ ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "po
 TOGETHER = {
     "tests/unit/docs/test_reference.py": "reference",
     **dict.fromkeys(
-        (f"tests/unit/test_{name}.py" for name in ("imports", "layers", "shape")),
+        (
+            *(f"tests/unit/test_{name}.py" for name in ("imports", "layers", "refusals", "shape")),
+            "tests/golden/test_wording.py",
+            "tests/unit/docs/test_docs.py",
+        ),
         "sources",
     ),
     **dict.fromkeys(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, tree_of
 
 QDO = ROOT / "qdo"
 LAYERS = (
@@ -128,11 +128,6 @@ class SourceFile:
         if len(folders) < 2 or folders[0] != "brokers":
             return None
         return f"brokers/{folders[1]}/"
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported_names(path: Path) -> Iterator[str]:
@@ -350,7 +345,7 @@ def test_package_files_are_empty_except_the_facades() -> None:
     """An import of one module then loads no other; a docstring may describe the folder."""
 
     def statements(path: str) -> list[ast.stmt]:
-        body = ast.parse((QDO / path).read_text(encoding="utf-8")).body
+        body = tree_of(QDO / path).body
         return [each for each in body if not _is_text(each)]
 
     packages = [path for path in files() if path.endswith("__init__.py") and path not in FACADES]

@@ -20,7 +20,7 @@ from qdo.postgresql.url import postgresql_address
 from qdo.refusals import failure_kind, send_each
 from qdo.system.sqlite import DamagedRowError, translate
 from tests.support.doc_pages import table
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, tree_of
 
 ROW, LATER, ALL = FailureKind.REFUSED, FailureKind.BUSY, FailureKind.UNREACHABLE
 ADDRESS = postgresql_address("postgresql://localhost/shop")
@@ -148,7 +148,7 @@ CALLS = {"failure_kind", "send_each", "until_answered"}
 
 def repeats(path: Path) -> bool:
     """Return whether a file logs that it retries, or asks how far a failure reaches."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
             return True
         values = node.args if isinstance(node, ast.Call) else [getattr(node, "value", None)]

@@ -229,8 +229,8 @@ def play_all(count: int, by_memory: bool = False) -> None:
         StreamWorld(seed, by_memory).play(80)
 
 
-def test_random_histories_keep_every_rule() -> None:
-    play_all(600)
+def test_random_histories_keep_every_rule(histories: int | None) -> None:
+    play_all(histories or 600)
 
 
 STREAMS = "qdo/brokers/streams.py"

@@ -34,7 +34,7 @@ def test_first_shards_have_equal_ranges() -> None:
     assert (many[1].queue, many[-1].queue) == ("user.0010-0020", "user.fff0-")
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 512, 4096])
+@pytest.mark.parametrize("count", [1, 2, 8, 512, pytest.param(4096, marks=pytest.mark.slow)])
 def test_each_key_has_one_shard(count: int) -> None:
     shards = first_shards("user", count)
     for number in range(100):

@@ -28,7 +28,7 @@ from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
 from tests.support.commands import every_command
 from tests.support.doc_pages import DOCS, Block, blocks, blocks_in, pages, read, table
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, tree_of
 
 BROKERS = ROOT / "qdo" / "brokers"
 
@@ -276,7 +276,7 @@ def product_texts() -> str:
     """Return the texts of the product's code, with a number for each value."""
     found = []
     for path in (ROOT / "qdo").rglob("*.py"):
-        for node in ast.walk(ast.parse(_text(path))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(re.sub(r"%[sdr]|%\.\d+f", "7", node.value))
             elif isinstance(node, ast.JoinedStr):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.support.doc_pages import read
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, tree_of
 
 QDO = ROOT / "qdo"
 STEP = re.compile(r"^\d+\. ``([\w/]+\.py)`` `([\w.]+)`:", re.MULTILINE)
@@ -26,7 +26,7 @@ def steps() -> list[tuple[str, str]]:
 def names_in(path: str) -> set[str]:
     """Return classes, functions and methods of a file of qdo/, as ``Class.method``."""
     found = set()
-    for node in ast.parse((QDO / path).read_text(encoding="utf-8")).body:
+    for node in tree_of(QDO / path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):

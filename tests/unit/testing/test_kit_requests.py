@@ -103,6 +103,7 @@ def test_a_job_resumes_the_request_of_another_job() -> None:
                 wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["crash", "lease"])
 def test_a_fault_at_any_step_ends_each_request_once(
     fault: str, caplog: pytest.LogCaptureFixture

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,7 @@ SPELLINGS = {
 """Two spellings of all queues, beside a filter that keeps `plan` from doing all the work."""
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(fleets(most_queues=6, most_workers=4))
 @example((["a0", "a1"], {**SPELLINGS}, {"w2": ["a0", "a1"]}))
@@ -165,6 +167,7 @@ def test_a_moved_queue_stays_with_its_worker(fleet: MovedFleet) -> None:
     assert plan_filtered(queues, workers, current, kept) == (planned, untaken)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(moved_fleets(most_queues=6, most_workers=4))
 def test_no_plan_with_those_moves_is_more_even(fleet: MovedFleet) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_the_load_is_balanced_within_one(fleet: tuple[list[str], list[str], Hold
     assert not loads or max(loads) - min(loads) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(fleets())
 def test_no_balanced_plan_moves_less(fleet: tuple[list[str], list[str], Holdings]) -> None:
