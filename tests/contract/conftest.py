@@ -26,3 +26,9 @@ def broker(connect: Callable[..., Broker]) -> Broker:
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "messages.db")
+
+
+@pytest.fixture
+def url(path: str) -> str:
+    """The address of that file."""
+    return f"sqlite:{path}"

@@ -26,7 +26,7 @@ from qdo.coordination.znodes.values import MAX_QUEUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.encryption.bodies import BodyVault
-from qdo.encryption.key_ring import KeyRing, new_key, parse_keys
+from qdo.encryption.key_ring import KEY_BYTES, KeyRing, new_key, parse_keys
 from qdo.errors import QdoError, UsageError
 from qdo.queues import QueueFilter, is_path_part
 from qdo.settings.settings import Settings, declarations
@@ -153,8 +153,11 @@ def test_key_files_are_read_or_refused(fuzz: Fuzz) -> None:
     words = st.sampled_from(["a", "encrypt", "sign", secret, secret[:-2], "#", "é", "\x00"])
     lines = st.lists(st.lists(words | TEXTS, max_size=4).map(" ".join), max_size=4)
 
+    def read(text: str) -> None:
+        assert all(len(each.secret) == KEY_BYTES for each in parse_keys(text, "keys"))
+
     def check(text: str) -> None:
-        assert secret not in _refusal(lambda text: parse_keys(text, "keys"), text)
+        assert secret not in _refusal(read, text)
 
     fuzz(lines.map("\n".join), check)
 

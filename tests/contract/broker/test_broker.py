@@ -16,9 +16,9 @@ import pytest
 
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog
-from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.positions import message_id, position_now, time_of_position
+from tests.support.letters import dead_letter
 
 WAIT_SECONDS = 20.0
 
@@ -48,52 +48,7 @@ def outgoing(name: str, numbers: Iterable[int]) -> list[Outgoing]:
     return [Outgoing(name, b"%d" % number) for number in numbers]
 
 
-def letter(name: str, position: int, error: str = "ValueError: no") -> DeadLetterRecord:
-    return DeadLetterRecord(
-        queue=name,
-        position=position,
-        body=b"{}",
-        key="k",
-        headers='{"a": "b"}',
-        error=error,
-        traceback="Traceback ...",
-        attempts=10,
-        worker="worker-0000000001",
-        fence=42,
-        dead_at=1_700_000_000.5 + position,
-    )
-
-
 # --- sending and fetching -----------------------------------------------------------
-
-
-def test_a_message_comes_back_as_it_was_sent(broker: Broker) -> None:
-    """Body, key and headers are kept to the letter, and absent ones stay absent."""
-    broker.send(Outgoing("q", b'{"n": 1}', "key", '{"trace": "x"}'))
-    broker.send(Outgoing("q", b"2"))
-    rows = broker.reader("q", 0).fetch(10)
-    assert [tuple(row[1:]) for row in rows] == [
-        (b'{"n": 1}', "key", '{"trace": "x"}'),
-        (b"2", None, None),
-    ]
-
-
-def test_rows_are_plain_sequences_of_four_with_bytes(broker: Broker) -> None:
-    """The worker's hot loop unpacks rows; bodies are bytes."""
-    broker.send(Outgoing("q", b"1"))
-    (row,) = broker.reader("q", 0).fetch(1)
-    position, body, key, headers = row
-    assert isinstance(position, int)
-    assert type(body) is bytes
-    assert (key, headers) == (None, None)
-
-
-def test_messages_of_a_queue_keep_their_order(broker: Broker) -> None:
-    """Sent singly or in batches, messages are fetched in the order of sending."""
-    for number in range(5):
-        broker.send(Outgoing("q", b"%d" % number))
-    broker.send_many(outgoing("q", range(5, 50)))
-    assert bodies(broker, "q") == [b"%d" % number for number in range(50)]
 
 
 def test_positions_grow_and_are_times(broker: Broker) -> None:
@@ -147,20 +102,6 @@ def test_a_reader_may_wait_for_a_queue_that_does_not_exist_yet(broker: Broker) -
     assert [row[1] for row in reader.fetch(10)] == [b"1"]
 
 
-def test_a_batch_may_go_to_many_queues(broker: Broker) -> None:
-    """Each queue gets its part, in the order of the batch; ids come in that order too."""
-    ids = broker.send_many([Outgoing(f"q{number % 7}", b"%d" % number) for number in range(70)])
-    assert len(set(ids)) == 70
-    for number in range(7):
-        assert bodies(broker, f"q{number}") == [b"%d" % n for n in range(number, 70, 7)]
-
-
-def test_an_empty_batch_is_nothing(broker: Broker) -> None:
-    """No message, no id, no queue."""
-    assert broker.send_many([]) == []
-    assert broker.catalog.names() == []
-
-
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -177,14 +118,6 @@ def test_a_batch_with_a_bad_message_stores_nothing(
         broker.send_many([Outgoing("q", b"1"), bad, Outgoing("q", b"2")])
     assert broker.catalog.names() == []
     assert bodies(broker, "q") == []
-
-
-def test_bodies_may_be_empty_or_large(broker: Broker) -> None:
-    """From nothing to some megabytes, with every byte value."""
-    sent = [b"", bytes(range(256)) * 4, b"x" * 5_000_000, b"end"]
-    for body in sent:
-        broker.send(Outgoing("q", body))
-    assert bodies(broker, "q") == sent
 
 
 def test_a_fetch_of_large_bodies_is_cut_but_never_empty(broker: Broker) -> None:
@@ -242,7 +175,7 @@ def test_apps_do_not_see_each_others_queues(connect: Callable[..., Broker]) -> N
     two.send(Outgoing("r", b"3"))
     assert (one.catalog.names(), two.catalog.names()) == (["q"], ["q", "r"])
     assert (bodies(one, "q"), bodies(two, "q")) == ([b"1"], [b"2"])
-    two.dead_letters.store(letter("q", 7))
+    two.dead_letters.store(dead_letter("q", 7))
     assert one.dead_letters.records() == []
 
 
@@ -350,37 +283,16 @@ def test_retiring_an_unknown_queue_makes_none(broker: Broker) -> None:
 # --- dead letters -------------------------------------------------------------------
 
 
-def test_a_dead_letter_is_kept_whole(broker: Broker) -> None:
-    """Every field comes back."""
-    broker.dead_letters.store(letter("q", 7))
-    assert broker.dead_letters.records("q") == [letter("q", 7)]
-
-
 def test_burying_twice_keeps_the_first(broker: Broker) -> None:
     """A worker that could not record its progress buries again after a handover."""
-    broker.dead_letters.store(letter("q", 7, "first"))
-    broker.dead_letters.store(letter("q", 7, "second"))
+    broker.dead_letters.store(dead_letter("q", 7, error="first"))
+    broker.dead_letters.store(dead_letter("q", 7, error="second"))
     assert [found.error for found in broker.dead_letters.records()] == ["first"]
-
-
-def test_dead_letters_come_oldest_first_and_by_queue(broker: Broker) -> None:
-    """All of the app, or those of one queue."""
-    for name, position in (("b", 3), ("a", 1), ("b", 2)):
-        broker.dead_letters.store(letter(name, position))
-    assert [(found.queue, found.position) for found in broker.dead_letters.records()] == [
-        ("a", 1),
-        ("b", 2),
-        ("b", 3),
-    ]
-    assert [found.position for found in broker.dead_letters.records("b")] == [2, 3]
-    assert broker.dead_letters.records("nowhere") == []
 
 
 def test_a_dead_letter_gets_the_time_when_none_is_given(broker: Broker) -> None:
     """dead_at 0 means now; an error text may hold anything Python can print."""
-    broker.dead_letters.store(
-        DeadLetterRecord("q", 1, b"", None, None, "bad \ud800", "", 1, "w", 1)
-    )
+    broker.dead_letters.store(dead_letter(error="bad \ud800", dead_at=0.0))
     (found,) = broker.dead_letters.records()
     assert abs(found.dead_at - time.time()) < 60
     assert found.error == "bad \\ud800"
@@ -390,7 +302,7 @@ def test_dead_letters_survive_retirement(broker: Broker) -> None:
     """They are kept apart from the queue."""
     broker.send(Outgoing("q", b"1"))
     (position,) = positions(broker, "q")
-    broker.dead_letters.store(letter("q", position))
+    broker.dead_letters.store(dead_letter("q", position))
     assert broker.trim("q", position, older_than=-60) == 1
     assert len(broker.dead_letters.records("q")) == 1
 
@@ -488,59 +400,3 @@ def test_a_stopped_listener_is_not_called(broker: Broker) -> None:
 
 
 # --- many at once, and the end ------------------------------------------------------
-
-
-def test_concurrent_senders_each_keep_their_order(broker: Broker) -> None:
-    """Forty threads send to three queues: nothing is lost, doubled or reordered."""
-    ids: list[str] = []
-
-    def send(sender: int) -> None:
-        ids.extend(
-            broker.send(Outgoing(f"q{number % 3}", b"%d %d" % (sender, number)))
-            for number in range(25)
-        )
-
-    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_SECONDS)
-    assert len(set(ids)) == 1000
-    for name in range(3):
-        found = [tuple(map(int, body.split())) for body in bodies(broker, f"q{name}")]
-        for sender in range(40):
-            mine = [number for one, number in found if one == sender]
-            assert mine == list(range(name, 25, 3))
-
-
-def test_a_closed_broker_refuses_to_send(broker: Broker) -> None:
-    """Closing twice is allowed; sending afterwards is a mistake that is named."""
-    broker.close()
-    broker.close()
-    with pytest.raises(UsageError, match="closed"):
-        broker.send(Outgoing("q", b"1"))
-
-
-def test_closing_waits_for_what_was_begun(broker: Broker, connect: Callable[..., Broker]) -> None:
-    """A send that runs while the broker closes is either stored or rejected."""
-    stored: list[str] = []
-    first = threading.Event()
-
-    def send() -> None:
-        try:
-            while True:
-                stored.append(broker.send(Outgoing("q", b"1")))
-                first.set()
-                time.sleep(0)  # not every broker waits, and a greenlet must for others to run
-        except UsageError:
-            return
-
-    threads = [threading.Thread(target=send) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert first.wait(WAIT_SECONDS)
-    broker.close()
-    for thread in threads:
-        thread.join(WAIT_SECONDS)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(bodies(connect(), "q")) == len(stored) > 0

@@ -17,6 +17,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from tests.support.brokers import LOGS, MAILBOXES, opening, rows
+from tests.support.letters import dead_letter
 
 START = 1_700_000_000.0
 
@@ -29,20 +30,9 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 
 
 def letter(queue: str, number: int, **changed: Any) -> DeadLetterRecord:
-    values: dict[str, Any] = {
-        "queue": queue,
-        "position": number,
-        "body": b'{"n":%d}' % number,
-        "key": "k",
-        "headers": '{"a":"b"}',
-        "error": f"ValueError: Größe {number}",
-        "traceback": "Traceback ...",
-        "attempts": 10,
-        "worker": "worker-0000000001",
-        "fence": 42,
-        "dead_at": START + number,
-    }
-    return DeadLetterRecord(**{**values, **changed})
+    """Return a letter whose position its error, body and time tell."""
+    own = {"error": f"ValueError: Größe {number}", "body": b'{"n":%d}' % number}
+    return dead_letter(queue, number, **{**own, "dead_at": START + number, **changed})
 
 
 def buried(broker: Broker, *letters: DeadLetterRecord) -> None:
@@ -79,14 +69,15 @@ def test_counts(broker: Broker, connect: Callable[..., Broker]) -> None:
 
 def test_entries_are_all_but_body_and_traceback(broker: Broker) -> None:
     """With the size of the body; the rest is had one by one."""
-    buried(broker, letter("a", 1, body=b"x" * 1000))
+    stored = letter("a", 1, body=b"x" * 1000)
+    buried(broker, stored)
     (entry,) = broker.dead_letters.find()
     (whole,) = broker.dead_letters.records()
     for name in type(entry).__slots__:
         if name != "body_bytes":
             assert getattr(entry, name) == getattr(whole, name)
     assert entry.body_bytes == 1000
-    assert broker.dead_letters.get("a", 1) == whole
+    assert broker.dead_letters.get("a", 1) == whole == stored
     assert broker.dead_letters.get("a", 2) is None
     assert broker.dead_letters.get("b", 1) is None
 

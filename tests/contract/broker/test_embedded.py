@@ -18,29 +18,20 @@ from qdo.brokers.embedded.broker import RETIRE_CHUNK, EmbeddedBroker
 from qdo.brokers.registry import open_broker
 from qdo.errors import DatabaseBusyError, DatabaseError, QdoError, SettingsError, UsageError
 from qdo.positions import position_now, position_of_time, time_of_position
+from tests.support.fakes.clocks import SettableClock
 from tests.support.processes import wait_until
 
 HOUR = 3600 * 10_000_000
 SENDERS = 32
 
 
-class PositionClock:
-    """A clock for positions that tests set."""
-
-    def __init__(self) -> None:
-        self.now = position_of_time(1_700_000_000)
-
-    def __call__(self) -> int:
-        return self.now
+@pytest.fixture
+def clock() -> SettableClock[int]:
+    return SettableClock(position_of_time(1_700_000_000))
 
 
 @pytest.fixture
-def clock() -> PositionClock:
-    return PositionClock()
-
-
-@pytest.fixture
-def broker(path: str, clock: PositionClock) -> Iterator[EmbeddedBroker]:
+def broker(path: str, clock: SettableClock[int]) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(path, "app", clock)
     yield broker
     broker.close()
@@ -53,7 +44,9 @@ def positions(broker: EmbeddedBroker, name: str) -> list[int]:
 # --- positions ----------------------------------------------------------------------
 
 
-def test_a_position_is_the_time_of_the_send(broker: EmbeddedBroker, clock: PositionClock) -> None:
+def test_a_position_is_the_time_of_the_send(
+    broker: EmbeddedBroker, clock: SettableClock[int]
+) -> None:
     """While the clock advances, positions are exactly its times."""
     for _ in range(3):
         broker.send(Outgoing("q", b"1"))
@@ -64,7 +57,7 @@ def test_a_position_is_the_time_of_the_send(broker: EmbeddedBroker, clock: Posit
 
 
 def test_a_clock_set_back_by_an_hour_does_not_break_the_order(
-    broker: EmbeddedBroker, clock: PositionClock, path: str
+    broker: EmbeddedBroker, clock: SettableClock[int], path: str
 ) -> None:
     """Positions continue from the newest of the whole file, even in a process started then,
     and follow the clock again once it has caught up."""
@@ -84,7 +77,7 @@ def test_a_clock_set_back_by_an_hour_does_not_break_the_order(
 
 
 def test_listeners_wake_after_the_clock_was_set_back(
-    broker: EmbeddedBroker, clock: PositionClock
+    broker: EmbeddedBroker, clock: SettableClock[int]
 ) -> None:
     """New messages are found by position, so positions must not fall behind those already seen."""
     broker.send(Outgoing("q", b"1"))
@@ -205,7 +198,10 @@ def test_retiring_nothing_takes_no_lock(broker: EmbeddedBroker, path: str) -> No
 
 
 def test_messages_from_the_future_are_logged_once(
-    broker: EmbeddedBroker, clock: PositionClock, path: str, caplog: pytest.LogCaptureFixture
+    broker: EmbeddedBroker,
+    clock: SettableClock[int],
+    path: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Once, and not for those that wait: the file grows until that time, for all queues."""
     clock.now = position_now() + 24 * HOUR
@@ -218,6 +214,25 @@ def test_messages_from_the_future_are_logged_once(
     (warning,) = caplog.records
     assert isinstance(warning.args, tuple)
     assert warning.args[0] == path
+
+
+def test_positions_grow_after_a_deletion(broker: EmbeddedBroker, clock: SettableClock[int]) -> None:
+    """Even if the clock was set back: a recorded position must not pass over new messages."""
+    broker.send(Outgoing("q", b"1"))
+    last = broker.catalog.head("q")
+    broker.delete_queue("q", last)
+    clock.now -= 10_000_000
+    broker.send(Outgoing("q", b"2"))
+    assert broker.catalog.head("q") > last
+
+
+def test_a_large_queue_is_deleted_in_parts(broker: EmbeddedBroker) -> None:
+    """Other writers get their turn in between."""
+    broker.send_many([Outgoing("q", b"1")] * (3 * RETIRE_CHUNK))
+    before = broker.commits
+    broker.delete_queue("q", broker.catalog.head("q"))
+    assert broker.commits - before >= 4
+    assert broker.catalog.names() == []
 
 
 # --- opening ------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from qdo.brokers.base import Outgoing, SendOptions
-from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.embedded.delayed import TRIM, move_due
 from qdo.brokers.embedded.schema import MESSAGES, STREAMS
@@ -20,6 +19,8 @@ from qdo.brokers.streams import first_shards
 from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
 from qdo.system.sqlite import Format, open_database
+from tests.support.fakes.clocks import SettableClock
+from tests.support.letters import dead_letter
 from tests.support.processes import wait_until
 
 NOW = 1_700_000_000.0
@@ -46,24 +47,14 @@ VERSION_1 = """
 """
 
 
-class DueClock:
-    """A clock for positions that tests set."""
-
-    def __init__(self) -> None:
-        self.seconds = NOW
-
-    def __call__(self) -> int:
-        return position_of_time(self.seconds)
+@pytest.fixture
+def clock() -> SettableClock[float]:
+    return SettableClock(NOW)
 
 
 @pytest.fixture
-def clock() -> DueClock:
-    return DueClock()
-
-
-@pytest.fixture
-def broker(path: str, clock: DueClock) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(path, "app", clock)
+def broker(path: str, clock: SettableClock[float]) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(path, "app", lambda: position_of_time(clock.now))
     yield broker
     broker.close()
 
@@ -94,56 +85,58 @@ def moved(broker: EmbeddedBroker, queue: str = "q") -> None:
 
 
 def test_a_refused_message_keeps_its_position(
-    broker: EmbeddedBroker, clock: DueClock, path: str
+    broker: EmbeddedBroker, clock: SettableClock[float], path: str
 ) -> None:
     """Also while the clock is set back: the next message has another position, so another id."""
     broker.streams.add(first_shards("user", 2))
     (shard, _) = (each.queue for each in broker.streams.shards("user"))
     broker.send(Outgoing(shard, b"1", "a", terms=SendOptions(due=NOW + 60)))
     execute(path, "UPDATE delayed SET key = NULL")
-    clock.seconds = NOW + 60
+    clock.now = NOW + 60
     moved(broker, shard)
     (letter,) = broker.dead_letters.records()
-    clock.seconds = NOW
+    clock.now = NOW
     broker.send(Outgoing("plain", b"2"))
     (row,) = broker.reader("plain", 0).fetch(1)
     assert row[0] > letter.position
 
 
-def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: DueClock) -> None:
+def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: SettableClock[float]) -> None:
     """A clock that is set back delays them; positions never go back."""
     broker.send(Outgoing("q", b"later", terms=SendOptions(NOW + 60)))
     broker.send(Outgoing("q", b"now"))
-    clock.seconds = NOW + 60
+    clock.now = NOW + 60
     moved(broker)
-    clock.seconds = NOW - 3600
+    clock.now = NOW - 3600
     broker.send(Outgoing("q", b"after"))
     assert bodies(broker, "q") == [b"now", b"later", b"after"]
 
 
-def test_the_window_of_a_key_follows_the_clock(broker: EmbeddedBroker, clock: DueClock) -> None:
+def test_the_window_of_a_key_follows_the_clock(
+    broker: EmbeddedBroker, clock: SettableClock[float]
+) -> None:
     """It ends exactly after its seconds, counted from the first."""
 
     def send() -> str:
         return broker.send(Outgoing("q", b"1", terms=SendOptions(None, "k", 300.0)))
 
     first = send()
-    clock.seconds += 299
+    clock.now += 299
     assert send() == first
-    clock.seconds += 1
+    clock.now += 1
     second = send()
     assert second != first
     assert len(bodies(broker, "q")) == 2
 
 
 def test_keys_that_are_over_are_forgotten(
-    path: str, broker: EmbeddedBroker, clock: DueClock
+    path: str, broker: EmbeddedBroker, clock: SettableClock[float]
 ) -> None:
     """Each key that is stored takes several old ones away: the table stays small."""
     for number in range(100):
         broker.send(Outgoing("q", b"1", terms=SendOptions(None, f"old {number}", 10.0)))
     assert count(path, "dedup") == 100
-    clock.seconds += 10
+    clock.now += 10
     for number in range(100 // (TRIM - 1) + 1):
         broker.send(Outgoing("q", b"1", terms=SendOptions(None, f"new {number}", 10.0)))
     assert count(path, "dedup") == 100 // (TRIM - 1) + 1
@@ -175,7 +168,7 @@ def is_retry(record: logging.LogRecord) -> bool:
 def test_a_move_that_fails_is_retried_and_loses_nothing(
     path: str,
     broker: EmbeddedBroker,
-    clock: DueClock,
+    clock: SettableClock[float],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -184,7 +177,7 @@ def test_a_move_that_fails_is_retried_and_loses_nothing(
     refuse = "CREATE TRIGGER refuse BEFORE INSERT ON messages BEGIN SELECT RAISE(ABORT, 'no'); END"
     broker.send_many([Outgoing("q", b"%d" % n, terms=SendOptions(NOW + 60)) for n in range(3)])
     execute(path, refuse)
-    clock.seconds += 60
+    clock.now += 60
     with caplog.at_level(logging.WARNING):
         stop = broker.listen(lambda names: None)
         wait_until(lambda: any(map(is_retry, caplog.records)), "the move has failed")
@@ -198,9 +191,7 @@ def test_a_move_that_fails_is_retried_and_loses_nothing(
 def test_a_retry_that_fails_leaves_the_letter(path: str, broker: EmbeddedBroker) -> None:
     """Message and letter change in one transaction."""
     for number in (1, 2):
-        broker.dead_letters.store(
-            DeadLetterRecord("q", number, b"bad", None, None, "E", "", 1, "w", 1, 1.0)
-        )
+        broker.dead_letters.store(dead_letter(position=number))
     execute(
         path,
         "CREATE TRIGGER refuse BEFORE DELETE ON dead_letters WHEN old.position = 2"

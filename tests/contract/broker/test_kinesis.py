@@ -6,9 +6,7 @@ follows from resharding, rates and retention is in test_broker_kinesis_traps.py.
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -29,13 +27,12 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import (
     MessageTooLargeError,
     QueueNameError,
-    SettingsError,
     UnsupportedError,
     UsageError,
 )
 from qdo.ops.checkpoints import Checkpoint, ImportStep, plan_import
 from qdo.ops.seek import QueuePosition
-from qdo.positions import position_now, time_of_position
+from qdo.positions import position_now
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
@@ -51,11 +48,6 @@ def endpoint(request: pytest.FixtureRequest) -> str:
         return str(request.getfixturevalue("moto_url"))
     stub: KinesisStub = request.getfixturevalue("kinesis")
     return stub.url
-
-
-# moto's `Shard.put_record` gives two records that come at once the same sequence number, and loses
-# one of them. Its comment says so.
-safe_for_threads = pytest.mark.parametrize("endpoint", ["stub"], indirect=True)
 
 
 @pytest.fixture
@@ -76,30 +68,6 @@ def positions(broker: KinesisBroker, shard: str) -> list[int]:
 
 
 # --- sending ------------------------------------------------------------------------
-
-
-def test_a_message_comes_back_as_it_was_sent(broker: KinesisBroker) -> None:
-    """Body, key and headers are kept to the letter, and absent ones stay absent."""
-    raw = '{"content-type": "application/octet-stream"}'
-    broker.send(Outgoing(SHARD, b'{"n": 1}', "key", '{"trace": "x"}'))
-    broker.send(Outgoing(SHARD, b"2"))
-    broker.send(Outgoing(SHARD, b"\x00\xff", "k", raw))
-    rows = broker.reader(SHARD, 0).fetch(10)
-    assert [tuple(row[1:]) for row in rows] == [
-        (b'{"n": 1}', "key", '{"trace": "x"}'),
-        (b"2", None, None),
-        (b"\x00\xff", "k", raw),
-    ]
-
-
-def test_messages_to_a_shard_keep_their_order(broker: KinesisBroker) -> None:
-    """Sent singly or in batches, with any keys, messages are read in the order of sending."""
-    for number in range(3):
-        broker.send(Outgoing(OTHER, b"%d" % number))
-    broker.send_many(outgoing(OTHER, range(3, 20), keys=4))
-    broker.send_many(outgoing(OTHER, range(20, 30)))
-    assert bodies(broker, OTHER) == [b"%d" % number for number in range(30)]
-    assert bodies(broker, SHARD) == []
 
 
 def test_messages_to_the_stream_go_where_their_key_belongs(
@@ -128,21 +96,6 @@ def test_messages_without_a_key_are_spread(broker: KinesisBroker, aws_stream: st
     assert sum(counts) == 100
 
 
-def test_ids_are_sequence_numbers(broker: KinesisBroker) -> None:
-    """send() returns the same id as `message.id` in the job."""
-    ids = [broker.send(Outgoing(SHARD, b"1")), *broker.send_many(outgoing(SHARD, range(5)))]
-    found = positions(broker, SHARD)
-    assert ids == [broker.positions.message_id(position, broker.id_node) for position in found]
-
-
-def test_positions_grow_and_carry_the_time_of_arrival(broker: KinesisBroker) -> None:
-    """So `last` is a time that people can read."""
-    broker.send_many(outgoing(SHARD, range(20)))
-    found = positions(broker, SHARD)
-    assert found == sorted(set(found))
-    assert abs(time_of_position(broker.positions.to_time(found[-1])) - time.time()) < 60
-
-
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -166,11 +119,6 @@ def test_a_batch_with_a_bad_message_stores_nothing(
     assert bodies(broker, SHARD) == []
 
 
-def test_an_empty_batch_is_nothing(broker: KinesisBroker) -> None:
-    """No message, no request."""
-    assert broker.send_many([]) == []
-
-
 def test_bodies_may_be_empty_or_large(broker: KinesisBroker) -> None:
     """From nothing to the limit; more than a request takes is sent in several."""
     sent = [b"1", b'"%s"' % (b"x" * (MAX_BODY_BYTES - 2)), b"2"]
@@ -180,109 +128,7 @@ def test_bodies_may_be_empty_or_large(broker: KinesisBroker) -> None:
     assert bodies(broker, SHARD) == [*sent, b""]
 
 
-def test_a_closed_broker_refuses_to_send(broker: KinesisBroker) -> None:
-    """Closing twice is allowed; sending afterwards is a mistake that is named."""
-    broker.close()
-    broker.close()
-    with pytest.raises(UsageError, match="closed"):
-        broker.send(Outgoing(SHARD, b"1"))
-
-
-@safe_for_threads
-def test_concurrent_senders_each_keep_their_order(broker: KinesisBroker, aws_stream: str) -> None:
-    """Ten threads with keys of their own: nothing is lost, doubled or reordered."""
-
-    def send(sender: int) -> None:
-        for start in range(0, 20, 5):
-            numbers = range(start, start + 5)
-            broker.send_many(
-                [Outgoing(aws_stream, b"%d" % number, f"s{sender}") for number in numbers]
-            )
-
-    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    rows = [row for shard in (SHARD, OTHER) for row in broker.reader(shard, 0).fetch(1000)]
-    assert len(rows) == 200
-    for sender in range(10):
-        assert [int(row[1]) for row in rows if row[2] == f"s{sender}"] == list(range(20))
-
-
-@safe_for_threads
-def test_closing_waits_for_what_was_begun(broker: KinesisBroker, endpoint: str) -> None:
-    """A send that runs while the broker closes is either stored or rejected."""
-    stored: list[str] = []
-    first = threading.Event()
-
-    def send() -> None:
-        try:
-            while True:
-                stored.append(broker.send(Outgoing(SHARD, b"1")))
-                first.set()
-        except UsageError:
-            return
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert first.wait(20)
-    broker.close()
-    for thread in threads:
-        thread.join(20)
-    assert not any(thread.is_alive() for thread in threads)
-    other = opened(endpoint, broker.address.stream)
-    assert len(bodies(other, SHARD)) == len(stored) > 0
-    other.close()
-
-
-def test_coroutines_may_send(broker: KinesisBroker) -> None:
-    """Their event loop keeps running meanwhile."""
-    ids = asyncio.run(broker.asend_many(outgoing(SHARD, range(3))))
-    assert len(ids) == 3
-    assert bodies(broker, SHARD) == [b"0", b"1", b"2"]
-
-
 # --- owners -------------------------------------------------------------------------
-
-
-def test_an_owner_gets_everything_in_order(broker: KinesisBroker) -> None:
-    """It gets existing messages, and soon new ones."""
-    broker.send_many(outgoing(SHARD, range(30)))
-    owner = ShardOwner(broker, SHARD)
-    assert owner.read_to_tip() == [b"%d" % number for number in range(30)]
-    broker.send(Outgoing(SHARD, b"30"))
-    assert owner.read(31)[-1] == b"30"
-    assert owner.subscription.end is None
-    owner.close()
-
-
-@pytest.mark.parametrize("done", [0, 1, 9, 10])
-def test_the_next_owner_goes_on_behind_the_recorded_position(
-    broker: KinesisBroker, done: int
-) -> None:
-    """`last` and `position` of the queue node are all that it has."""
-    broker.send_many(outgoing(SHARD, range(10)))
-    meaning = broker.positions
-    after = 0
-    if done:
-        reached = positions(broker, SHARD)[done - 1]
-        after = meaning.resume_after(position_now(), meaning.to_text(reached))
-    owner = ShardOwner(broker, SHARD, after)
-    assert owner.read_to_tip() == [b"%d" % number for number in range(done, 10)]
-    owner.close()
-
-
-def test_an_owner_may_go_back_to_what_is_not_done(broker: KinesisBroker) -> None:
-    """After a failure everything behind its position comes again, at once."""
-    broker.send_many(outgoing(SHARD, range(10)))
-    owner = ShardOwner(broker, SHARD, confirm=False)
-    owner.read_to_tip()
-    after = owner.rows[3][0]
-    owner.back_to(after)
-    assert [row[1] for row in owner.fetch()] == [b"%d" % number for number in range(4, 10)]
-    owner.close()
 
 
 def test_an_owner_may_be_sent_to_any_position(broker: KinesisBroker) -> None:
@@ -428,16 +274,6 @@ def test_a_server_out_of_reach_is_named() -> None:
     """At the start, not by a stack trace."""
     with pytest.raises(AwsUnreachableError):
         opened("http://127.0.0.1:9", "s")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [("stat=latest", "did you mean 'start'"), ("reads_per_second=6", "0.01 to 5")],
-)
-def test_unknown_and_impossible_options_are_refused(options: str, said: str) -> None:
-    """The error suggests the valid option."""
-    with pytest.raises(SettingsError, match=said):
-        opened("http://127.0.0.1:9", "s", options)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from psycopg import errors, sql
 
 from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
-from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
 from qdo.brokers.requests import PAUSED, RUNNING, NewRequest
@@ -21,6 +20,7 @@ from qdo.brokers.streams import first_shards, split
 from qdo.coordination.client import connect
 from qdo.errors import QueueLimitError, RequestExistsError
 from qdo.postgresql.schema import grants
+from tests.support.letters import dead_letter
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 
@@ -155,7 +155,7 @@ def work_all(roles: Roles, name: str) -> None:
     rows = broker.reader("a", 0).fetch(10)
     read_all(broker)
     for position in (rows[0][0], rows[1][0]):
-        broker.dead_letters.store(record(position))
+        broker.dead_letters.store(dead_letter("a", position))
     broker.dead_letters.retry([("a", rows[0][0])])
     broker.dead_letters.discard([("a", rows[1][0])])
     broker.dead_letters.prune("a", keep=1, before=1.0)
@@ -200,13 +200,6 @@ def read_all(broker: Broker) -> None:
     broker.requests.records()
     broker.streams.shards()
     broker.streams.resharded()
-
-
-def record(position: int) -> DeadLetterRecord:
-    return DeadLetterRecord(
-        queue="a", position=position, body=b"x", key=None, headers=None, error="e",
-        traceback="t", attempts=1, worker="w", fence=1, dead_at=1.0,
-    )  # fmt: skip
 
 
 def denied(roles: Roles, name: str, verb: str) -> set[str]:

@@ -18,6 +18,7 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.encoding import ID
 from qdo.message import Message
 from qdo.positions import time_of_position
+from tests.support.processes import wait_until
 
 WAIT_SECONDS = 20.0
 
@@ -178,41 +179,21 @@ def test_of_many_listeners_one_moves_each_message(
         each.stop()
 
 
-def test_a_due_time_that_passes_during_the_call(broker: Broker) -> None:
-    """The messages of one due time keep their order."""
+@pytest.mark.parametrize(
+    ("limit", "value", "count"), [("MESSAGES", 1000, 2000), ("MESSAGES", 3, 10), ("BYTES", 1, 5)]
+)
+def test_messages_of_one_due_time_keep_their_order(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, count: int
+) -> None:
+    """Also if it passes during the call, and although many or big ones are moved in parts."""
+    monkeypatch.setattr(f"qdo.brokers.embedded.delayed.MOVE_{limit}", value)
     due = time.time() + 0.02
     heard = Heard(broker)
     broker.send_many(
-        [Outgoing("q", b"%d" % number, terms=SendOptions(due)) for number in range(2000)]
+        [Outgoing("q", b"%d" % number, terms=SendOptions(due)) for number in range(count)]
     )
-    wait_for(broker, "q", 2000, heard)
-    assert bodies(broker, "q") == list(range(2000))
-    heard.stop()
-
-
-def test_more_than_one_transaction_moves(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many are moved in parts, so that senders get their turn, and still in order."""
-    monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_MESSAGES", 3)
-    now = time.time() + 0.05
-    broker.send_many(
-        [Outgoing("q", b"%d" % number, terms=SendOptions(now)) for number in range(10)]
-    )
-    heard = Heard(broker)
-    wait_for(broker, "q", 10, heard)
-    assert bodies(broker, "q") == list(range(10))
-    heard.stop()
-
-
-def test_big_ones_move_one_by_one(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond some bytes a transaction ends, but each moves something."""
-    monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_BYTES", 10)
-    now = time.time() + 0.05
-    broker.send_many(
-        [Outgoing("q", b'"%d"' % (10**20 + n), terms=SendOptions(now)) for n in range(5)]
-    )
-    heard = Heard(broker)
-    wait_for(broker, "q", 5, heard)
-    assert bodies(broker, "q") == [str(10**20 + n) for n in range(5)]
+    wait_for(broker, "q", count, heard)
+    assert bodies(broker, "q") == list(range(count))
     heard.stop()
 
 
@@ -285,3 +266,60 @@ def test_a_key_holds_for_a_delayed_message(broker: Broker) -> None:
     assert broker.send(once("q", 4, "k")) == sent
     assert broker.catalog.backlog("q", 0).delayed == 0
     heard.stop()
+
+
+# --- as operators list and delete them -----------------------------------------------------
+
+
+def send(broker: Broker, body: bytes, seconds: float, queue: str = "q") -> str:
+    terms = SendOptions(due=time.time() + seconds)
+    return broker.send(Outgoing(queue, body, "key", json.dumps({"a": "b"}), terms))
+
+
+def test_the_next_due_comes_first(connect: Callable[..., Broker]) -> None:
+    """Of one queue and one app, with ids, up to a limit."""
+    broker = connect()
+    late, soon = send(broker, b"2", 7200.0), send(broker, b"1", 3600.0)
+    other = send(broker, b"3", 60.0, "other")
+    send(connect("another"), b"4", 60.0)
+    found = broker.delayed.find("q", 10)
+    assert [(each.id, each.key, each.body) for each in found] == [
+        (soon, "key", b"1"),
+        (late, "key", b"2"),
+    ]
+    assert found[0].due < found[1].due
+    assert json.loads(found[0].headers or "")["a"] == "b"
+    assert [each.id for each in broker.delayed.find("q", 1)] == [soon]
+    assert [each.id for each in broker.delayed.find("q", 9, [late, other, "%", "_"])] == [late]
+    assert broker.delayed.find("q", 9, []) == []
+    assert sorted(broker.delayed.numbers("q")) == sorted(each.number for each in found)
+    assert broker.delayed.find("nothing", 9) == broker.delayed.numbers("nothing") == []
+
+
+def test_a_deleted_message_never_comes(connect: Callable[..., Broker]) -> None:
+    """It is counted no more; deleting it again, or in another queue, deletes nothing."""
+    broker = connect()
+    send(broker, b"1", 3600.0)
+    (number,) = broker.delayed.numbers("q")
+    assert broker.delayed.discard("other", [number]) == set()
+    assert connect("another").delayed.discard("q", [number]) == set()
+    assert broker.delayed.discard("q", [number, 10**6]) == {number}
+    assert broker.delayed.discard("q", [number]) == set()
+    assert broker.catalog.backlog("q", 0).delayed == 0
+
+
+def test_each_message_is_moved_or_deleted(connect: Callable[..., Broker]) -> None:
+    """While listeners move those that are due, and operators delete them."""
+    broker, mover, other = connect(), connect(), connect()
+    ids = {send(broker, str(each).encode(), 0.2 + 0.005 * each) for each in range(150)}
+    stops = [each.listen(lambda names: None) for each in (mover, other)]
+    by_number = {each.number: each.id for each in broker.delayed.find("q", 1000)}
+    deleted: set[int] = set()
+    for number in [*by_number][::2]:
+        deleted |= broker.delayed.discard("q", [number])
+    wait_until(lambda: not broker.delayed.numbers("q"), "the last due message")
+    for stop in stops:
+        stop()
+    moved = [json.loads(row[3] or "{}")[ID] for row in broker.reader("q", 0).fetch(1000)]
+    assert deleted
+    assert sorted([*moved, *(by_number[each] for each in deleted)]) == sorted(ids)

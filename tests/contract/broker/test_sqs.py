@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,6 @@ from qdo.broker_errors import AwsNotFoundError, AwsUnreachableError, Credentials
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import OPEN_POLL, Outgoing, SendOptions
 from qdo.brokers.catalog import Backlog
-from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
 from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
@@ -31,14 +29,13 @@ from qdo.errors import MessageTooLargeError, UnsupportedError
 from tests.support.aws.clients import client, new_session
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
+from tests.support.letters import dead_letter
 from tests.support.policies import in_force
 
 REGION = "eu-west-1"
 with_s3 = pytest.mark.parametrize("endpoint", ["moto"], indirect=True)
 POSITION = make_position(10**17, 0, 12345)
-LETTER = DeadLetterRecord(
-    "a", POSITION, b'{"n":1}', "k", None, "ValueError: no", "T", 3, "worker-1", 7, 1_700_000_000.0
-)
+LETTER = dead_letter("a", POSITION)
 
 
 @pytest.fixture(params=["moto", "stub"])
@@ -257,23 +254,6 @@ def test_advice(broker: SqsBroker, make: Callable[..., str], aws_prefix: str) ->
 # --- sending ------------------------------------------------------------------------
 
 
-def test_what_is_sent_is_what_comes(connect: Callable[..., SqsBroker]) -> None:
-    """Bodies, bytes, keys and headers; the id is the one that SQS gave."""
-    for kind, queue in (("standard", "a"), ("fifo", "a.fifo")):
-        broker = connect(create=kind)
-        sent = [
-            Outgoing(queue, b'{"a":"\xc3\xb6"}', "k 1", '{"h":"\\u0000"}'),
-            Outgoing(queue, b"\x00\xff", None, '{"content-type":"application/octet-stream"}'),
-            Outgoing(queue, b"", "", '{"content-type":"application/octet-stream"}'),
-        ]
-        ids = broker.send_many(sent)
-        rows = received_all(broker, queue)
-        assert [broker.positions.message_id(row.position, 0) for row in rows] == ids
-        for row, message in zip(rows, sent, strict=True):
-            assert (row.body, row.key) == (message.body, message.key)
-            assert json.loads(row.headers or "") == json.loads(message.headers or "")
-
-
 def test_fifo_keeps_the_order_and_takes_a_dedup_key_once(
     connect: Callable[..., SqsBroker],
 ) -> None:
@@ -285,24 +265,6 @@ def test_fifo_keeps_the_order_and_takes_a_dedup_key_once(
     raw = raw_messages(broker.client, broker.sqs_queues.url("a.fifo"))
     assert [int(each["Body"]) for each in raw] == list(range(26))
     assert {each["Attributes"]["MessageGroupId"] for each in raw} == {"k"}
-
-
-def test_many_threads_send_at_once(broker: SqsBroker) -> None:
-    """One broker serves them all; nothing is lost or mixed up."""
-    broker.send(Outgoing("a", b'"first"'))
-    ids: list[str] = []
-
-    def send(number: int) -> None:
-        ids.extend(broker.send_many([Outgoing("a", b"%d" % number)] * 5))
-
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(20)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(set(ids)) == 100
-    bodies = [row.body for row in received_all(broker, "a")][1:]
-    assert sorted(bodies) == sorted(b"%d" % number for number in range(20) for _ in range(5))
 
 
 def test_trap_19_the_owner_alone_sees_messages(broker: SqsBroker) -> None:

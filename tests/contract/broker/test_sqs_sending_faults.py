@@ -14,7 +14,6 @@ from qdo.backoff import Backoff
 from qdo.broker_errors import AccessDeniedError, AwsUnreachableError
 from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.base import Outgoing, SendOptions
-from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
 from qdo.brokers.sqs import dead_letters as sqs_letter_hands
 from qdo.brokers.sqs import sender as sqs_sending
@@ -24,6 +23,7 @@ from qdo.errors import PartialSendError, QdoError
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
+from tests.support.letters import dead_letter
 from tests.support.processes import wait_until
 
 REGION = "eu-west-1"
@@ -31,9 +31,7 @@ REFUSED = ["throttle", "limit", "error", "unavailable", "reset-before"]
 """Faults that keep a request from the server."""
 UNHEARD = ["reset-after", "unanswered"]
 """Faults after which the server has done the work and the sender does not know it."""
-LETTER = DeadLetterRecord(
-    "a.fifo", make_position(10**17, 5, 6), b"1", "k", None, "E", "T", 3, "worker-1", 7, 1.7e9
-)
+LETTER = dead_letter("a.fifo", make_position(10**17, 5, 6), body=b"1")
 
 
 @pytest.fixture

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qdo.brokers.kinesis.codec import decoded as kinesis_decoded
 from qdo.brokers.kinesis.codec import encoded as kinesis_encoded
@@ -148,16 +145,3 @@ def test_a_key_file_without_a_key_to_encrypt_fails_at_once(tmp_path: Path) -> No
     assert vault_of(Settings(keys=keys), "a", str) is not None
     with pytest.raises(SettingsError):
         vault_of(Settings(keys=keys, encrypt=("bodies",)), "a", str)
-
-
-@pytest.fixture(scope="module")
-def any_vault(tmp_path_factory: pytest.TempPathFactory) -> BodyVault:
-    return vault(tmp_path_factory.mktemp("keys"), K1)
-
-
-@given(tail=st.binary(max_size=60))
-def test_any_bytes_end_in_a_documented_error(any_vault: BodyVault, tail: bytes) -> None:
-    """Whatever a sender writes."""
-    for start in (b"", b"q1.", b"q1.k1.", b"q1.k9."):
-        with contextlib.suppress(BodyAuthenticationError, KeyMissingError):
-            any_vault.open("q", start + tail, None)

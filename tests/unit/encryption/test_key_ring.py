@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qdo.encryption.key_ring import (
     CHECK_SECONDS,
-    KEY_BYTES,
     Key,
     KeyRing,
     change_keys,
     new_key,
-    parse_keys,
     read_keys,
     retired,
 )
 from qdo.errors import NotFoundError, SettingsError, UsageError
+from tests.support.fakes.clocks import SettableClock
 from tests.support.fakes.key_files import key, line, write_keys, write_text
 
 OLD, NEW, SIGN = key("old"), key("new"), key("s", "sign")
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_file_keeps_its_keys_and_its_mode(tmp_path: Path) -> None:
@@ -74,13 +62,6 @@ def test_a_bad_line_is_an_error_without_key_bytes(tmp_path: Path, text: str) -> 
     assert "c2hvcnQ" not in str(caught.value)
 
 
-@given(text=st.text(max_size=80))
-def test_any_text_is_keys_or_a_documented_error(text: str) -> None:
-    """Whatever an operator pastes."""
-    with contextlib.suppress(SettingsError):
-        assert all(len(each.secret) == KEY_BYTES for each in parse_keys(text, "keys"))
-
-
 def test_what_is_not_a_readable_file_is_an_error(tmp_path: Path) -> None:
     """Without waiting for the other end of a FIFO."""
     os.mkfifo(tmp_path / "fifo", 0o600)
@@ -110,7 +91,7 @@ def test_a_retired_key_is_the_last_or_gone() -> None:
 
 def test_a_ring_follows_its_file(tmp_path: Path) -> None:
     """After a moment, or at once for a key that it does not know."""
-    clock = ManualClock()
+    clock = SettableClock(0.0)
     path = write_keys(tmp_path / "keys", OLD)
     ring = KeyRing(path, clock)
     write_keys(tmp_path / "keys", NEW, OLD)
@@ -132,7 +113,7 @@ def test_a_ring_keeps_its_keys_when_the_file_is_bad(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     """It says so once, and takes up the next good file. A file being copied is empty at first."""
-    clock = ManualClock()
+    clock = SettableClock(0.0)
     path = write_keys(tmp_path / "keys", OLD)
     ring = KeyRing(path, clock)
     write_text(tmp_path / "keys", text)

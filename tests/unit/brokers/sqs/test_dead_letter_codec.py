@@ -21,21 +21,10 @@ from qdo.brokers.sqs.dead_letter_codec import (
 )
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
+from tests.support.letters import dead_letter
 
 POSITION = make_position(10**17, 77, 123456789)
-LETTER = DeadLetterRecord(
-    queue="a.fifo",
-    position=POSITION,
-    body=b'{"n":1}',
-    key="k",
-    headers='{"a":"b"}',
-    error="ValueError: no",
-    traceback="Traceback ...",
-    attempts=10,
-    worker="worker-0000000001",
-    fence=42,
-    dead_at=1_700_000_000.5,
-)
+LETTER = dead_letter("a.fifo", POSITION)
 
 
 def found(made: dict[str, Any], group: str | None = None) -> FoundDeadLetter | None:
