@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gevent
 import pytest
 from kazoo.exceptions import (
-    BadVersionError,
     ConnectionLoss,
-    NoNodeError,
-    RolledBackError,
-    RuntimeInconsistency,
 )
 from kazoo.protocol.serialization import GetData
 
 from qdo.coordination.client import Client, connect
 from tests.support.coordinator_process import Remote, connected
 
-CROWD = 40
 PROCESSES = 4
 
 
@@ -51,74 +45,6 @@ def test_sequence_numbers_are_never_reused(client: Client, coordinator_url: str)
         "0000000001",
         "0000000004",
     ]
-
-
-def test_refused_transaction_changes_nothing(client: Client) -> None:
-    """The errors show the rejected operation, those before it and those after it."""
-    client.create("/a", b"old")
-    transaction = client.transaction()
-    transaction.set_data("/a", b"new")
-    transaction.create("/b")
-    transaction.check("/a", 5)
-    transaction.delete("/nowhere")
-    results = transaction.commit()
-    assert [type(each) for each in results] == [
-        RolledBackError,
-        RolledBackError,
-        BadVersionError,
-        RuntimeInconsistency,
-    ]
-    assert client.get("/a")[0] == b"old"
-    assert client.get("/a")[1].version == 0
-    assert client.exists("/b") is None
-
-
-def test_operations_of_a_transaction_see_each_other(client: Client) -> None:
-    """A node can be made, written and checked in one transaction."""
-    transaction = client.transaction()
-    transaction.create("/a", b"0")
-    transaction.set_data("/a", b"1", 0)
-    transaction.check("/a", 1)
-    transaction.create("/a/b", ephemeral=True)
-    transaction.delete("/a/b")
-    results = transaction.commit()
-    assert results[0] == "/a"
-    assert results[1].version == 1
-    assert results[2:] == [True, "/a/b", True]
-    assert client.get_children("/a") == []
-
-
-def test_zxid_of_a_transaction(client: Client) -> None:
-    """All writes of a transaction have one zxid; it grows from one transaction to the next."""
-    for name in "abc":
-        client.create(f"/{name}")
-    zxids = []
-    for _ in range(5):
-        transaction = client.transaction()
-        transaction.check("/a", -1)
-        for name in "abc":
-            transaction.set_data(f"/{name}", b"")
-        stats = transaction.commit()[1:]
-        assert len({stat.mzxid for stat in stats}) == 1
-        assert client.get("/c")[1].mzxid == stats[0].mzxid
-        zxids.append(stats[0].mzxid)
-    assert zxids == sorted(set(zxids))
-
-
-def test_transaction_of_checks_only(client: Client) -> None:
-    """It is answered from the coordinator's state, for good and for bad."""
-    client.create("/a")
-    answers: list[Any] = []
-    for version in (0, 1, -1):
-        transaction = client.transaction()
-        transaction.check("/a", version)
-        answers += transaction.commit()
-    assert answers[0] is True
-    assert isinstance(answers[1], BadVersionError)
-    assert answers[2] is True
-    transaction = client.transaction()
-    transaction.check("/b", -1)
-    assert isinstance(transaction.commit()[0], NoNodeError)
 
 
 def test_oversize_request_drops_the_connection(client: Client) -> None:
@@ -181,32 +107,8 @@ def test_event_comes_before_the_news(
             assert order == ["watch", "answer"]
 
 
-@pytest.mark.slow
-def test_crowd_of_clients(coordinator_url: str, client: Client) -> None:
-    """Clients count one node up by compare-and-swap: every count arrives."""
-    client.create("/count", b"0")
-    clients = [connect(coordinator_url, session_timeout_seconds=20) for _ in range(CROWD)]
-
-    def count(one: Client) -> None:
-        one.open(60)
-        while True:
-            data, stat = one.get("/count")
-            try:
-                one.set("/count", b"%d" % (int(data) + 1), stat.version)
-            except BadVersionError:
-                continue
-            return
-
-    with ThreadPoolExecutor(CROWD) as pool:
-        for _ in pool.map(count, clients):
-            pass
-        for _ in pool.map(lambda one: (one.stop(), one.close()), clients):
-            pass
-    assert client.get("/count")[0] == b"%d" % CROWD
-
-
 def test_crowd_of_processes(coordinator_url: str, client: Client) -> None:
-    """The same from several processes, under both handlers."""
+    """Processes count one node up by compare-and-swap, under both handlers: every count arrives."""
     client.create("/count", b"0")
     handlers = ["threading", "gevent"] * (PROCESSES // 2)
     remotes = [Remote(coordinator_url, handler, timeout_seconds=20) for handler in handlers]

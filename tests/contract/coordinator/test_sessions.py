@@ -44,6 +44,20 @@ def when_deleted(client: Client, path: str) -> threading.Event:
     return deleted
 
 
+def states_of(client: Client) -> tuple[list[str], threading.Event]:
+    """Return the states that a client will have, and an event that is set when it is connected."""
+    states: list[str] = []
+    back = threading.Event()
+
+    def listen(state: str) -> None:
+        states.append(state)
+        if state == KazooState.CONNECTED:
+            back.set()
+
+    client.add_listener(listen)
+    return states, back
+
+
 def test_granted_timeout_is_known(coordinator_url: str) -> None:
     """The granted timeout is available before a listener is called."""
     seen: list[float | None] = []
@@ -159,15 +173,7 @@ def test_dropped_connection_fails_requests_for_good(coordinator_url: str, opened
     client = opened()
     client.create("/drop")
     session = client.client_id
-    states: list[str] = []
-    back = threading.Event()
-
-    def listen(state: str) -> None:
-        states.append(state)
-        if state == KazooState.CONNECTED:
-            back.set()
-
-    client.add_listener(listen)
+    states, back = states_of(client)
     answers = {}
     for number in range(400):
         if number == 200:
@@ -197,16 +203,8 @@ def test_lost_session_is_followed_by_a_new_one(
     victim = opened()
     victim.create("/victim", ephemeral=True)
     session = victim.client_id
-    states: list[str] = []
-    back = threading.Event()
-
-    def listen(state: str) -> None:
-        states.append(state)
-        if state == KazooState.CONNECTED:
-            back.set()
-
     deleted = when_deleted(client, "/victim")
-    victim.add_listener(listen)
+    states, back = states_of(victim)
     closer = connect(coordinator_url, client_id=session)
     closer.add_listener(
         lambda state: closer.handler.spawn(closer.stop) if state == KazooState.CONNECTED else None

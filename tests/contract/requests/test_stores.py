@@ -6,16 +6,14 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing
-from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.postgresql.broker import PostgresqlBroker
 from qdo.brokers.requests import (
     OVER,
@@ -36,25 +34,12 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
-from qdo.testing.memory_broker import MemoryBroker
-from tests.support.brokers import opening, rows
+from tests.support.brokers import rows
 from tests.support.processes import wait_until
 
-BROKERS: dict[str, type[Broker]] = {
-    "memory": MemoryBroker,
-    "embedded": EmbeddedBroker,
-    "postgresql": PostgresqlBroker,
-}
 MIB = 1024 * 1024
 FAR = 4e9
 CANCEL, RESUME = '{"cancel": "no"}', '{"resume": "cancel"}'
-
-
-@pytest.fixture(params=[kind for kind, each in BROKERS.items() if each.capabilities.requests])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Open further connections to the broker, as other processes would."""
-    with opening(request.param, tmp_path, request) as connect:
-        yield connect
 
 
 def new(id: str, body: bytes = b"1", pool: str = "p", **options: Any) -> NewRequest:

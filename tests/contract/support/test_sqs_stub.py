@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,17 +56,6 @@ def advance(stub: ServerProcess, seconds: float) -> None:
     stub.ask("/_advance", {"seconds": seconds})
 
 
-def counted(stub: ServerProcess, action: str, queue: str) -> dict[str, Any]:
-    """Return the count of an action on a queue, given by its URL."""
-    name = queue.rpartition("/")[2]
-    found = [
-        each
-        for each in stub.ask("/_log")["requests"]
-        if (each["action"], each["queue"]) == (action, name)
-    ]
-    return found[0] if found else {}
-
-
 # --- FIFO
 
 
@@ -93,15 +81,6 @@ def test_a_deduplication_id_outlives_its_message(stub: ServerProcess, sqs: Any, 
     advance(stub, 301)
     send(sqs, fifo, "same", group="a")
     assert bodies(receive(sqs, fifo)) == ["same"]
-
-
-def test_the_content_can_stand_for_the_deduplication_id(sqs: Any, aws_prefix: str) -> None:
-    """With content-based deduplication, equal bodies are the same message."""
-    attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
-    queue = sqs.create_queue(QueueName=f"{aws_prefix}c.fifo", Attributes=attributes)["QueueUrl"]
-    for body in ("one", "one", "two"):
-        sqs.send_message(QueueUrl=queue, MessageBody=body, MessageGroupId="g")
-    assert bodies(receive(sqs, queue)) == ["one", "two"]
 
 
 def test_as_many_of_one_group_as_fit_come_first(sqs: Any, fifo: str) -> None:
@@ -287,40 +266,6 @@ def test_regions_know_nothing_of_each_other(stub: ServerProcess, sqs: Any, stand
 # --- the side for those who test
 
 
-def test_the_log_counts_requests_messages_and_empty_receives(
-    stub: ServerProcess, sqs: Any, standard: str
-) -> None:
-    """Counts are by action and queue, without errors; they can be reset."""
-    send(sqs, standard, "1", "2", "3")
-    found = receive(sqs, standard)
-    receive(sqs, standard)
-    delete(sqs, standard, found)
-    with pytest.raises(ClientError):
-        receive(sqs, standard, MaxNumberOfMessages=10, WaitTimeSeconds=21)
-    got = counted(stub, "ReceiveMessage", standard)
-    assert {key: got[key] for key in ("requests", "entries", "empty", "errors")} == {
-        "requests": 3,
-        "entries": 3,
-        "empty": 1,
-        "errors": 1,
-    }
-    assert counted(stub, "DeleteMessageBatch", standard)["entries"] == 3
-    stub.ask("/_reset_log", {})
-    assert counted(stub, "DeleteMessageBatch", standard) == {}
-
-
-def test_entries_fail_as_told(stub: ServerProcess, sqs: Any, standard: str) -> None:
-    """So many, after so many, carried out or not."""
-    send(sqs, standard, "1", "2", "3")
-    held = receive(sqs, standard)
-    action = {"action": "DeleteMessageBatch", "queue": standard.rpartition("/")[2]}
-    stub.ask("/_fail_entries", {**action, "skip": 1, "entries": 1})
-    stub.ask("/_fail_entries", {**action, "code": "Odd", "sender_fault": True, "done": True})
-    assert delete(sqs, standard, held) == [("1", "InternalError"), ("2", "Odd")]
-    attributes = sqs.get_queue_attributes(QueueUrl=standard, AttributeNames=["All"])["Attributes"]
-    assert attributes["ApproximateNumberOfMessagesNotVisible"] == "1"
-
-
 def test_a_poll_whose_connection_has_gone_still_receives(
     stub: ServerProcess, sqs: Any, standard: str
 ) -> None:
@@ -341,45 +286,3 @@ def test_a_poll_whose_connection_has_gone_still_receives(
     assert receive(sqs, standard) == []
     advance(stub, 31)
     assert bodies(receive(sqs, standard)) == ["one"]
-
-
-def test_hundreds_of_polls_wait_at_once(stub: ServerProcess, aws_prefix: str) -> None:
-    """Each on a connection of its own, and each is answered by its own queue."""
-    sqs = clients.client("sqs", stub.url)
-    queues = [sqs.create_queue(QueueName=f"{aws_prefix}{n}")["QueueUrl"] for n in range(300)]
-    opened: list[socket.socket] = []
-    try:
-        for queue in queues:
-            body = json.dumps({"QueueUrl": queue, "WaitTimeSeconds": 20}).encode()
-            head = (
-                "POST / HTTP/1.1\r\nHost: h\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
-                "Authorization: Credential=x/20260101/us-east-1/sqs/aws4_request\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n"
-            )
-            opened.append(socket.create_connection(("127.0.0.1", stub.port), timeout=5))
-            opened[-1].sendall(head.encode() + body)
-        wait_until(
-            lambda: (
-                sum(
-                    count
-                    for name, count in stub.ask("/_log")["waiting"].items()
-                    if name.startswith(aws_prefix)
-                )
-                == len(queues)
-            ),
-            "all polls wait",
-        )
-        send(sqs, queues[7], "seventh")
-        assert b"seventh" in opened[7].recv(4096)
-    finally:
-        for connection in opened:
-            connection.close()
-
-
-def test_time_can_pass_at_once(stub: ServerProcess, sqs: Any, standard: str) -> None:
-    """A message that is delayed for minutes is there in a moment."""
-    sqs.send_message(QueueUrl=standard, MessageBody="later", DelaySeconds=600)
-    began = time.monotonic()
-    advance(stub, 601)
-    assert bodies(receive(sqs, standard)) == ["later"]
-    assert time.monotonic() - began < 30
