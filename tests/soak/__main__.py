@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.soak import ci_fleet
 from tests.soak.broker_server import BrokerServer
-from tests.soak.checks import check_journal, check_log, check_owners, unfinished
+from tests.soak.checks import check_journal, check_owners, unfinished
 from tests.soak.ci_fleet import WEBHOOKS_A_SECOND, CiFleet
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import AWHILE, SoakFleet
@@ -104,8 +104,7 @@ def play(wanted: Round) -> list[str]:
         if older is None:
             found += fleet.shared.settings_not_in_use()
         found += growth.violations()
-        for _, output in fleet.outputs():
-            found += check_log(output)
+        found += fleet.logged()
         fleet.end_workers()
         found += fleet.shared.left_behind()
         _report(fleet, crew, growth, wanted, found)
@@ -144,23 +143,19 @@ def _report(
 ) -> None:
     entries = fleet.entries()
     runs = Counter(each.kind for each in entries)
-    faults = Counter(fleet.faults)
-    print(
+    lines = [
         f"{wanted.coordinator} seed {wanted.seed}: {sum(fleet.sent.values())} messages,"
         f" {runs['S']} runs,"
         f" {len(fleet.endless)} endless, {len(fleet.facts().letters)} dead letters,"
         f" {runs['L']} locks, {len(fleet.shared.sections)} sections of"
         f" {len(fleet.shared.sections) + fleet.shared.not_held},"
         f" {fleet.shared.flips} changes of settings of"
-        f" {fleet.shared.flips + fleet.shared.not_flipped}, {growth.summary()},"
-        f" {sum(faults.values())} faults {dict(faults)}: {len(found)} violations",
-        flush=True,
-    )
+        f" {fleet.shared.flips + fleet.shared.not_flipped}, {growth.summary()}",
+    ]
     if wanted.operators:
-        sent, faults = sum(crew.sent.values()), dict(crew.faults)
-        print(f"  operators: {sent} messages, {faults}, {summary(crew.facts())}", flush=True)
-    for each in found[:20]:
-        print(f"  {each}", flush=True)
+        sent = sum(crew.sent.values())
+        lines.append(f"operators: {sent} messages, {dict(crew.faults)}, {summary(crew.facts())}")
+    fleet.report(found, *lines)
 
 
 def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:

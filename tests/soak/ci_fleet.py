@@ -35,7 +35,7 @@ from qdo.sending.requests import Handle
 from tests.soak import ci_rules
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely
-from tests.soak.checks import Judged, check_log
+from tests.soak.checks import Judged
 from tests.soak.growth import Growth
 from tests.soak.request_fleet import END_SECONDS, RequestFleet
 from tests.soak.request_steps import read_steps
@@ -327,11 +327,7 @@ def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
     found = [] if calm else ["left: not all is over"]
     facts = fleet.ci_facts()
     found += [*ci_rules.check_ci(facts), *fleet.left_behind(), *growth.violations()]
-    found += fleet.check_owners()
-    found += itertools.chain(*(check_log(output) for _, output in fleet.outputs()))
+    found += [*fleet.check_owners(), *fleet.logged()]
     fleet.counts["refused settings"] = sum(each.wait() != 0 for each in fleet.commands)
-    print(f"  {ci_rules.told(facts)}\n  {dict(fleet.counts)}")
-    print(f"  {len(fleet.faults)} faults {dict(Counter(fleet.faults))}\n  {growth.summary()}")
-    rules = Counter(each.partition(":")[0] for each in found)
-    print(f"  {len(found)} violations {dict(rules)}", *found[:20], sep="\n  ", flush=True)
+    fleet.report(found, ci_rules.told(facts), dict(fleet.counts), growth.summary())
     return found

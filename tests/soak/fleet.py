@@ -13,6 +13,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -28,7 +29,7 @@ from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.errors import QdoError
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer, send_surely
-from tests.soak.checks import Entry, Judged, read_journal
+from tests.soak.checks import Entry, Judged, check_log, read_journal
 from tests.soak.shared import LAYOUT, SharedParts
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children, descendants
@@ -385,6 +386,17 @@ class SoakFleet:
         """Return pid and output of every parent."""
         for proc in (*self.ended, *self._parents):
             yield proc.pid, proc.output
+
+    def logged(self) -> list[str]:
+        """Return the violations in what parents have logged."""
+        return [line for _, output in self.outputs() for line in check_log(output)]
+
+    def report(self, found: list[str], *lines: object) -> None:
+        """Print lines about the round, its faults, and the first violations."""
+        rules = Counter(each.partition(":")[0] for each in found)
+        faults = f"{len(self.faults)} faults {dict(Counter(self.faults))}"
+        violations = f"{len(found)} violations {dict(rules)}"
+        print(*lines, faults, violations, *found[:20], sep="\n  ", flush=True)
 
     def pids(self) -> list[int]:
         """Return the processes of all parents that run, and the parents."""

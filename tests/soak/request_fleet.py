@@ -25,7 +25,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer
-from tests.soak.checks import Judged, check_log
+from tests.soak.checks import Judged
 from tests.soak.fleet import SoakFleet, run_soak
 from tests.soak.request_app import QUEUES
 from tests.soak.request_askers import read_asked
@@ -227,28 +227,20 @@ def play(fleet: RequestFleet, arguments: argparse.Namespace) -> list[str]:
     fleet.heal(fleet.is_over)
     facts = fleet.request_facts()
     found += [*check_requests(facts), *fleet.left_behind()]
-    for _, output in fleet.outputs():
-        found += check_log(output)
-    _report(fleet, facts, found)
-    return found
-
-
-def _report(fleet: RequestFleet, facts: RequestFacts, found: list[str]) -> None:
-    kinds = Counter(each.kind for each in facts.journal)
+    found += fleet.logged()
+    runs = sum(each.kind == "S" for each in facts.journal)
     outcomes = Counter(each.outcome for each in facts.steps if each.state == OVER)
     asked = sum(len(ids) for word, ids in facts.asked if word == "asked")
     seconds = facts.steps[-1].at - facts.steps[0].at
-    print(
-        f"{asked} asked, {dict(outcomes)}, {kinds['S']} runs, {sum(map(len, facts.told.values()))}"
-        f" messages in {seconds:.0f} s, {len(fleet.faults)} faults {dict(Counter(fleet.faults))}:"
-        f" {len(found)} violations\n"
-        f"  waits with a place: {spread(waits(facts.steps, fleet.fault_times, QUIET_SECONDS))}\n"
-        f"  killed, parent alive, to given back: {spread(recoveries(facts, fleet.died))}\n"
-        f"  killed with its parent: {spread(recoveries(facts, fleet.trees))}",
-        flush=True,
+    fleet.report(
+        found,
+        f"{asked} asked, {dict(outcomes)}, {runs} runs, {sum(map(len, facts.told.values()))}"
+        f" messages in {seconds:.0f} s",
+        f"waits with a place: {spread(waits(facts.steps, fleet.fault_times, QUIET_SECONDS))}",
+        f"killed, parent alive, to given back: {spread(recoveries(facts, fleet.died))}",
+        f"killed with its parent: {spread(recoveries(facts, fleet.trees))}",
     )
-    for each in found[:20]:
-        print(f"  {each}", flush=True)
+    return found
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from qdo.brokers.streams import StreamShard
 from qdo.errors import QdoError
 from qdo.ops.streams import reshard, shard_items
 from qdo.state import KeyedState
-from tests.soak.checks import check_log, check_streams
+from tests.soak.checks import check_streams
 from tests.soak.fleet import SoakFleet, run_soak
 from tests.soak.request_rules import spread
 from tests.soak.shared import LAYOUT
@@ -170,17 +170,15 @@ def play(fleet: StreamFleet, arguments: argparse.Namespace) -> list[str]:
     for key, number in sent:
         due[key] += number * key.endswith(STATED)
     found += [f"state: {key} {totals[key]}" for key in due if due[key] != totals[key]]
-    found += [line for _, output in fleet.outputs() for line in check_log(output)]
+    found += fleet.logged()
     took = fleet.entries()[-1].at - fleet.entries()[0].at
-    print(
-        f"{len(sent)} messages in {took:.0f} s, {len(sent) / took:.0f}/s, {fleet.reshards} reshards"
-        f"\n  {fleet.killed_leaders} leaders killed, {len(fleet.faults)} faults"
-        f" {dict(Counter(fleet.faults))}"
-        f"\n  repetitions {dict(judged.repeated)}\n  parent to child {spread(sorted(judged.gaps))}"
-        f"\n  {len(found)} violations {dict(Counter(each.partition(':')[0] for each in found))}",
-        *found[:20],
-        sep="\n  ",
-        flush=True,
+    fleet.report(
+        found,
+        f"{len(sent)} messages in {took:.0f} s, {len(sent) / took:.0f}/s",
+        f"{fleet.reshards} reshards",
+        f"{fleet.killed_leaders} leaders killed",
+        f"repetitions {dict(judged.repeated)}",
+        f"parent to child {spread(sorted(judged.gaps))}",
     )
     return found
 
