@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,13 +12,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 import ujson
 
 import qdo
 from qdo import App, Message, Settings
-from qdo.brokers import registry as brokers
 from qdo.encoding import encode_body
 from qdo.errors import QueueNameError, SettingsError, UnknownSettingError, UsageError
 from qdo.settings.sources import load
@@ -295,15 +290,6 @@ def test_endless_bodies() -> None:
         encode_body("q", body)
 
 
-@pytest.mark.parametrize("queue", ["", "a/b", ".", "..", "zookeeper", "a\0b", "x" * 201])
-def test_queue_names_that_no_znode_can_have(app: App, queue: str) -> None:
-    """They are rejected before anything is stored."""
-    with pytest.raises(QueueNameError) as caught:
-        app.send(queue, 1)
-    assert caught.value.details["name"] == queue
-    assert app.broker.catalog.names() == []
-
-
 @pytest.mark.parametrize("queue", [5, None, b"q", ["q"], 1.5])
 def test_a_queue_that_is_not_text_is_named_as_the_fault(app: App, queue: Any) -> None:
     """A tenant's number for a queue, or queue and body exchanged."""
@@ -323,28 +309,6 @@ def test_keys_and_headers_are_text(app: App) -> None:
         app.send("q", 1, headers={"a": 1})  # type: ignore[dict-item]
 
 
-def test_many_threads_share_one_app(app: App) -> None:
-    """Eight threads send at once through one lazily opened broker; nothing gets lost."""
-
-    def send(number: int) -> None:
-        for count in range(50):
-            app.send(f"q{number % 2}", [number, count])
-
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(bodies(app, "q0")) + len(bodies(app, "q1")) == 400
-
-
-def test_greenlets_share_one_app(app: App) -> None:
-    """Greenlets may send as well, without any patching."""
-    jobs = [gevent.spawn(app.send, "q", number) for number in range(50)]
-    gevent.joinall(jobs, raise_error=True)
-    assert sorted(bodies(app, "q")) == sorted(b"%d" % number for number in range(50))
-
-
 def test_a_closed_app_opens_again(app: App) -> None:
     """Closing is not final; sending opens the broker again."""
     app.send("q", 1)
@@ -352,54 +316,6 @@ def test_a_closed_app_opens_again(app: App) -> None:
     app.close()
     app.send("q", 2)
     assert bodies(app, "q") == [b"1", b"2"]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_opens_a_broker_of_its_own(app: App) -> None:
-    """SQLite connections must not cross a fork."""
-    app.send("q", "parent")
-    mine = app.broker
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            app.send("q", "child")
-            code = 0 if app.broker is not mine else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    app.send("q", "parent again")
-    assert bodies(app, "q") == [b'"parent"', b'"child"', b'"parent again"']
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_fork_while_another_thread_opens_the_broker(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No thread of the child would ever release that thread's lock."""
-    opening, forked = threading.Event(), threading.Event()
-    open_broker = brokers.open_broker
-
-    def slowly(*args: Any) -> Any:
-        if threading.current_thread() is thread:
-            opening.set()
-            forked.wait(20)
-        return open_broker(*args)
-
-    monkeypatch.setattr(brokers, "open_broker", slowly)
-    thread = threading.Thread(target=app.send, args=("q", "parent"))
-    thread.start()
-    assert opening.wait(20)
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        app.send("q", "child")
-        os._exit(0)
-    forked.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert sorted(bodies(app, "q")) == [b'"child"', b'"parent"']
 
 
 # --- settings ---

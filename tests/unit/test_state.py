@@ -92,15 +92,6 @@ def test_several_messages_share_a_transaction(transaction: Transaction) -> None:
         assert STATES.read(session, "q", "ada") == {"seen": [1, 2, 3]}
 
 
-def test_fences_can_be_reset(transaction: Transaction) -> None:
-    """A new coordinator counts from the start; positions continue."""
-    count(transaction, message(5, fence=1000))
-    with transaction() as session:
-        assert STATES.reset_fences(session) == 1
-    assert not count(transaction, message(5, fence=3))
-    assert count(transaction, message(6, fence=3))
-
-
 @pytest.mark.parametrize(
     "value",
     [{1, 2}, object(), math.nan, b"x", "\ud800", {1: 2}, "x" * MAX_STATE_BYTES],

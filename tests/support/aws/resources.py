@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from types import TracebackType
 from typing import Any
 
 import boto3
@@ -79,12 +78,7 @@ class Resources:
     def __enter__(self) -> Resources:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tracemalloc
 import zlib
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -174,36 +173,6 @@ def test_keys_of_others_are_kept() -> None:
 def test_queue_nodes_survive_writing_and_reading(node: QueueNode) -> None:
     """The read value equals the written one."""
     assert QueueNode.parse(node.encode()) == node
-
-
-@given(st.binary(max_size=40))
-def test_no_bytes_break_the_readers(data: bytes) -> None:
-    """Reading a node never raises an error, whatever its content."""
-    QueueNode.parse(data)
-    WorkerNode.parse(data)
-    assert parse_assignment(data) is None
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
-
-
-@given(
-    st.fixed_dictionaries(
-        {}, optional=dict.fromkeys(("last", "owner", "seek", "position", "queues"), json_values)
-    )
-)
-def test_no_json_breaks_the_readers(value: dict[str, Any]) -> None:
-    """Keys with values of the wrong type raise no error, and the values are not passed on."""
-    data = json.dumps(value).encode()
-    node = QueueNode.parse(data)
-    assert isinstance(node.last, int)
-    assert isinstance(node.owner, str)
-    assert all(isinstance(name, str) for name in WorkerNode.parse(data).queues)
-    assert all(isinstance(name, str) for name in parse_assignment(data) or ())
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "x\\u0000", "\\ud800", "\\ud83d\\ude00"])

@@ -10,7 +10,7 @@ import pytest
 from qdo.errors import UsageError
 from qdo.fleet.hold_machine import MAX_HOLDS, Hold, HoldNode, held_queues, holds_of
 from qdo.fleet.holds import new_hold
-from qdo.fleet.names import overlap
+from qdo.fleet.names import match_everything, overlap
 
 
 def test_holds_are_read_as_they_were_written() -> None:
@@ -85,3 +85,26 @@ def test_globs_overlap_if_a_name_matches_both() -> None:
 
 def test_long_globs_count_as_overlapping() -> None:
     assert overlap("a" * 5000, "b")
+
+
+@pytest.mark.parametrize(
+    ("globs", "names", "expected"),
+    [
+        (("*",), (), True),
+        (("a", "***"), (), True),
+        (("?*",), (), True),
+        (("*?*",), ("a",), True),
+        (("??*",), (), False),
+        (("?",), (), False),
+        (("",), (), False),
+        (("a",), ("a",), False),
+        (("a", "b"), ("a", "b"), True),
+        (("a", "b"), ("a", "b", "c"), False),
+        (("[ab]*",), ("a", "b2"), True),
+    ],
+)
+def test_globs_of_every_queue(
+    globs: tuple[str, ...], names: tuple[str, ...], expected: bool
+) -> None:
+    """All that are known, if there are several, or all whatever their names."""
+    assert match_everything(globs, names) is expected

@@ -17,9 +17,22 @@ import qdo
 from qdo import App, NewMessage
 from qdo.brokers.base import Broker, Capabilities, SendOptions
 from qdo.encoding import is_raw, with_header
-from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
-from qdo.sending.messages import build_outgoing, build_send_options, outgoing_of
+from qdo.errors import (
+    BodyLimitError,
+    MessageTooLargeError,
+    SettingsError,
+    UnsupportedError,
+    UsageError,
+)
+from qdo.sending.messages import (
+    MAX_HEADERS_BYTES,
+    MAX_KEY,
+    build_outgoing,
+    build_send_options,
+    outgoing_of,
+)
 from qdo.settings.sources import load
+from qdo.testing import TestKit
 
 UTC = datetime.UTC
 
@@ -223,26 +236,6 @@ def test_headers_of_qdo_are_not_passed_on() -> None:
     assert with_header("[]", qdo_id="1") == "[]"
 
 
-def test_bytes_up_to_the_limit(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above it the error names the queue, the size and the limit."""
-    monkeypatch.setattr("qdo.brokers.outgoing.MAX_STORED_BODY_BYTES", 100)
-    app.send("q", b"x" * 100)
-    with pytest.raises(MessageTooLargeError) as caught:
-        app.send("q", b"x" * 101)
-    assert caught.value.details == {"queue": "q", "size": 101, "limit": 100}
-
-
-def test_64_mib_of_bytes(app: App) -> None:
-    """The largest message comes back unchanged; one byte more is rejected."""
-    app.use(load(flags={"max_body_bytes": 64 << 20}, environ={}))
-    assert app.broker.capabilities.max_body_bytes == 64 << 20
-    body = bytes(range(256)) * (1 << 18)
-    app.send("q", body)
-    assert rows(app.broker, "q")[0][0] == body
-    with pytest.raises(MessageTooLargeError):
-        app.send("q", body + b"x")
-
-
 # --- coroutines ---
 
 
@@ -320,3 +313,56 @@ def test_a_broker_without_coroutines_of_its_own_uses_a_thread() -> None:
         "1",
         "2",
     ]
+
+
+# --- limits --------------------------------------------------------------------------------
+
+
+def app_of(**settings: object) -> qdo.App:
+    """Return an app whose messages nobody processes."""
+    return qdo.App("bounded", **settings)
+
+
+def test_a_body_has_the_size_of_the_setting_at_most() -> None:
+    """The error names the setting; nothing of the call is stored."""
+    app = app_of(max_body_bytes=10)
+    bodies = []
+    app.job()(lambda message, context: bodies.append(message.body))
+    with TestKit(app) as kit:
+        app.send("q", "x" * 8)
+        for body in ("x" * 9, b"x" * 11):
+            with pytest.raises(BodyLimitError) as caught:
+                app.send_many([("q", 1), ("q", body)])
+            assert caught.value.details == {
+                "queue": "q",
+                "size": 11,
+                "limit": 10,
+                "most": 67_108_864,
+            }
+        kit.run_until_idle()
+    assert bodies == ["x" * 8]
+
+
+@pytest.mark.parametrize("value", [0, -1, 64 * 1024 * 1024 + 1])
+def test_the_limit_of_bodies_is_checked(value: int) -> None:
+    """It cannot exceed what brokers in a file store."""
+    with pytest.raises(SettingsError):
+        app_of(max_body_bytes=value)
+
+
+def test_keys_have_a_limit() -> None:
+    """They are part of every log line, table and message group."""
+    app = app_of()
+    with TestKit(app, without_job=["*"]):
+        app.send("q", 1, key="ö" * MAX_KEY)
+        with pytest.raises(UsageError, match=str(MAX_KEY + 1)):
+            app.send("q", 1, key="ö" * (MAX_KEY + 1))
+
+
+def test_headers_have_a_limit() -> None:
+    """All together, as JSON."""
+    app = app_of()
+    with TestKit(app, without_job=["*"]):
+        app.send("q", 1, headers={"a": "x" * (MAX_HEADERS_BYTES - 8)})
+        with pytest.raises(UsageError, match=str(MAX_HEADERS_BYTES + 1)):
+            app.send("q", 1, headers={"a": "x" * (MAX_HEADERS_BYTES - 7)})

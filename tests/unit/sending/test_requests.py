@@ -16,8 +16,6 @@ import pytest
 
 import qdo
 from qdo import App
-from qdo.brokers.base import Broker
-from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.requests import OVER, PAUSED, RUNNING, WAITING, RequestRecord, RequestStore, Take
 from qdo.encoding import key_id_of
 from qdo.errors import (
@@ -35,15 +33,11 @@ from qdo.errors import (
 )
 from qdo.sending.replies import sealed
 from qdo.settings.sources import load
-from qdo.testing.memory_broker import MemoryBroker
 from tests.support.brokers import opening
 from tests.support.fakes.key_files import key, write_keys
 
-BROKERS: dict[str, type[Broker]] = {"memory": MemoryBroker, "embedded": EmbeddedBroker}
-KINDS = [kind for kind, each in BROKERS.items() if each.capabilities.requests]
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["memory", "embedded"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     with (
         opening(request.param, tmp_path, request) as connect,
@@ -215,12 +209,6 @@ def test_a_broker_without_requests_says_so(app: App, monkeypatch: pytest.MonkeyP
         with pytest.raises(UnsupportedError) as caught:
             call()
         assert "PostgreSQL" in caught.value.details["remedy"]
-
-
-def test_a_transaction_of_the_app_needs_postgresql(app: App) -> None:
-    with pytest.raises(UnsupportedError):
-        app.request("invoice", 1, connection=object())
-    assert store(app).records() == []
 
 
 def test_default_headers_reach_the_request(app: App) -> None:

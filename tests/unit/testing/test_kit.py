@@ -225,35 +225,6 @@ def test_a_pause_may_be_drawn_as_in_a_worker(stage: KitSetup) -> None:
         assert kit.run_until_settled() == 1 + 2
 
 
-def test_jobs_say_how_they_end(stage: KitSetup, kit: TestKit) -> None:
-    """Skip, DeadLetter, Retry and an undecodable body are as in a worker."""
-
-    def say(error: BaseException) -> Act:
-        def act(message: qdo.Message, context: Any) -> None:
-            if message.attempt == 1:
-                raise error
-
-        return act
-
-    stage.on("skip", say(qdo.Skip("old")))
-    stage.on("dead", say(qdo.DeadLetter("spoilt")))
-    stage.on("later", say(qdo.Retry(after=7)))
-    kit.send("q", "skip")
-    kit.send("q", "dead")
-    kit.send("q", b"{", headers={"content-type": "application/json"})
-    kit.send("q", "later")
-    kit.run_until_idle()
-    assert kit.skipped() == ["skip"]
-    assert [letter.error.split(":")[0] for letter in kit.dead_letters()] == [
-        "spoilt",
-        "BodyDecodeError",
-    ]
-    assert kit.attempts(outcome="dead-letter")[1].body == b"{"
-    assert kit.waiting("q") == ["later"]
-    assert kit.run_until_settled() == 7
-    assert kit.done() == ["later"]
-
-
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_blocked_queue_waits_for_a_decision(stage: KitSetup, verdict: OperatorDecision) -> None:
     """However much time passes, and whichever worker owns it; it decides as the commands do."""
@@ -750,23 +721,6 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
     }
     assert asking == PATCHED
     assert "qdo.testing.kit" in sys.modules
-
-
-def test_an_outage_of_half_an_hour_costs_no_message_its_place() -> None:
-    app = qdo.App("shop")
-    kits: list[TestKit] = []
-
-    @app.job()
-    def call(message: Any, context: Any) -> None:
-        if kits[0].clock.passed() < 1800:
-            raise ConnectionRefusedError("the bank is down")
-
-    with TestKit(app) as kit:
-        kits.append(kit)
-        kit.send("ada", 1)
-        kit.send("ada", 2)
-        kit.run_until_settled()
-        assert (kit.done("ada"), kit.dead_letters("ada")) == ([1, 2], [])
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "key"}, {"batch": 2}], ids=str)

@@ -23,14 +23,6 @@ def taken(hand: PrefetchBuffer, limit: int = 100) -> list[int]:
     return [int(row[1]) for row in hand.take(limit)]
 
 
-def test_messages_are_given_out_in_order_and_once() -> None:
-    """As many as are asked for, as long as there are any."""
-    hand = PrefetchBuffer(0)
-    hand.add(rows(1, 2, 3))
-    hand.add(rows(4))
-    assert (taken(hand, 3), taken(hand, 3), taken(hand, 3)) == ([1, 2, 3], [4], [])
-
-
 def test_who_goes_back_gets_again_what_is_not_done() -> None:
     """Reading restarts at the position that the owner states."""
     hand = PrefetchBuffer(at(0))

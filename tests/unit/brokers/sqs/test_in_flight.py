@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
-from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position, sequence_of
+from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, sequence_of
 from qdo.brokers.sqs.in_flight import (
     MOST_UNCONFIRMED,
     MOST_WAIT_SECONDS,
@@ -15,19 +13,10 @@ from qdo.brokers.sqs.in_flight import (
     name_of,
 )
 from qdo.brokers.sqs.url import HOLD_SECONDS
+from tests.support.fakes.clocks import SettableClock
 
 VISIBILITY = 60.0
 SENT = 139_000_000_000_000_000
-
-
-class InFlightClock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def message(
@@ -54,16 +43,16 @@ def message(
 
 
 @pytest.fixture
-def clock() -> InFlightClock:
-    return InFlightClock()
+def clock() -> SettableClock[float]:
+    return SettableClock(1000.0)
 
 
 @pytest.fixture
-def holding(clock: InFlightClock) -> InFlightMessages:
+def holding(clock: SettableClock[float]) -> InFlightMessages:
     return InFlightMessages(SQS_POSITIONS.resume_after(SENT - 5, None), (), VISIBILITY, clock)
 
 
-def take(holding: InFlightMessages, clock: InFlightClock, *messages: Received) -> list[int]:
+def take(holding: InFlightMessages, clock: SettableClock[float], *messages: Received) -> list[int]:
     """Take messages in; return the positions of all rows."""
     holding.take(messages, clock.now)
     return [row.position for row in holding.rows(0, 1000)]
@@ -82,7 +71,7 @@ def held(holding: InFlightMessages, position: int) -> InFlightMessage:
     [("g" * 10, True), ("g" * 9, False), ("g" * 9 + "h", False), (10 * [None], False)],
 )
 def test_a_full_answer_of_one_group_has_followers(
-    holding: InFlightMessages, clock: InFlightClock, groups: list[str | None], followed: bool
+    holding: InFlightMessages, clock: SettableClock[float], groups: list[str | None], followed: bool
 ) -> None:
     """SQS returns them when the last of the answer is done, in FIFO queues only."""
     for start in (0, 10):
@@ -97,7 +86,7 @@ def test_a_full_answer_of_one_group_has_followers(
 
 
 def test_positions_grow_in_the_order_of_receipt(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """Also where a message was sent before one that was received earlier."""
     positions = take(holding, clock, message(9), message(3, sent=SENT - 10**9), message(5))
@@ -105,14 +94,16 @@ def test_positions_grow_in_the_order_of_receipt(
     assert [sequence_of(position) for position in positions] == [9, 3, 5]
 
 
-def test_last_is_the_newest_sent_time(holding: InFlightMessages, clock: InFlightClock) -> None:
+def test_last_is_the_newest_sent_time(
+    holding: InFlightMessages, clock: SettableClock[float]
+) -> None:
     """To within the few 100 ns that keep positions apart."""
     first, second = take(holding, clock, message(1, sent=SENT + 70), message(2, sent=SENT))
     assert SQS_POSITIONS.to_time(first) == SENT + 70
     assert SQS_POSITIONS.to_time(second) == SENT + 71
 
 
-def test_positions_of_an_owner_come_behind_the_recorded_last(clock: InFlightClock) -> None:
+def test_positions_of_an_owner_come_behind_the_recorded_last(clock: SettableClock[float]) -> None:
     """Whatever was recorded: `last` never goes back."""
     holding = InFlightMessages(
         SQS_POSITIONS.resume_after(SENT + 10**9, None), (), VISIBILITY, clock
@@ -121,30 +112,11 @@ def test_positions_of_an_owner_come_behind_the_recorded_last(clock: InFlightCloc
     assert SQS_POSITIONS.to_time(position) > SENT + 10**9
 
 
-def test_a_message_has_one_name_under_all_owners(
-    holding: InFlightMessages, clock: InFlightClock
-) -> None:
-    """Its position differs, its name does not."""
-    other = InFlightMessages(SQS_POSITIONS.resume_after(SENT + 99, None), (), VISIBILITY, clock)
-    (mine,) = take(holding, clock, message(7))
-    (theirs,) = take(other, clock, message(7))
-    assert mine != theirs
-    assert SQS_POSITIONS.identity(mine) == SQS_POSITIONS.identity(theirs)
-
-
-def test_ids_are_those_of_sqs() -> None:
-    """`message.id` is the MessageId that sending returned."""
-    made = uuid.uuid4()
-    position = make_position(SENT, 12345, made.int)
-    assert SQS_POSITIONS.message_id(position, 0) == str(made)
-    assert name_of(made.int) == str(made)
-
-
 # --- rows -----------------------------------------------------------------------------
 
 
 def test_rows_can_be_read_again_until_they_are_done(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """The engine goes back to its `done` after each failure."""
     positions = take(holding, clock, message(1), message(2), message(3))
@@ -154,7 +126,9 @@ def test_rows_can_be_read_again_until_they_are_done(
     assert [row.position for row in holding.rows(0, 10)] == [positions[0], positions[2]]
 
 
-def test_done_through_means_all_before(holding: InFlightMessages, clock: InFlightClock) -> None:
+def test_done_through_means_all_before(
+    holding: InFlightMessages, clock: SettableClock[float]
+) -> None:
     """In line order only the last position is reported; each message is named once."""
     positions = take(holding, clock, message(1), message(2), message(3))
     assert [each.position for each in holding.done_through(positions[1])] == positions[:2]
@@ -162,7 +136,7 @@ def test_done_through_means_all_before(holding: InFlightMessages, clock: InFligh
     assert len(holding) == 1
 
 
-def test_done_twice_is_done_once(holding: InFlightMessages, clock: InFlightClock) -> None:
+def test_done_twice_is_done_once(holding: InFlightMessages, clock: SettableClock[float]) -> None:
     """Else it would be deleted twice."""
     (position,) = take(holding, clock, message(1))
     assert holding.done(position) is not None
@@ -173,7 +147,7 @@ def test_done_twice_is_done_once(holding: InFlightMessages, clock: InFlightClock
 
 
 def test_a_held_message_received_again_is_not_run_twice(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """It has a new receipt from then on, and only that can delete it."""
     (position,) = take(holding, clock, message(1))
@@ -183,7 +157,7 @@ def test_a_held_message_received_again_is_not_run_twice(
 
 
 def test_a_done_message_received_again_is_deleted(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """Its deletion had not been confirmed."""
     (position,) = take(holding, clock, message(1))
@@ -196,7 +170,7 @@ def test_a_done_message_received_again_is_deleted(
     assert holding.rows(0, 10) == []
 
 
-def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: InFlightClock) -> None:
+def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: SettableClock[float]) -> None:
     """It recorded the names of messages whose deletion was uncertain."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     taken = holding.take([message(7), message(8)], clock.now)
@@ -204,7 +178,7 @@ def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: InFlightClock) 
     assert [row.body for row in holding.rows(0, 10)] == [b"8"]
 
 
-def test_another_message_with_the_same_sequence_number_is_run(clock: InFlightClock) -> None:
+def test_another_message_with_the_same_sequence_number_is_run(clock: SettableClock[float]) -> None:
     """In another group, or in a recreated queue: done, held or neither, it is another message."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     other = message(7, message_id=8, receipt="other")
@@ -217,7 +191,7 @@ def test_another_message_with_the_same_sequence_number_is_run(clock: InFlightClo
 
 
 def test_a_deleted_message_is_not_remembered(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """The record beside `last` stays small."""
     (position,) = take(holding, clock, message(1))
@@ -228,7 +202,7 @@ def test_a_deleted_message_is_not_remembered(
     assert holding.unconfirmed() == ()
 
 
-def test_names_of_earlier_owners_are_forgotten_in_time(clock: InFlightClock) -> None:
+def test_names_of_earlier_owners_are_forgotten_in_time(clock: SettableClock[float]) -> None:
     """An empty answer shows that they were deleted, once no worker can still hide them."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     holding.nothing_came(clock.now)
@@ -240,7 +214,7 @@ def test_names_of_earlier_owners_are_forgotten_in_time(clock: InFlightClock) -> 
     assert holding.unconfirmed() == ()
 
 
-def test_recorded_names_are_limited(holding: InFlightMessages, clock: InFlightClock) -> None:
+def test_recorded_names_are_limited(holding: InFlightMessages, clock: SettableClock[float]) -> None:
     """A queue node must not grow with deletes that fail; the newest count."""
     for position in take(holding, clock, *map(message, range(1, MOST_UNCONFIRMED + 10))):
         holding.done(position)
@@ -253,7 +227,7 @@ def test_recorded_names_are_limited(holding: InFlightMessages, clock: InFlightCl
 
 
 def test_a_message_is_extended_at_half_of_its_time(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """Counted from before the request: SQS counts from later."""
     (position,) = take(holding, clock, message(1))
@@ -266,7 +240,7 @@ def test_a_message_is_extended_at_half_of_its_time(
 
 
 def test_the_time_of_a_long_poll_is_not_taken_off(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """A poll waits for messages: only for the way of the answer something is taken off."""
     asked_at = clock.now
@@ -279,7 +253,9 @@ def test_the_time_of_a_long_poll_is_not_taken_off(
     assert [len(each) for each in holding.extensions.due(clock.now)] == [0, 1]
 
 
-def test_messages_are_extended_together(holding: InFlightMessages, clock: InFlightClock) -> None:
+def test_messages_are_extended_together(
+    holding: InFlightMessages, clock: SettableClock[float]
+) -> None:
     """One request for ten: it includes messages that are due soon."""
     take(holding, clock, message(1))
     clock.now += 0.05 * VISIBILITY
@@ -289,7 +265,7 @@ def test_messages_are_extended_together(holding: InFlightMessages, clock: InFlig
 
 
 def test_a_message_whose_time_is_over_is_nobodys(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """No extension was confirmed: SQS may have given it away."""
     (position,) = take(holding, clock, message(1))
@@ -299,7 +275,7 @@ def test_a_message_whose_time_is_over_is_nobodys(
 
 
 def test_nothing_is_held_beyond_twelve_hours(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """SQS would reject an extension beyond them; the last one ends exactly there."""
     (position,) = take(holding, clock, message(1))
@@ -316,7 +292,7 @@ def test_nothing_is_held_beyond_twelve_hours(
 
 
 def test_what_is_behind_a_lost_message_of_its_group_is_lost(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """They must not run before the lost one; other groups continue."""
     positions = take(holding, clock, message(1), message(2), message(3, group="other"), message(4))
@@ -327,7 +303,7 @@ def test_what_is_behind_a_lost_message_of_its_group_is_lost(
 
 
 def test_a_lost_message_of_a_standard_queue_goes_alone(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """A standard queue has no order to keep."""
     positions = take(holding, clock, message(1, group=None), message(2, group=None))
@@ -337,7 +313,7 @@ def test_a_lost_message_of_a_standard_queue_goes_alone(
 
 
 def test_a_lost_message_is_run_when_it_comes_again(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """It was never deleted, so it counts as a new message."""
     (position,) = take(holding, clock, message(1))
@@ -346,7 +322,7 @@ def test_a_lost_message_is_run_when_it_comes_again(
     assert again > position
 
 
-def test_names_are_kept_while_nobody_asks(clock: InFlightClock) -> None:
+def test_names_are_kept_while_nobody_asks(clock: SettableClock[float]) -> None:
     """A long job prevents polls of the queue: messages behind it may be done already."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
@@ -354,7 +330,7 @@ def test_names_are_kept_while_nobody_asks(clock: InFlightClock) -> None:
     assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
 
 
-def test_names_are_kept_while_messages_may_be_hidden(clock: InFlightClock) -> None:
+def test_names_are_kept_while_messages_may_be_hidden(clock: SettableClock[float]) -> None:
     """By a poll whose answer was lost, or because a message of their group is in flight."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
@@ -372,7 +348,7 @@ def test_names_are_kept_while_messages_may_be_hidden(clock: InFlightClock) -> No
 
 
 def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
-    holding: InFlightMessages, clock: InFlightClock
+    holding: InFlightMessages, clock: SettableClock[float]
 ) -> None:
     """Nor is it looked at again and again until the message is lost."""
     take(holding, clock, message(1))

@@ -18,6 +18,7 @@ from qdo.brokers.sqs.queues import (
     SqsQueues,
 )
 from qdo.brokers.sqs.url import sqs_address
+from tests.support.fakes.clocks import SettableClock
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"
 
@@ -63,14 +64,7 @@ class CountingSqs:
         return {"Tags": {"team": "a"}} if QueueUrl.endswith("1") else {}
 
 
-class QueuesClock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def queues(service: CountingSqs, clock: QueuesClock, options: str = "") -> SqsQueues:
+def queues(service: CountingSqs, clock: SettableClock[float], options: str = "") -> SqsQueues:
     return SqsQueues(service, sqs_address(f"sqs://eu-west-1/p-{options}"), clock)
 
 
@@ -80,7 +74,7 @@ def counted(service: CountingSqs, action: str) -> int:
 
 def test_counts_are_young_where_few_are_asked_for() -> None:
     """One request for each queue in a few seconds, however often counts are requested."""
-    service, clock = CountingSqs("p-a"), QueuesClock()
+    service, clock = CountingSqs("p-a"), SettableClock(1000.0)
     known = queues(service, clock)
     known.names()
     for _ in range(3):
@@ -94,7 +88,7 @@ def test_counts_are_young_where_few_are_asked_for() -> None:
 def test_counts_of_many_queues_stay_within_the_budget() -> None:
     """In the long run no more than so many requests a second, however many queues there are."""
     names = [f"p-{number}" for number in range(100)]
-    service, clock = CountingSqs(*names), QueuesClock()
+    service, clock = CountingSqs(*names), SettableClock(1000.0)
     known = queues(service, clock)
     known.names()
     start = len(service.asked)
@@ -109,7 +103,7 @@ def test_a_queue_that_does_not_say_its_tags_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It probably belongs to another user; the cached tags of own queues stay valid for a while."""
-    service, clock = CountingSqs("p-1", "p-21", "p-31"), QueuesClock()
+    service, clock = CountingSqs("p-1", "p-21", "p-31"), SettableClock(1000.0)
     service.closed = {"p-21"}
     known = queues(service, clock, "?tag=team=a")
     assert [known.names() for _ in range(3)] == [["1", "31"]] * 3
@@ -127,7 +121,7 @@ def test_a_queue_that_does_not_say_its_tags_stops_no_other(
 
 def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
     """With every list one request; with the first one, and after an hour, one for each queue."""
-    service, clock = CountingSqs("p-1", "p-2", "p-11"), QueuesClock()
+    service, clock = CountingSqs("p-1", "p-2", "p-11"), SettableClock(1000.0)
     known = queues(service, clock, "?tag=team=a")
     assert [known.names() for _ in range(3)] == [["1", "11"]] * 3
     assert counted(service, "ListQueues") == 3
@@ -140,7 +134,7 @@ def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
 
 def test_settings_of_many_queues_refresh_at_different_times() -> None:
     """Spread over an hour, they cost little of a core at any time."""
-    service, clock = CountingSqs(*(f"p-{number}" for number in range(1000))), QueuesClock()
+    service, clock = CountingSqs(*(f"p-{number}" for number in range(1000))), SettableClock(1000.0)
     known = queues(service, clock)
     known.names()
     most = 0
@@ -156,7 +150,7 @@ def test_settings_of_many_queues_refresh_at_different_times() -> None:
 def test_what_is_known_of_queues_goes_with_them() -> None:
     """Memory does not grow with queues that come and go."""
     service = CountingSqs("p-a", "p-b")
-    known = queues(service, QueuesClock())
+    known = queues(service, SettableClock(1000.0))
     known.names()
     known.counts("a")
     service.names = ("p-b",)
@@ -172,7 +166,7 @@ def test_settings_that_may_not_be_read_do_not_stop_discovery(
     """A warning names the action once; a caller that needs the settings gets the error."""
     service = CountingSqs("p-a")
     service.failing = {"GetQueueAttributes": "AccessDenied"}
-    known = queues(service, QueuesClock())
+    known = queues(service, SettableClock(1000.0))
     with caplog.at_level(logging.WARNING):
         assert known.names() == ["a"]
         assert known.names() == ["a"]
@@ -188,9 +182,9 @@ def test_a_service_out_of_reach_stops_discovery() -> None:
     service = CountingSqs("p-a")
     service.failing = dict.fromkeys(("GetQueueAttributes", "ListQueueTags"), "RequestThrottled")
     with pytest.raises(ThrottledError):
-        queues(service, QueuesClock()).names()
+        queues(service, SettableClock(1000.0)).names()
     with pytest.raises(ThrottledError):
-        queues(service, QueuesClock(), "?tag=team=a").names()
+        queues(service, SettableClock(1000.0), "?tag=team=a").names()
 
 
 @pytest.mark.parametrize(
@@ -214,4 +208,4 @@ def test_redrive_policies(policy: str | None, redrive: Redrive | None) -> None:
     service = CountingSqs("p-a")
     if policy is not None:
         service.attributes = {"p-a": {"RedrivePolicy": policy}}
-    assert queues(service, QueuesClock()).settings("a").redrive == redrive
+    assert queues(service, SettableClock(1000.0)).settings("a").redrive == redrive

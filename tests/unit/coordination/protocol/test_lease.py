@@ -1,12 +1,15 @@
-"""The lease never outlives the leader's knowledge of the session."""
+"""What a session proves: leases, and silent servers."""
 
 from __future__ import annotations
 
 import pytest
 
 from qdo.coordination.protocol.lease import GAP, REPORT, SHARE, Lease
+from qdo.coordination.protocol.silence import GRACE, SILENCE, SilenceDetector
 
 TIMEOUT = 10.0
+SESSION_SECONDS = 9.0
+LIMIT = SILENCE * SESSION_SECONDS
 
 
 def test_a_session_just_opened_has_a_lease() -> None:
@@ -14,36 +17,28 @@ def test_a_session_just_opened_has_a_lease() -> None:
     assert Lease(TIMEOUT, 100.0).until == 100.0 + SHARE * TIMEOUT
 
 
-def test_one_transaction_proves_nothing() -> None:
-    """Its follower may be cut off before it has reported the session to the leader."""
+@pytest.mark.parametrize(
+    ("contacts", "proven"),
+    [
+        # Its follower may be cut off before it has reported the session to the leader.
+        ([(106.0, 106.01)], 100.0),
+        # Within half a tick the follower may have reported neither of them.
+        ([(106.0, 106.01), (106.1, 106.11)], 100.0),
+        # A contact half a tick before an acknowledged transaction was sent has been reported.
+        ([(106.0, 106.5), (106.5 + REPORT * TIMEOUT, 108.0)], 106.0),
+        # A transaction held up on its way may have reached the follower only just now.
+        ([(101.0, 105.0), (105.5, 105.6)], 100.0),
+    ],
+)
+def test_a_later_transaction_proves_the_earlier_one(
+    contacts: list[tuple[float, float]], proven: float
+) -> None:
+    """If so much time lies between them that the leader knows the earlier one."""
     lease = Lease(TIMEOUT, 100.0)
-    lease.renew(106.0, 106.01)
-    assert lease.until == 100.0 + SHARE * TIMEOUT
-    assert lease.contact == 106.0
-
-
-def test_concurrent_transactions_prove_nothing_after_quiet_time() -> None:
-    """Within half a tick the follower may have reported neither of them."""
-    lease = Lease(TIMEOUT, 100.0)
-    lease.renew(106.0, 106.01)
-    lease.renew(106.1, 106.11)
-    assert lease.until == 100.0 + SHARE * TIMEOUT
-
-
-def test_a_later_transaction_proves_the_earlier_one() -> None:
-    """A contact half a tick before the sending of an acknowledged transaction has been reported."""
-    lease = Lease(TIMEOUT, 100.0)
-    lease.renew(106.0, 106.5)
-    lease.renew(106.5 + REPORT * TIMEOUT, 108.0)
-    assert lease.until == 106.0 + SHARE * TIMEOUT
-
-
-def test_a_late_acknowledgement_proves_late() -> None:
-    """A transaction held up on its way may have reached the follower only just now."""
-    lease = Lease(TIMEOUT, 100.0)
-    lease.renew(101.0, 105.0)
-    lease.renew(105.5, 105.6)
-    assert lease.until == 100.0 + SHARE * TIMEOUT
+    for sent_at, answered_at in contacts:
+        lease.renew(sent_at, answered_at)
+    assert lease.until == proven + SHARE * TIMEOUT
+    assert lease.contact == contacts[-1][0]
 
 
 def test_regular_contact_keeps_three_quarters_of_the_time_out() -> None:
@@ -73,3 +68,52 @@ def test_an_ended_lease_stays_ended() -> None:
     lease.renew(103.0, 103.1)
     lease.heard(103.0)
     assert lease.until == float("-inf")
+
+
+# --- silence -------------------------------------------------------------------------------
+
+
+def silent_at(detector: SilenceDetector, *times: float) -> float | None:
+    """Return the first of the times at which the detector finds silence."""
+    return next((time for time in times if detector.is_silent(time)), None)
+
+
+def test_silence_is_a_third_of_the_session_without_an_answer() -> None:
+    """It counts from the oldest unanswered request, however many follow it."""
+    detector = SilenceDetector(SESSION_SECONDS)
+    for number in range(5):
+        detector.sent(100.0 + number * 0.8)
+    assert detector.due() == 100.0 + LIMIT
+    assert silent_at(detector, 100.0 + LIMIT - 0.1) is None
+    confirmed = 100.0 + LIMIT + GRACE * SESSION_SECONDS
+    assert silent_at(detector, 100.0 + LIMIT, confirmed) == confirmed
+
+
+def test_each_answer_proves_that_the_server_lives() -> None:
+    """The requests after it count from the answer."""
+    detector = SilenceDetector(SESSION_SECONDS)
+    detector.sent(100.0)
+    detector.sent(102.0)
+    detector.answered(102.5, unanswered=1)
+    assert detector.due() == 102.5 + LIMIT
+    detector.answered(103.0, unanswered=0)
+    assert detector.due() == float("inf")
+
+
+def test_a_blocked_process_reads_its_answers_first() -> None:
+    """After a job that blocked the loop, the answers are there but not yet read."""
+    detector = SilenceDetector(SESSION_SECONDS)
+    detector.sent(100.0)
+    assert not detector.is_silent(130.0)
+    detector.answered(130.01, unanswered=0)
+    assert silent_at(detector, 130.0 + SESSION_SECONDS, 130.0 + 2 * SESSION_SECONDS) is None
+
+
+def test_a_dropped_connection_counts_no_more() -> None:
+    """Its requests are answered by the reconnection."""
+    detector = SilenceDetector(SESSION_SECONDS)
+    detector.sent(100.0)
+    assert not detector.is_silent(100.0 + LIMIT)
+    detector.reset()
+    assert detector.due() == float("inf")
+    assert not detector.is_silent(200.0)

@@ -24,25 +24,16 @@ from qdo.worker.duties.retention import (
 )
 from qdo.worker.duties.streams import OPEN_SECONDS
 from qdo.worker.engine.slot import Slot
+from tests.support.fakes.clocks import SettableClock
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
 
 LOGGER = "qdo.worker.duties.queues"
 
 
-class DiscoveryClock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> DiscoveryClock:
-    return DiscoveryClock()
+def clock() -> SettableClock[float]:
+    return SettableClock(1000.0)
 
 
 @pytest.fixture
@@ -54,14 +45,14 @@ def broker() -> ScriptedBroker:
 
 
 @pytest.fixture
-def member(clock: DiscoveryClock) -> FakeMember:
+def member(clock: SettableClock[float]) -> FakeMember:
     made = FakeMember(None, now=clock)
     made.leading = True
     return made
 
 
 def test_discovery_creates_queues_only_as_leader(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """A worker that is not sure whether it leads does not lead."""
     discovery = Discovery(broker, clock)
@@ -73,7 +64,7 @@ def test_discovery_creates_queues_only_as_leader(
 
 
 def test_new_leader_creates_every_listed_queue(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """Immediately, and nothing again in the next step."""
     discovery = Discovery(broker, clock)
@@ -83,7 +74,7 @@ def test_new_leader_creates_every_listed_queue(
 
 
 def test_queue_that_gets_a_message_is_created_without_a_list(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """Once, however often its name arrives."""
     discovery = Discovery(broker, clock)
@@ -98,7 +89,7 @@ def test_queue_that_gets_a_message_is_created_without_a_list(
 def test_no_queue_is_created_beyond_the_limit(
     broker: ScriptedBroker,
     member: FakeMember,
-    clock: DiscoveryClock,
+    clock: SettableClock[float],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +119,7 @@ def test_no_queue_is_created_beyond_the_limit(
 
 
 def test_leader_lists_all_queues_periodically(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """So a lost node or a missed wake-up is repaired."""
     discovery = Discovery(broker, clock)
@@ -140,7 +131,7 @@ def test_leader_lists_all_queues_periodically(
 
 
 def test_second_term_starts_without_memory_of_the_first(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """Another leader may have deleted nodes in the meantime."""
     discovery = Discovery(broker, clock)
@@ -155,7 +146,7 @@ def test_second_term_starts_without_memory_of_the_first(
 def test_names_that_no_znode_can_have_are_one_line(
     broker: ScriptedBroker,
     member: FakeMember,
-    clock: DiscoveryClock,
+    clock: SettableClock[float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Once, however many a sender makes up; the other queues are created."""
@@ -174,7 +165,7 @@ def test_names_that_no_znode_can_have_are_one_line(
 def test_failed_list_is_retried(
     broker: ScriptedBroker,
     member: FakeMember,
-    clock: DiscoveryClock,
+    clock: SettableClock[float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Discovery continues."""
@@ -208,7 +199,7 @@ class Silent:
 
 
 def test_retention_spreads_its_deletes_over_a_period(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """One queue at a time, up to its processed position; a queue without progress is skipped."""
     slots = owned(member, 10)
@@ -225,7 +216,7 @@ def test_retention_spreads_its_deletes_over_a_period(
 def test_failed_trim_waits_for_the_next_round(
     broker: ScriptedBroker,
     member: FakeMember,
-    clock: DiscoveryClock,
+    clock: SettableClock[float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A queue released in the meantime is skipped."""
@@ -246,7 +237,7 @@ def test_failed_trim_waits_for_the_next_round(
 def test_retention_limits_the_dead_letters_of_each_queue(
     broker: ScriptedBroker,
     member: FakeMember,
-    clock: DiscoveryClock,
+    clock: SettableClock[float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also of queues without progress. The log has the number and the limit."""
@@ -276,7 +267,7 @@ def test_retention_limits_the_dead_letters_of_each_queue(
 
 
 def test_dead_letters_are_kept_by_default(
-    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     broker.dead_letters.prune = None  # type: ignore[assignment, method-assign]
     retention = Retention(broker, owned(member, 1), SettingsInForce(Settings()), clock)
@@ -285,7 +276,7 @@ def test_dead_letters_are_kept_by_default(
 
 
 def test_hidden_shards_get_nodes_once_their_parents_are_done(
-    member: FakeMember, clock: DiscoveryClock, monkeypatch: pytest.MonkeyPatch
+    member: FakeMember, clock: SettableClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before, however often a listener names them; then at once, without a list."""
     broker = MemoryBroker(MemoryStore(), "app")
@@ -315,7 +306,7 @@ def test_hidden_shards_get_nodes_once_their_parents_are_done(
 
 
 def test_a_silent_broker_lets_no_hidden_shard_through(
-    member: FakeMember, clock: DiscoveryClock, monkeypatch: pytest.MonkeyPatch
+    member: FakeMember, clock: SettableClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name is created only once the broker has said what is hidden."""
     broker = MemoryBroker(MemoryStore(), "app")

@@ -103,6 +103,14 @@ class Turnstile:
     def _failure(self, message: Message, context: Any, error: BaseException) -> None:
         self.failures.append((message, error))
 
+    def wait(self, seconds: float) -> Callable[..., None]:
+        """Return what takes so long: a job or a fetch."""
+
+        def wait(*_: Message) -> None:
+            self.now += seconds
+
+        return wait
+
     def turn(self) -> TurnResult:
         self.slot.state = SlotState.RUNNING
         return self.pipeline.turn(self.slot, self.member, self.claim)
@@ -115,6 +123,18 @@ class Turnstile:
             if ends[-1] is TurnResult.WAIT:
                 self.now = self.slot.not_before
         return ends
+
+
+def raising(
+    error: BaseException | type[BaseException], **fields: object
+) -> Callable[[Message], None]:
+    """Return a job that raises for messages with these fields."""
+
+    def job(message: Message) -> None:
+        if all(getattr(message, name) == value for name, value in fields.items()):
+            raise error
+
+    return job
 
 
 @pytest.fixture
@@ -156,11 +176,7 @@ def test_progress_is_told_once_a_turn(stile: Turnstile) -> None:
 
 def test_a_turn_ends_when_its_time_is_over(stile: Turnstile) -> None:
     """The row after it is kept for the next turn, not fetched again."""
-
-    def slow(message: Message) -> None:
-        stile.now += 0.015
-
-    stile.act = slow
+    stile.act = stile.wait(0.015)
     stile.broker.put("q", b"1", b"2", b"3")
     assert stile.turn() is TurnResult.MORE
     assert stile.seen == [1, 2]
@@ -184,11 +200,7 @@ def test_batches_shrink_where_jobs_are_slow(stile: Turnstile) -> None:
     stile.broker.put("q", *[b"1"] * 3000)
     for _ in range(4):
         stile.turn()
-
-    def slow(message: Message) -> None:
-        stile.now += 1
-
-    stile.act = slow
+    stile.act = stile.wait(1)
     stile.turn()
     assert stile.slot.limit == FIRST_LIMIT
 
@@ -304,11 +316,7 @@ def test_a_failing_message_is_retried_then_a_dead_letter(stile: Turnstile) -> No
 
 def test_nothing_passes_a_message_that_waits(stile: Turnstile) -> None:
     """During the backoff `done` stays before it."""
-
-    def fail(message: Message) -> None:
-        raise ValueError
-
-    stile.act = fail
+    stile.act = raising(ValueError)
     stile.broker.put("q", b"1", b"2")
     assert stile.turn() is TurnResult.WAIT
     assert stile.claim.done == 0
@@ -385,11 +393,7 @@ def test_a_dead_letter_is_stored_before_its_message_is_passed(stile: Turnstile) 
     """While it is being stored, `done` is before it."""
     done = []
     stile.broker.during_bury = lambda: done.append(stile.claim.done)
-
-    def die(message: Message) -> None:
-        raise DeadLetter("bad address")
-
-    stile.act = die
+    stile.act = raising(DeadLetter("bad address"))
     stile.broker.put("q", b"1")
     stile.turns()
     assert done == [0]
@@ -456,11 +460,7 @@ def test_a_dead_letter_waits_for_the_lease(stile: Turnstile) -> None:
 
 def test_a_queue_lost_during_a_dead_letter_does_not_advance(stile: Turnstile) -> None:
     """The next owner finds the message, and stores the same letter once."""
-
-    def die(message: Message) -> None:
-        raise DeadLetter("bad")
-
-    stile.act = die
+    stile.act = raising(DeadLetter("bad"))
     stile.broker.during_bury = lambda: stile.member.lose("q")
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.ENDED
@@ -492,12 +492,7 @@ def test_headers_that_do_not_decode_are_a_dead_letter_too(stile: Turnstile) -> N
 
 def test_a_skipped_message_is_passed(stile: Turnstile) -> None:
     """Without a failure, without a dead letter."""
-
-    def skip(message: Message) -> None:
-        if message.body == 1:
-            raise Skip("a duplicate")
-
-    stile.act = skip
+    stile.act = raising(Skip("a duplicate"), body=1)
     stile.broker.put("q", b"1", b"2")
     stile.turns()
     assert stile.seen == [1, 2]
@@ -508,12 +503,7 @@ def test_a_skipped_message_is_passed(stile: Turnstile) -> None:
 
 def test_a_job_that_asks_for_a_retry_gets_its_delay(stile: Turnstile) -> None:
     """Retry(after=30)."""
-
-    def once(message: Message) -> None:
-        if message.attempt == 1:
-            raise Retry(after=30)
-
-    stile.act = once
+    stile.act = raising(Retry(after=30), attempt=1)
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.WAIT
     assert stile.slot.not_before == stile.now + 30
@@ -526,12 +516,7 @@ def test_what_would_end_a_greenlet_fails_the_message_only(
     stile: Turnstile, error: BaseException
 ) -> None:
     """sys.exit() in a job does not end the worker."""
-
-    def leave(message: Message) -> None:
-        if message.attempt == 1:
-            raise error
-
-    stile.act = leave
+    stile.act = raising(error, attempt=1)
     stile.broker.put("q", b"1")
     assert stile.turns() == [TurnResult.WAIT, TurnResult.MORE, TurnResult.TIP]
     assert stile.failures[0][1] is error
@@ -544,10 +529,7 @@ def test_an_error_that_cannot_be_shown_fails_the_message_only(stile: Turnstile) 
         def __str__(self) -> str:
             raise RuntimeError
 
-    def fail(message: Message) -> None:
-        raise Unspeakable
-
-    stile.act = fail
+    stile.act = raising(Unspeakable)
     stile.broker.put("q", b"1", b"2")
     stile.turns()
     assert len(stile.broker.letters) == 2
@@ -634,11 +616,7 @@ def test_a_queue_without_a_job_waits_and_is_logged_once(
 def test_the_next_batch_is_fetched_while_one_is_processed() -> None:
     """Where a fetch takes long; order is kept."""
     stile = Turnstile(fetch=2)
-
-    def long() -> None:
-        stile.now += 0.005
-
-    stile.broker.during_fetch = long
+    stile.broker.during_fetch = stile.wait(0.005)
     fetched: list[int] = []
 
     def yielding(message: Message) -> None:
@@ -671,11 +649,7 @@ def test_a_prefetch_error_is_raised_when_its_rows_are_due() -> None:
 def test_rows_fetched_ahead_are_dropped_with_the_claim() -> None:
     """Also while they are fetched."""
     stile = Turnstile(fetch=2)
-
-    def long() -> None:
-        stile.now += 0.005
-
-    stile.broker.during_fetch = long
+    stile.broker.during_fetch = stile.wait(0.005)
     stile.broker.put("q", b"1", b"2", b"3")
     stile.turn()
     assert stile.slot.ahead is not None
@@ -687,11 +661,7 @@ def test_rows_fetched_ahead_are_dropped_with_the_claim() -> None:
 def test_an_empty_batch_fetched_ahead_is_not_the_tip() -> None:
     """A message that came after that fetch is read in the same turn."""
     stile = Turnstile(fetch=2)
-
-    def long() -> None:
-        stile.now += 0.005
-
-    stile.broker.during_fetch = long
+    stile.broker.during_fetch = stile.wait(0.005)
     stile.broker.put("q", b"1")
     stile.turn()
     ahead = stile.slot.ahead
@@ -704,11 +674,7 @@ def test_an_empty_batch_fetched_ahead_is_not_the_tip() -> None:
 
 def test_an_aborted_job_is_not_done_and_not_failed(stile: Turnstile) -> None:
     """Its message stays for the next owner, without counting as an attempt."""
-
-    def abort(message: Message) -> None:
-        raise JobAborted
-
-    stile.act = abort
+    stile.act = raising(JobAborted)
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.ENDED
     assert (stile.claim.done, stile.failures, stile.claim.failure) == (0, [], None)
