@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import gevent
 
 from qdo.app import App
 from qdo.brokers.registry import open_broker
+from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
@@ -74,6 +76,20 @@ class EngineSetup:
         self._greenlet = gevent.spawn(self.worker.run)
         until(lambda: self.worker.state != "starting", "the registration")
         self.member.grant(*queues)
+
+    def collect(self, *names: str, queues: str = "*", **options: Any) -> list[Any]:
+        """Give the app a job; return the list to which it adds these attributes of each message.
+
+        By default it adds the body.
+        """
+        found: list[Any] = []
+        of = attrgetter(*(names or ("body",)))
+
+        def job(message: Message, context: Any) -> None:
+            found.append(of(message))
+
+        self.app.job(queues, **options)(job)
+        return found
 
     def send(self, queue: str, *bodies: Any) -> None:
         self.app.send_many([(queue, body) for body in bodies])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ def choose(message, context):
     raise qdo.Retry(after=0.01) if message.attempt == 1 else qdo.DeadLetter("gone")
 """
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineSetup]:
-    engine = EngineSetup(tmp_path)
-    yield engine
-    engine.close()
 
 
 class Failing:

@@ -19,12 +19,7 @@ def test_a_worker_ends_after_exactly_so_many_messages(
 ) -> None:
     """It finishes started messages; the next one is not started, and runs first elsewhere."""
     engine = make(max_messages=7, executor=executor)
-    seen: list[tuple[str, Any]] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append((message.queue, message.body))
-
+    seen = engine.collect("queue", "body")
     for queue in ("a", "b"):
         engine.send(queue, *range(10))
     engine.start("a", "b")

@@ -36,17 +36,6 @@ _pause = time.sleep
 """For job threads, also where gevent has patched the module."""
 
 
-def collect(engine: EngineSetup) -> list[tuple[str, Any]]:
-    """Give the engine a job that keeps queue and body of each message."""
-    seen: list[tuple[str, Any]] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append((message.queue, message.body))
-
-    return seen
-
-
 def of(seen: list[tuple[str, Any]], queue: str) -> list[Any]:
     return [body for name, body in seen if name == queue]
 
@@ -54,10 +43,9 @@ def of(seen: list[tuple[str, Any]], queue: str) -> list[Any]:
 # --- order, fairness, wake-up ---------------------------------------------------------
 
 
-def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., EngineSetup]) -> None:
+def test_every_queue_is_processed_in_order_and_recorded(engine: EngineSetup) -> None:
     """Sent before and after the claim; nothing twice."""
-    engine = make()
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     queues = [f"q{number}" for number in range(20)]
     engine.app.send_many([(queue, number) for number in range(100) for queue in queues])
     engine.start(*queues)
@@ -75,7 +63,7 @@ def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engi
 def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., EngineSetup]) -> None:
     """With one greenlet for all: the short ones are done while the long one has most to do."""
     engine = make(concurrency=1, fetch=10)
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     engine.send("long", *range(2000))
     shorts = [f"short{number}" for number in range(20)]
     for queue in shorts:
@@ -110,9 +98,8 @@ def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., EngineSet
     assert max(peaks) == 5
 
 
-def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]) -> None:
+def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
     """No fetch while nothing is sent; and a message starts within milliseconds."""
-    engine = make()
     started: list[float] = []
 
     @engine.app.job()
@@ -143,12 +130,9 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]
 
 
 @pytest.mark.slow
-def test_two_thousand_idle_queues_take_less_than_2_kib_each(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_two_thousand_idle_queues_take_less_than_2_kib_each(engine: EngineSetup) -> None:
     """Slot, claim, table; the names are counted, too. tracemalloc needs 0.5 s for 1,000 queues."""
-    engine = make()
-    collect(engine)
+    engine.collect("queue", "body")
     engine.start("first")
     until(engine.dispatcher.all_idle)
     gc.collect()
@@ -243,11 +227,8 @@ class Gated:
         self.ended.append(message.body)
 
 
-def test_a_queue_given_back_finishes_its_message_and_records_it(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_a_queue_given_back_finishes_its_message_and_records_it(engine: EngineSetup) -> None:
     """`finished` comes after the message in flight; the next owner repeats nothing."""
-    engine = make()
     gated = Gated(engine, 2)
     gated.begin("q")
     engine.member.take_back("q")
@@ -259,11 +240,8 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(
     until(lambda: gated.ended == [1, 2, 3])
 
 
-def test_a_lost_queue_reports_nothing_of_the_message_in_flight(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_a_lost_queue_reports_nothing_of_the_message_in_flight(engine: EngineSetup) -> None:
     """Claimed again meanwhile, it begins where the record is, after the message in flight."""
-    engine = make()
     gated = Gated(engine, 2)
     gated.begin("q")
     until(lambda: "q" in engine.registrar.recorded)
@@ -278,9 +256,8 @@ def test_a_lost_queue_reports_nothing_of_the_message_in_flight(
     assert gated.seen == [(1, 1), (2, 1), (2, 2), (3, 2)]
 
 
-def test_a_seek_takes_effect_after_the_message_in_flight(make: Callable[..., EngineSetup]) -> None:
+def test_a_seek_takes_effect_after_the_message_in_flight(engine: EngineSetup) -> None:
     """Back to the beginning: all are processed again."""
-    engine = make()
     gated = Gated(engine, 2)
     gated.begin("q")
     engine.member.seek("q", 0)
@@ -288,10 +265,9 @@ def test_a_seek_takes_effect_after_the_message_in_flight(make: Callable[..., Eng
     until(lambda: gated.ended == [1, 2, 1, 2, 3])
 
 
-def test_a_seek_wakes_an_idle_queue(make: Callable[..., EngineSetup]) -> None:
+def test_a_seek_wakes_an_idle_queue(engine: EngineSetup) -> None:
     """Replay."""
-    engine = make()
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     engine.send("q", 1, 2)
     engine.start("q")
     until(lambda: len(seen) == 2 and engine.dispatcher.all_idle())
@@ -332,10 +308,9 @@ def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]
 
 @pytest.mark.parametrize(("executor", "sleep"), [("greenlet", gevent.sleep), ("thread", _pause)])
 def test_a_job_that_waited_does_not_start_in_a_later_session(
-    make: Callable[..., EngineSetup], executor: Any, sleep: Callable[[float], None]
+    engine: EngineSetup, executor: Any, sleep: Callable[[float], None]
 ) -> None:
     """Its middleware waited; another worker may have run the message in between."""
-    engine = make()
     steps: list[str] = []
     go: list[bool] = []
 
@@ -375,10 +350,9 @@ def test_a_job_that_waited_does_not_start_in_a_later_session(
     ids=lambda error: type(error).__name__,
 )
 def test_a_lost_session_is_followed_by_a_new_registration(
-    make: Callable[..., EngineSetup], refusal: QdoError
+    engine: EngineSetup, refusal: QdoError
 ) -> None:
     """The worker retries whatever refuses it, and old greenlets never touch the new one."""
-    engine = make()
     gated = Gated(engine, 2)
     gated.begin("q")
     old = engine.member
@@ -395,21 +369,17 @@ def test_a_lost_session_is_followed_by_a_new_registration(
     assert engine.end() == 0
 
 
-def test_a_coordinator_out_of_reach_at_the_start_is_an_error(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_a_coordinator_out_of_reach_at_the_start_is_an_error(engine: EngineSetup) -> None:
     """Exit code 3, through the error's own."""
-    engine = make()
-    collect(engine)
+    engine.collect("queue", "body")
     engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")]
     with pytest.raises(CoordinatorUnreachableError):
         engine.worker.run()
 
 
-def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., EngineSetup]) -> None:
+def test_a_stop_before_the_registration_ends_the_worker(engine: EngineSetup) -> None:
     """Asked to stop at once, it does."""
-    engine = make()
-    collect(engine)
+    engine.collect("queue", "body")
     engine.worker.request_stop()
     assert engine.worker.run() == 0
 
@@ -417,9 +387,8 @@ def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., Engi
 # --- the way down ---------------------------------------------------------------------
 
 
-def test_draining_takes_no_message_more_and_repeats_none(make: Callable[..., EngineSetup]) -> None:
+def test_draining_takes_no_message_more_and_repeats_none(engine: EngineSetup) -> None:
     """The message in flight is finished and recorded; the context outlives it."""
-    engine = make()
     story: list[str] = []
 
     @engine.app.context
@@ -492,11 +461,8 @@ def test_a_second_stop_aborts_at_once(make: Callable[..., EngineSetup]) -> None:
     assert ("finished", "q") in engine.member.events
 
 
-def test_draining_without_a_session_waits_for_running_jobs(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_draining_without_a_session_waits_for_running_jobs(engine: EngineSetup) -> None:
     """The context is not torn down under them."""
-    engine = make()
     story: list[str] = []
 
     @engine.app.context
@@ -527,13 +493,10 @@ def test_draining_without_a_session_waits_for_running_jobs(
 
 
 def test_a_duty_that_dies_stops_the_worker(
-    make: Callable[..., EngineSetup],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: EngineSetup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named, with exit code 1; messages in flight are finished and queues released."""
-    engine = make()
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     engine.send("q", 1)
     engine.start("q")
     until(lambda: seen)
@@ -548,11 +511,10 @@ def test_a_duty_that_dies_stops_the_worker(
 
 
 def test_a_thread_that_dies_stops_the_worker(
-    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture, monkeypatch: Any
+    engine: EngineSetup, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     """Without its doorbell thread a worker would own queues that nothing wakes."""
-    engine = make()
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     engine.send("q", 1)
     engine.start("q")
     until(lambda: seen)
@@ -567,11 +529,10 @@ def test_a_thread_that_dies_stops_the_worker(
 
 
 def test_a_failed_coordination_loop_stops_the_worker(
-    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
+    engine: EngineSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that died of a bug is not replaced by the next that would."""
-    engine = make()
-    collect(engine)
+    engine.collect("queue", "body")
     engine.start("q")
     engine.member.failure = RuntimeError("a bug")
     engine.member.expire()
@@ -587,7 +548,7 @@ def test_a_failed_coordination_loop_stops_the_worker(
 def test_burst_ends_when_everything_is_done(make: Callable[..., EngineSetup]) -> None:
     """Not while a queue of the broker has no worker, or waits at another one."""
     engine = make(burst=True)
-    seen = collect(engine)
+    seen = engine.collect("queue", "body")
     surveys: list[FleetSurvey] = []
     plain = engine.registrar.survey
 
@@ -630,10 +591,9 @@ def test_burst_waits_for_a_message_that_is_retried(make: Callable[..., EngineSet
     assert len(engine.broker.dead_letters.records()) == 1
 
 
-def test_the_leader_creates_what_the_broker_knows(make: Callable[..., EngineSetup]) -> None:
+def test_the_leader_creates_what_the_broker_knows(engine: EngineSetup) -> None:
     """All at first, and new queues as soon as they get a message."""
-    engine = make()
-    collect(engine)
+    engine.collect("queue", "body")
     engine.send("old", 1)
     engine.start()
     engine.member.leading = True
@@ -728,9 +688,8 @@ def test_a_context_has_a_limit_of_its_own(
     assert (f"has computed for more than {limit:g} s" in caplog.text) == bool(codes)
 
 
-def test_the_component_says_what_the_worker_does(make: Callable[..., EngineSetup]) -> None:
+def test_the_component_says_what_the_worker_does(engine: EngineSetup) -> None:
     """State and counts; the last word is draining."""
-    engine = make()
 
     @engine.app.job()
     def job(message: Message, context: Any) -> None:

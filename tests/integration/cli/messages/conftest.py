@@ -19,11 +19,3 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDes
     desk = OperatorDesk("desk", tmp_path, coordinator, broker)
     yield desk
     desk.close()
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[OperatorDesk]:
-    """The embedded broker and coordinator, for rules that do not depend on them."""
-    desk = OperatorDesk("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    yield desk
-    desk.close()

@@ -38,8 +38,7 @@ class Failures:
 # --- threads --------------------------------------------------------------------------
 
 
-def test_thread_jobs_run_in_order_on_other_threads(make: Callable[..., EngineSetup]) -> None:
-    engine = make()
+def test_thread_jobs_run_in_order_on_other_threads(engine: EngineSetup) -> None:
     seen: list[tuple[str, Any, int]] = []
 
     @engine.app.job(executor="thread")
@@ -83,10 +82,9 @@ def _compute(seconds: float) -> None:
 
 @pytest.mark.parametrize("hold", [_block_in_c, _compute])
 def test_a_thread_that_never_yields_delays_no_other_queue(
-    make: Callable[..., EngineSetup], hold: Callable[[float], None]
+    engine: EngineSetup, hold: Callable[[float], None]
 ) -> None:
     """Another queue's greenlet job continues all the time: the slow one ends when interrupted."""
-    engine = make()
     state: list[str] = []
     quick: list[int] = []
     enough: list[bool] = []
@@ -166,11 +164,8 @@ def test_a_thread_in_c_is_waited_for(
     assert (queue, str(name).rpartition(".")[2]) == ("q", "job")
 
 
-def test_a_job_that_catches_its_interruption_says_how_it_ends(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_a_job_that_catches_its_interruption_says_how_it_ends(engine: EngineSetup) -> None:
     """Cleaning up works, and so does an outcome of its own."""
-    engine = make()
     seen: list[str] = []
 
     @engine.app.job(executor="thread", timeout_seconds=0.05)
@@ -279,8 +274,7 @@ def test_a_waiting_greenlet_job_is_stopped_at_its_deadline(
     assert engine.broker.dead_letters.records()[0].error.startswith("JobTimeoutError")
 
 
-def test_jobs_see_their_deadline_coming(make: Callable[..., EngineSetup]) -> None:
-    engine = make()
+def test_jobs_see_their_deadline_coming(engine: EngineSetup) -> None:
     seen: list[tuple[bool, bool, float]] = []
 
     @engine.app.job(timeout_seconds=1.0)
@@ -300,9 +294,8 @@ def test_jobs_see_their_deadline_coming(make: Callable[..., EngineSetup]) -> Non
     assert engine.pipeline.counters.processed == 1
 
 
-def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> None:
+def test_jobs_see_that_their_worker_drains(engine: EngineSetup) -> None:
     """A job without a deadline, too."""
-    engine = make()
     seen: list[str] = []
 
     @engine.app.job()
@@ -320,9 +313,8 @@ def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> 
 
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread", "asyncio"])
-def test_jobs_see_that_their_queue_moves(make: Callable[..., EngineSetup], executor: str) -> None:
+def test_jobs_see_that_their_queue_moves(engine: EngineSetup, executor: str) -> None:
     """The one that stays runs on; the message of the other one runs again at its next owner."""
-    engine = make()
     seen: list[str] = []
     left: list[str] = []
 
@@ -358,9 +350,8 @@ def test_jobs_see_that_their_queue_moves(make: Callable[..., EngineSetup], execu
 # --- asyncio ----------------------------------------------------------------------------
 
 
-def test_async_jobs_wait_together_each_queue_in_order(make: Callable[..., EngineSetup]) -> None:
+def test_async_jobs_wait_together_each_queue_in_order(engine: EngineSetup) -> None:
     """Fifty queues whose jobs wait take no longer than one."""
-    engine = make()
     seen: list[tuple[str, Any]] = []
     together = 0
     most = 0
@@ -419,8 +410,7 @@ def test_an_async_job_fails_as_it_raises(make: Callable[..., EngineSetup]) -> No
     assert engine.broker.dead_letters.records()[0].error == "KeyError: 'gone'"
 
 
-def test_an_aborted_async_job_is_cancelled(make: Callable[..., EngineSetup]) -> None:
-    engine = make()
+def test_an_aborted_async_job_is_cancelled(engine: EngineSetup) -> None:
     seen: list[str] = []
 
     @engine.app.job()
@@ -439,10 +429,7 @@ def test_an_aborted_async_job_is_cancelled(make: Callable[..., EngineSetup]) -> 
     assert seen == ["begin", "end"]
 
 
-def test_tasks_left_by_async_jobs_are_cancelled_at_the_end(
-    make: Callable[..., EngineSetup],
-) -> None:
-    engine = make()
+def test_tasks_left_by_async_jobs_are_cancelled_at_the_end(engine: EngineSetup) -> None:
     seen: list[str] = []
     left: list[asyncio.Task[None]] = []
 
@@ -484,9 +471,8 @@ def test_a_job_that_returns_too_late_is_done(make: Callable[..., EngineSetup]) -
     assert engine.broker.dead_letters.records() == []
 
 
-def test_async_jobs_have_helper_threads(make: Callable[..., EngineSetup]) -> None:
+def test_async_jobs_have_helper_threads(engine: EngineSetup) -> None:
     """`asyncio.to_thread` and name look-ups, which asyncio gives to threads."""
-    engine = make()
     seen: list[Any] = []
 
     @engine.app.job()
@@ -504,10 +490,7 @@ def test_async_jobs_have_helper_threads(make: Callable[..., EngineSetup]) -> Non
     assert engine.end() == 0
 
 
-def test_a_blocking_async_job_delays_no_greenlet_job(
-    make: Callable[..., EngineSetup],
-) -> None:
-    engine = make()
+def test_a_blocking_async_job_delays_no_greenlet_job(engine: EngineSetup) -> None:
     seen: list[str] = []
 
     @engine.app.job("blocks")
@@ -528,11 +511,8 @@ def test_a_blocking_async_job_delays_no_greenlet_job(
     assert seen == ["begin", "quick", "end"]
 
 
-def test_an_async_job_that_waited_starts_only_under_the_lease(
-    make: Callable[..., EngineSetup],
-) -> None:
+def test_an_async_job_that_waited_starts_only_under_the_lease(engine: EngineSetup) -> None:
     """Another job blocks the asyncio loop until the lease has expired."""
-    engine = make()
     seen: list[str] = []
     release = native_lock()
     release.acquire()
@@ -581,10 +561,7 @@ def test_threads_ask_before_they_start_a_job(
 # --- rejected at start -------------------------------------------------------------------
 
 
-def test_a_process_job_without_a_module_to_import_is_refused(
-    make: Callable[..., EngineSetup],
-) -> None:
-    engine = make()
+def test_a_process_job_without_a_module_to_import_is_refused(engine: EngineSetup) -> None:
 
     @engine.app.job(executor="process")
     def job(message: Message, context: Any) -> None:

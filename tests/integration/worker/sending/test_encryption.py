@@ -53,9 +53,8 @@ BODIES = (
 
 
 @pytest.mark.parametrize("order", ["queue", "key", "none"])
-def test_a_job_gets_what_was_sent(make: Make, order: Any) -> None:
+def test_a_job_gets_what_was_sent(engine: EngineSetup, order: Any) -> None:
     """In every order, with its headers; the file has ciphertext only."""
-    engine = make()
     seen: list[tuple[Any, Any]] = []
 
     @engine.app.job(order=order)
@@ -80,9 +79,8 @@ def test_a_job_gets_what_was_sent(make: Make, order: Any) -> None:
         assert seen == wanted
 
 
-def test_a_batch_gets_what_was_sent(make: Make) -> None:
+def test_a_batch_gets_what_was_sent(engine: EngineSetup) -> None:
     """All messages of one call."""
-    engine = make()
     seen: list[Any] = []
 
     @engine.app.job(batch=3)
@@ -95,15 +93,9 @@ def test_a_batch_gets_what_was_sent(make: Make) -> None:
     assert seen == list(range(7))
 
 
-def test_delayed_messages_are_encrypted(make: Make) -> None:
+def test_delayed_messages_are_encrypted(engine: EngineSetup) -> None:
     """They wait in another table of the file."""
-    engine = make()
-    seen: list[Any] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect()
     engine.app.send("q", MARKER, delay_seconds=0.2)
     files = engine.settings.broker.removeprefix("sqlite:")
     assert MARKER.encode() not in Path(files).read_bytes() + Path(files + "-wal").read_bytes()
@@ -170,12 +162,7 @@ def test_without_keys_encrypted_messages_wait(make: Make) -> None:
     """A worker without the setting blocks its queue, too; bytes never reach a job encrypted."""
     make().app.send("q", b"png", headers={"content-type": "image/png"})
     engine = make(keys="", encrypt=())
-    seen: list[Any] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect()
     engine.start("q")
     until(lambda: engine.member.claims["q"].failure is not None)
     assert engine.member.claims["q"].failure.blocked
@@ -186,12 +173,7 @@ def test_without_keys_encrypted_messages_wait(make: Make) -> None:
 def test_a_changed_body_is_a_dead_letter(make: Make, order: Any) -> None:
     """At once, like one that is not JSON, and so is one that was moved from another queue."""
     engine = make(attempts=5)
-    seen: list[Any] = []
-
-    @engine.app.job(order=order)
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect(order=order)
     engine.send("other", "moved")
     (moved,) = stored(engine, "other")
     engine.broker.send(Outgoing("q", moved, "k"))
@@ -208,12 +190,7 @@ def test_a_changed_body_is_a_dead_letter(make: Make, order: Any) -> None:
 def test_bodies_in_clear_are_accepted_or_refused(make: Make, required: bool) -> None:
     """Accepted while senders change over, refused by a setting."""
     engine = make(require_encryption=required)
-    seen: list[Any] = []
-
-    @engine.app.job(policy=Policy(then="dead-letter"))
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect(policy=Policy(then="dead-letter"))
     engine.broker.send(Outgoing("q", b'"clear"'))
     engine.broker.send(Outgoing("q", b"raw", headers='{"content-type": "text/plain"}'))
     engine.app.send("q", "sealed")
@@ -224,15 +201,9 @@ def test_bodies_in_clear_are_accepted_or_refused(make: Make, required: bool) -> 
     assert errors == (["ClearBodyError"] * 2 if required else [])
 
 
-def test_keys_rotate_under_load(make: Make, tmp_path: Path) -> None:
+def test_keys_rotate_under_load(engine: EngineSetup, tmp_path: Path) -> None:
     """New key, distribution, use, deletion of the old one: every message is processed, once."""
-    engine = make()
-    seen: list[int] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect()
     engine.start("q")
     sent = 0
 
@@ -262,20 +233,14 @@ def test_keys_rotate_under_load(make: Make, tmp_path: Path) -> None:
     assert engine.broker.dead_letters.records() == []
 
 
-def test_the_outbox_stores_ciphertext(make: Make, tmp_path: Path) -> None:
+def test_the_outbox_stores_ciphertext(engine: EngineSetup, tmp_path: Path) -> None:
     """The table of the app's database has it, and the relay does not encrypt it again."""
     from sqlalchemy import create_engine, select
     from sqlalchemy.orm import Session
 
     from qdo.outbox import Outbox
 
-    engine = make()
-    seen: list[Any] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append((message.id, message.body))
-
+    seen = engine.collect("id", "body")
     database = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
     outbox = Outbox(engine.app, database)
     with Session(database) as session:

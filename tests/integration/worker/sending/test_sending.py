@@ -20,15 +20,9 @@ from tests.support.cli import WORKER, command
 from tests.support.engine import EngineSetup, until
 
 
-def test_bytes_reach_the_job_as_bytes(make: Callable[..., EngineSetup]) -> None:
+def test_bytes_reach_the_job_as_bytes(engine: EngineSetup) -> None:
     """Whatever is in them; JSON stays JSON, with headers or without."""
-    engine = make()
-    seen: list[Any] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect()
     engine.app.send("q", b"\x00\xff")
     engine.app.send("q", b'{"a": 1}', headers={"content-type": "text/x"})
     engine.app.send("q", b'{"a": 1}', headers={"content-type": "application/json"})
@@ -44,12 +38,7 @@ def test_bytes_reach_the_job_as_bytes(make: Callable[..., EngineSetup]) -> None:
 def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., EngineSetup]) -> None:
     """Even if the headers declare JSON; the bytes are kept unchanged."""
     engine = make(attempts=1)
-    seen: list[Any] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
+    seen = engine.collect()
     engine.broker.send(Outgoing("q", b"\x00"))
     engine.app.send("q", b"\x01", headers={"content-type": "application/json"})
     engine.app.send("q", 3)
@@ -58,9 +47,8 @@ def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., EngineSe
     assert [letter.body for letter in engine.broker.dead_letters.records()] == [b"\x00", b"\x01"]
 
 
-def test_a_delayed_message_wakes_its_worker(make: Callable[..., EngineSetup]) -> None:
+def test_a_delayed_message_wakes_its_worker(engine: EngineSetup) -> None:
     """It arrives when it is due, not at the next check; its id is that returned by sending."""
-    engine = make()
     seen: list[tuple[str, float]] = []
 
     @engine.app.job()
@@ -112,9 +100,8 @@ def position_of(text: str) -> int:
     return position_of_time(moment.timestamp()) // 10
 
 
-def test_jobs_may_send(make: Callable[..., EngineSetup]) -> None:
+def test_jobs_may_send(engine: EngineSetup) -> None:
     """To other queues and their own, also delayed, and passing on the headers they got."""
-    engine = make()
     seen: list[tuple[str, Any, dict[str, str]]] = []
 
     @engine.app.job()
