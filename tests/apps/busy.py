@@ -11,7 +11,7 @@ import time
 import qdo
 from qdo import Message
 
-app = qdo.App("held")
+app = qdo.App("desk")
 
 
 def say(*words: object) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import qdo
 from qdo import Message
 
-app = qdo.App("groups")
+app = qdo.App("desk")
 ENDS = qdo.Policy(attempts=3, backoff_seconds=0.01, backoff_max_seconds=0.01)
 SLEEP = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
 # A daemon: a session of its own, and init would be its parent. It starts another program.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import qdo
 from qdo import Message
 
-app = qdo.App("shop")
+app = qdo.App("desk")
 plans = app.documents("plans")
 
 

@@ -9,7 +9,7 @@ import time
 import qdo
 from qdo import Message
 
-app = qdo.App("shop")
+app = qdo.App("desk")
 
 
 def audit(queue: str, seconds: float, limit: str = "crm") -> None:

@@ -5,6 +5,7 @@ The jobs are those of `tests.apps.notes`, or a test's own, which append such lin
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import QDO, WORKER, Ended, command
 from tests.support.processes import Proc, wait_until, whole_lines
 
 _JOBS = """
@@ -36,18 +37,16 @@ class AppRuns:
         self.coordinator = coordinator
         self.broker_url = broker or f"sqlite:{folder / 'messages.db'}"
         self.broker = open_broker(self.broker_url, name)
-        self.app = qdo.App(name, broker=self.broker_url)
+        self.app = qdo.App(name, broker=self.broker_url, coordinator=coordinator)
         self.layout = Layout.of(name)
         self._client: Client | None = None
         self.procs: list[Proc] = []
 
-    def start(self, source: str, *options: str) -> Proc:
+    def start(self, source: str, *options: str, **env: str) -> Proc:
         """Start `qdo-worker` with the source of the app."""
         (self.folder / "jobs.py").write_text(source)
-        places = {"QDO_BROKER": self.broker_url}
-        places["QDO_COORDINATOR"] = self.coordinator
-        argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
-        proc = Proc.python(*argv, env=places, cwd=self.folder)
+        places = {"QDO_BROKER": self.broker_url, "QDO_COORDINATOR": self.coordinator, **env}
+        proc = Proc.python(*WORKER, "jobs:app", *options, env=places, cwd=self.folder)
         self.procs.append(proc)
         return proc
 
@@ -82,6 +81,15 @@ class AppRuns:
         path = self.folder / "out"
         lines = whole_lines(path)
         return [int(line.split()[3]) for line in lines]
+
+    def said(self, word: str) -> list[list[str]]:
+        """Return what follows a word in the lines of the file `said`, which some apps write."""
+        lines = [line.split() for line in whole_lines(self.folder / "said")]
+        return [words for first, *words in lines if first == word]
+
+    def errors(self) -> list[str]:
+        """Return the kinds of the errors of all dead letters."""
+        return [each.error.partition(":")[0] for each in self.broker.dead_letters.records()]
 
     def workers(self) -> list[str]:
         """Return the registered workers."""
@@ -149,6 +157,16 @@ class OperatorDesk(AppRuns):
         head = self.broker.catalog.head(queue)
         wait_until(lambda: self.node(queue).last >= head, "the end of the queue")
         return self.node(queue)
+
+    def wait_heard(self) -> None:
+        """Wait until the only worker knows what operators have changed in its queues.
+
+        It claims one more queue: the write of its node is refused until it has read the node again,
+        and asks for the nodes of the queues that are listed there before it repeats the write.
+        """
+        queue = f"heard-{time.monotonic_ns()}"
+        self.app.send(queue, 0)
+        wait_until(lambda: bool(self.runs(queue)), "the worker has claimed one more queue")
 
     def known(self, *queues: str) -> None:
         """Make the nodes of queues, as the leader does."""

@@ -11,36 +11,23 @@ from typing import Any
 
 import pytest
 
-from qdo import App
-from tests.support.cli import QDO, WORKER, command
-from tests.support.paths import ROOT
+from tests.support.app_runs import OperatorDesk
 from tests.support.processes import Proc, wait_until
 
 JOBS = "from tests.apps.statuses import app\n"
 QUEUES = ("fine", "held-1", "poison", "flaky", "hung", "orphan")
 
 
-class Desk:
-    """A folder with an app, its queues, and a worker."""
+class Desk(OperatorDesk):
+    """An app with its queues, and a worker."""
 
-    def __init__(self, folder: Path, coordinator: str, stack: contextlib.ExitStack) -> None:
-        (folder / "desk.py").write_text(JOBS)
-        self._folder = folder
-        self._stack = stack
-        self._environment = {
-            "QDO_APP": "desk",
-            "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
-            "QDO_COORDINATOR": coordinator,
-            "QDO_SESSION_TIMEOUT_SECONDS": "3",
-            "PYTHONPATH": f"{folder}:{ROOT}",
-        }
-        self.app = stack.enter_context(
-            App("desk", broker=self._environment["QDO_BROKER"], coordinator=coordinator)
-        )
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "QDO_SESSION_TIMEOUT_SECONDS": "3"}
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Return exit code and standard output of a command."""
-        ended = command(*QDO, *arguments, cwd=self._folder, env=self._environment)
+        ended = self.qdo(*arguments)
         return ended.code, ended.out
 
     def states(self, *options: str) -> dict[str, str]:
@@ -48,27 +35,16 @@ class Desk:
         return {name: each["state"] for name, each in self.queues(*options).items()}
 
     def queues(self, *options: str) -> dict[str, dict[str, Any]]:
-        code, output = self.run("queues", "-o", "json", *options)
-        assert code == 0, output
-        return {each["queue"]: each for each in json.loads(output)["items"]}
-
-    def follow(self, *arguments: str) -> Proc:
-        """Start a command that runs until it is ended."""
-        return self._stack.enter_context(
-            Proc.python(*QDO, *arguments, env=self._environment, cwd=self._folder)
-        )
+        return {each["queue"]: each for each in self.items("queues", *options)}
 
     def start_worker(self) -> Proc:
-        argv = (*WORKER, "desk:app")
-        return self._stack.enter_context(
-            Proc.python(*argv, env=self._environment, cwd=self._folder)
-        )
+        return self.start(JOBS, QDO_SESSION_TIMEOUT_SECONDS="3")
 
 
 @pytest.fixture
 def desk(tmp_path: Path, coordinator_url: str) -> Iterator[Desk]:
-    with contextlib.ExitStack() as stack:
-        yield Desk(tmp_path, coordinator_url, stack)
+    with contextlib.closing(Desk("desk", tmp_path, coordinator_url)) as desk:
+        yield desk
 
 
 def test_each_state_of_a_fleet(desk: Desk) -> None:
@@ -104,9 +80,7 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
     worst_first = list(desk.queues("--sort", "state", "--stuck", "2s", "--limit", "3"))
     assert worst_first == ["poison", "hung", "orphan"]
 
-    code, output = desk.run("status", "-o", "json", "--stuck", "2s")
-    assert code == 0, output
-    (overview,) = json.loads(output)["items"]
+    (overview,) = desk.items("status", "--stuck", "2s")
     assert (overview["workers"], overview["silent_workers"], overview["queues"]) == (1, [], 6)
     assert [each["queue"] for each in overview["worst"]] == ["poison", "hung", "orphan", "flaky"]
     assert overview["states"]["paused"] == 1
@@ -149,9 +123,8 @@ def test_a_missing_file_of_the_broker_is_no_empty_one(desk: Desk) -> None:
     wait_until(lambda: desk.states().get("fine") == "idle", "the message is done", 60.0)
     assert re.search(r"^waiting +0$", desk.run("queues", "fine")[1], re.MULTILINE)
     wrong = ("--broker", "sqlite:other.db")
-    code, output = desk.run("queues", "-o", "json", *wrong)
-    (item,) = json.loads(output)["items"]
-    assert (code, item["state"]) == (4, "unknown")
+    (item,) = desk.items("queues", *wrong, code=4)
+    assert item["state"] == "unknown"
     assert [item[key] for key in ("backlog", "dead_letters", "behind_seconds")] == 3 * [None]
     for said in ("other.db does not exist", "messages.db on ", "--broker"):
         assert said in item["reason"]
@@ -203,16 +176,14 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     assert desk.run("resume", "poison*", "--yes")[0] == 0
     wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
 
-    code, output = desk.run("queues", "poison", "--app", "desk:app", "-o", "json")
-    assert code == 0, output
-    (found,) = json.loads(output)["items"]
+    (found,) = desk.items("queues", "poison", "--app", "jobs:app")
     assert (found["state"], found["failing_id"], found["backlog"]) == ("blocked", id, 1)
     assert (found["job"]["job"], found["job"]["attempts"]) == ("tests.apps.statuses:poison", 1)
     assert (found["job"]["then"], found["job"]["limits"]) == ("block", [])
     assert [each["command"] for each in found["changes"]] == ["resume", "pause"]
     worker = found["owner"]
     assert found["process"]["worker"] == worker
-    code, output = desk.run("queues", "poison", "--app", "desk:app")
+    code, output = desk.run("queues", "poison", "--app", "jobs:app")
     assert code == 0
     shown = ("no vase", id, worker, "tests.apps.statuses:poison", "\\x1b[31mred")
     assert [text in output for text in (*shown, "\x1b")] == [*5 * [True], False]
@@ -221,9 +192,7 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     process: dict[str, Any] = {}
 
     def has_reported() -> bool:
-        code, output = desk.run("workers", worker, "-o", "json")
-        assert code == 0, output
-        process.update(json.loads(output)["items"][0])
+        process.update(desk.items("workers", worker)[0])
         return bool(process["blocked"])
 
     wait_until(has_reported, "a report of the blocked queue", 60.0)
@@ -252,7 +221,7 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
 def test_events_are_followed_as_they_happen(desk: Desk) -> None:
     """Workers, queues, owners, states, and what operators do."""
     desk.app.send("fine", 1)
-    events = desk.follow("events", "--follow", "-o", "jsonl", "--every", "0.5s")
+    events = desk.begin("events", "--follow", "-o", "jsonl", "--every", "0.5s")
     events.wait_for_line("^following 1 queues, 0 workers$")
     worker = desk.start_worker()
     events.wait_for_line('"kind": "worker", .* "after": "new"')

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from qdo.app import App
 from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.ownership import MemberOptions
@@ -19,116 +17,69 @@ from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 from qdo.queues import QueueFilter
+from tests.support.app_runs import OperatorDesk, jobs
 from tests.support.coordinator_process import connected
 from tests.support.fleet import CountingEngine
-from tests.support.processes import Proc, wait_until
-
-JOB = """
-def write(message, context):
-    with open(f"out-{message.queue}", "a") as file:
-        file.write(f"{message.body}\\n")
-"""
-WORKER = "import sys; from qdo.cli.worker import main; sys.argv[0] = 'qdo-worker'; main()"
+from tests.support.processes import wait_until
 
 
-class FilteredFleet:
-    """Real `qdo-worker` processes of one app, on files in a folder."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        self.stack = stack
-        (folder / "jobs.py").write_text(JOB)
-        self.app = stack.enter_context(App("a", broker=f"sqlite:{folder}/qdo-data/messages.db"))
-        self.layout = Layout.of("a")
-
-    def start(self, *options: str) -> Proc:
-        job = ("--app", "a", "--job", "jobs:write", "--session-timeout-seconds", "2")
-        return self.stack.enter_context(Proc.python("-c", WORKER, *job, *options, cwd=self.folder))
-
-    def client(self) -> Client:
-        client = connect(f"sqlite:{self.folder}/qdo-data/coordination.db")
-        self.stack.enter_context(closing(client))
-        client.open(20)
-        self.stack.callback(client.stop)
-        return client
-
-    def statuses(self, client: Client) -> dict[str, QueueStatus]:
-        found = queue_statuses(client, self.layout, self.app.broker).queues
-        return {each.queue: each for each in found}
-
-    def done(self, queue: str) -> list[str]:
-        path = self.folder / f"out-{queue}"
-        return path.read_text().split() if path.exists() else []
+def statuses(desk: OperatorDesk) -> dict[str, QueueStatus]:
+    found = queue_statuses(desk.client, desk.layout, desk.broker).queues
+    return {each.queue: each for each in found}
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FilteredFleet]:
-    (tmp_path / "qdo-data").mkdir()
-    with ExitStack() as stack:
-        yield FilteredFleet(tmp_path, stack)
+def untaken(desk: OperatorDesk) -> set[str]:
+    return {name for name, each in statuses(desk).items() if each.untaken}
 
 
-def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: FilteredFleet) -> None:
+def test_workers_get_what_they_take_and_the_rest_is_nobodys(local: OperatorDesk) -> None:
     """The log and `qdo queues` name unmatched queues, until a worker takes them."""
     names = ["mail-1", "mail-2", "mail-vip", "sms-1", "fax-1"]
-    fleet.app.send_many([(name, n) for name in names for n in range(3)])
-    mail = fleet.start("--queues", "mail-*", "--exclude", "*-vip")
-    client = fleet.client()
-    wait_until(lambda: fleet.done("mail-2") == ["0", "1", "2"], "its queues are processed")
+    local.app.send_many([(name, n) for name in names for n in range(3)])
+    mail = local.work("--queues", "mail-*", "--exclude", "*-vip")
     mail.wait_for_line(r"rebalancer: no worker takes 3 queues .*: fax-1, mail-vip, sms-1$")
-    statuses = fleet.statuses(client)
-    assert {name for name, each in statuses.items() if each.untaken} == {
-        "mail-vip",
-        "sms-1",
-        "fax-1",
-    }
-    shown = Proc.python("-m", "qdo", "queues", "--app", "a", cwd=fleet.folder)
-    with shown:
-        assert shown.wait() == 0
-        assert [line.split()[:6] for line in shown.output.splitlines() if "fax" in line] == [
-            ["fax-1", "no-worker", "excluded", "by", "all", "workers"]
-        ]
-    [worker] = worker_statuses(client, fleet.layout)
+    for queue in ("mail-1", "mail-2"):
+        local.wait_for(0, 1, 2, queue=queue)
+    assert untaken(local) == {"mail-vip", "sms-1", "fax-1"}
+    shown = local.qdo("queues").out.splitlines()
+    assert [line.split()[:6] for line in shown if "fax" in line] == [
+        ["fax-1", "no-worker", "excluded", "by", "all", "workers"]
+    ]
+    [worker] = worker_statuses(local.client, local.layout)
     assert worker.takes == QueueFilter(("mail-*",), ("*-vip",))
-    rest = fleet.start("--queues", "sms-*", "--queues", "mail-vip")
-    wait_until(
-        lambda: [fleet.done(name) for name in ("sms-1", "mail-vip")] == [["0", "1", "2"]] * 2,
-        "the other worker's queues",
-    )
-    assert fleet.done("fax-1") == []
-    statuses = fleet.statuses(client)
-    assert {name for name, each in statuses.items() if each.untaken} == {"fax-1"}
-    assert statuses["mail-1"].owner == statuses["mail-2"].owner
-    assert statuses["sms-1"].owner == statuses["mail-vip"].owner != statuses["mail-1"].owner
-    with Proc.python("-m", "qdo", "workers", "--app", "a", cwd=fleet.folder) as table:
-        assert table.wait() == 0
-        assert "--queues mail-* --exclude *-vip" in table.output
-    fleet.start()
-    wait_until(lambda: fleet.done("fax-1") == ["0", "1", "2"], "the queue that no worker took")
+    rest = local.work("--queues", "sms-*", "--queues", "mail-vip")
+    for queue in ("sms-1", "mail-vip"):
+        local.wait_for(0, 1, 2, queue=queue)
+    assert local.bodies("fax-1") == []
+    assert untaken(local) == {"fax-1"}
+    found = statuses(local)
+    assert found["mail-1"].owner == found["mail-2"].owner
+    assert found["sms-1"].owner == found["mail-vip"].owner != found["mail-1"].owner
+    assert "--queues mail-* --exclude *-vip" in local.qdo("workers").out
+    local.work()
+    local.wait_for(0, 1, 2, queue="fax-1")
+    assert all(local.bodies(name) == ["0", "1", "2"] for name in names)
     for proc in (mail, rest):
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0
 
 
-def test_burst_ends_when_the_queues_it_takes_are_done(fleet: FilteredFleet) -> None:
+def test_burst_ends_when_the_queues_it_takes_are_done(local: OperatorDesk) -> None:
     """Queues that it leaves to other workers do not keep it running."""
-    fleet.app.send_many([("mail-1", 1), ("sms-1", 1)])
-    burst = fleet.start("--queues", "mail-*", "--burst")
-    assert burst.wait() == 0, burst.output
-    assert fleet.done("mail-1") == ["1"]
-    assert fleet.done("sms-1") == []
-    nothing = fleet.start("--queues", "none-*", "--burst")
-    assert nothing.wait() == 0, nothing.output
+    local.app.send_many([("mail-1", 1), ("sms-1", 1)])
+    for globs in ("mail-*", "none-*"):
+        burst = local.work("--queues", globs, "--burst")
+        assert burst.wait() == 0, burst.output
+    assert (local.bodies("mail-1"), local.bodies("sms-1")) == (["1"], [])
 
 
-def test_filters_come_from_the_environment_too(fleet: FilteredFleet) -> None:
+def test_filters_come_from_the_environment_too(local: OperatorDesk) -> None:
     """Several in one variable, separated by commas."""
-    fleet.app.send_many([("mail-1", 1), ("sms-1", 1), ("fax-1", 1)])
+    local.app.send_many([("mail-1", 1), ("sms-1", 1), ("fax-1", 1)])
     env = {"QDO_QUEUES": "mail-*,sms-*", "QDO_EXCLUDE": "sms-*", "QDO_BURST": "true"}
-    argv = ("-m", "qdo.cli.worker", "--app", "a", "--job", "jobs:write")
-    with Proc.python(*argv, env=env, cwd=fleet.folder) as proc:
-        assert proc.wait() == 0, proc.output
-    assert [fleet.done(name) for name in ("mail-1", "sms-1", "fax-1")] == [["1"], [], []]
+    burst = local.start(jobs(), **env)
+    assert burst.wait() == 0, burst.output
+    assert [local.bodies(name) for name in ("mail-1", "sms-1", "fax-1")] == [["1"], [], []]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.ops.peek import waiting_rows
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import clean_environment
@@ -42,7 +42,8 @@ from qdo.cli.main import main
 sys.exit(main())
 """
 """Runs `qdo` until the transaction with a number, and dies before or after it."""
-BLOCKED = QueueNode(failure=FailureRecord(1, 1, "no", blocked_since=1.0))
+FIRST, SECOND = (FailureRecord(at, 1, "no", blocked_since=1.0) for at in (1, 2))
+BLOCKED = QueueNode(failure=FIRST, out_of_order=OutOfOrderProgress((), (SECOND,)))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ COMMANDS = {
     "delete": Killed(("delete", "Q", "--with-messages", "--yes"), "delete", again=(0, 6)),
     "pause": Killed(("pause", "Q"), "pause"),
     "skip": Killed(("skip", "--yes", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
+    "retry-now": Killed(("retry-now", "Q", "1"), "retry-now", BLOCKED, again=(0, 5)),
+    "add": Killed(("dead-letters", "add", "Q", "1"), "dead-letters add", BLOCKED, again=(0, 5)),
 }
 
 
@@ -112,6 +115,9 @@ def test_an_operator_killed_at_each_transaction(local: OperatorDesk, name: str) 
             assert (state(local, queue) != before) == bool(logged), (step, moment)
             assert local.qdo(*argv).code in killed.again
             assert state(local, queue) != before
+            if killed.node is BLOCKED:  # the decision is about no other message
+                assert local.node(queue).seek == 1
+                assert SECOND in local.node(queue).failures
             assert [each for each in local.audit(killed.command) if each.target == queue]
     raise AssertionError("the command has no end")
 

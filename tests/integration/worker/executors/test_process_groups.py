@@ -10,32 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from qdo.app import App
-from tests.support.paths import ROOT
-from tests.support.processes import Proc, alive, children, descendants, wait_until, whole_lines
+from tests.support.app_runs import AppRuns
+from tests.support.processes import alive, children, descendants, wait_until, whole_lines
 
 JOBS = "from tests.apps.descendants import app\n"
 
 
-class Groups:
-    """A worker program of that app."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "groups.py").write_text(JOBS)
-        (folder / "said").touch()
-        (folder / "left").touch()
-        self.app = App("groups", broker=f"sqlite:{folder / 'messages.db'}")
-
-    def start(self, *options: str) -> Proc:
-        return Proc.python(
-            *("-m", "qdo.cli.worker", "groups:app"),
-            *("--broker", f"sqlite:{self.folder / 'messages.db'}"),
-            *("--coordinator", f"sqlite:{self.folder / 'coordination.db'}"),
-            *options,
-            cwd=self.folder,
-            env={"PYTHONPATH": str(ROOT)},
-        )
+class Groups(AppRuns):
+    """Workers of that app, and what their jobs have started."""
 
     def left(self) -> list[int]:
         """Return the processes that jobs have started."""
@@ -43,20 +25,16 @@ class Groups:
 
     def jobs(self) -> list[int]:
         """Return the processes of jobs that have started theirs."""
-        lines = whole_lines(self.folder / "said")
-        return [int(line.split()[1]) for line in lines if line.startswith("left")]
-
-    def errors(self) -> list[str]:
-        letters = self.app.broker.dead_letters.records()
-        return [letter.error.partition(":")[0] for letter in letters]
+        return [int(pid) for (pid,) in self.said("left")]
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> Iterator[Groups]:
-    one = Groups(tmp_path)
-    yield one
-    one.app.close()
-    for pid in filter(alive, one.left()):  # a test that failed
+def groups(tmp_path: Path, embedded_url: str) -> Iterator[Groups]:
+    for name in ("said", "left"):
+        (tmp_path / name).touch()
+    with contextlib.closing(Groups("desk", tmp_path, embedded_url)) as made:
+        yield made
+    for pid in filter(alive, made.left()):  # a test that failed
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -74,7 +52,7 @@ def test_a_failed_attempt_leaves_no_program(
 ) -> None:
     """Three attempts: programs in the job's group, in a session of their own, and daemons."""
     groups.app.send(queue, body)
-    with groups.start() as worker:
+    with groups.start(JOBS) as worker:
         wait_until(lambda: groups.errors() == [error], "the dead letter", 40.0)
         assert len(groups.left()) == 12
         assert not any(map(alive, groups.left()))
@@ -86,7 +64,7 @@ def test_a_failed_attempt_leaves_no_program(
 def test_a_process_that_ends_leaves_no_program(groups: Groups, queue: str) -> None:
     """When it is recycled, and at the end of a drain."""
     groups.app.send(queue, 0)
-    with groups.start("--burst") as worker:
+    with groups.start(JOBS, "--burst") as worker:
         assert worker.wait() == 0, worker.output
         assert len(groups.left()) == 4
         assert not any(map(alive, groups.left()))
@@ -94,7 +72,7 @@ def test_a_process_that_ends_leaves_no_program(groups: Groups, queue: str) -> No
 
 def test_an_aborted_job_leaves_no_program(groups: Groups) -> None:
     groups.app.send("plain", 600)
-    with groups.start() as worker:
+    with groups.start(JOBS) as worker:
         wait_until(lambda: len(groups.jobs()) == 1, "the job has started its programs")
         worker.send(signal.SIGTERM)
         worker.wait_for_line("draining")
@@ -106,7 +84,7 @@ def test_an_aborted_job_leaves_no_program(groups: Groups) -> None:
 def test_a_killed_worker_leaves_no_program(groups: Groups) -> None:
     """kill -9: all of the former attempt has ended before the message is run again."""
     groups.app.send("plain", 600)
-    with groups.start("--session-timeout-seconds", "4") as worker:
+    with groups.start(JOBS, "--session-timeout-seconds", "4") as worker:
         wait_until(lambda: len(groups.jobs()) == 1, "the job has started its programs")
         (child,) = children(worker.pid)
         os.kill(child, signal.SIGKILL)
@@ -123,7 +101,7 @@ def test_a_killed_worker_leaves_no_program(groups: Groups) -> None:
 
 def test_a_dead_keeper_takes_the_job_with_it(groups: Groups) -> None:
     groups.app.send("plain", 600)
-    with groups.start() as worker:
+    with groups.start(JOBS) as worker:
         wait_until(lambda: len(groups.jobs()) == 1, "the job has started its programs")
         (job,) = groups.jobs()
         (child,) = children(worker.pid)
@@ -136,7 +114,7 @@ def test_a_dead_keeper_takes_the_job_with_it(groups: Groups) -> None:
 def test_a_job_that_forks_leaves_no_copy(groups: Groups) -> None:
     """64 copies in each of three attempts."""
     groups.app.send("forks", 1)
-    with groups.start() as worker:
+    with groups.start(JOBS) as worker:
         wait_until(lambda: groups.errors() == ["JobTimeoutError"], "the dead letter", 40.0)
         assert len(groups.left()) > 100
         assert not any(map(alive, groups.left()))
@@ -148,7 +126,7 @@ def test_a_job_that_forks_leaves_no_copy(groups: Groups) -> None:
 def test_the_memory_of_all_programs_of_a_job_counts(groups: Groups) -> None:
     """Together, wherever they are; pages that copies share count once."""
     groups.app.send_many([("memory", "shared"), ("memory", "apart")])
-    with groups.start("--burst") as worker:
+    with groups.start(JOBS, "--burst") as worker:
         assert worker.wait(60) == 0
     assert groups.errors() == ["JobCrashedError"]
-    assert whole_lines(groups.folder / "said") == ["done shared"]
+    assert groups.said("done") == [["shared"]]
