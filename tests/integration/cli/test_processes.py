@@ -153,42 +153,26 @@ def test_zookeeper_out_of_reach(tmp_path: Path, name: str) -> None:
     assert url in line
 
 
-def test_worker_without_zookeeper(tmp_path: Path) -> None:
-    """A worker that cannot reach its coordinator at the start ends with 3."""
-    url = f"zookeeper://127.0.0.1:{closed_port()}"
-    ended = command(
-        *WORKER,
-        "--app",
-        "a",
-        "--job",
-        "qdo.programs.echo:job",
-        "--coordinator",
-        url,
-        cwd=tmp_path,
-        env={"QDO_CONNECT_SECONDS": "0.5"},
-    )
-    assert ended.code == 3
-    assert "qdo-worker: " in ended.err
-    assert url in ended.err
-    assert "Traceback" not in ended.err
+WRONG = {
+    "no module": (("--job", "no_such_module:job"), 2, "'no_such_module:job'"),
+    "no job": (("--job", "qdo.programs.echo:jbo"), 2, "did you mean 'job'"),
+    "a broken module": (("--job", "broken:job"), 2, "ZeroDivisionError: division by zero"),
+    "no server": (("--coordinator", "zookeeper://127.0.0.1:1"), 3, "zookeeper://127.0.0.1:1"),
+    "no coordinator's file": (("--coordinator", "sqlite:broken.py"), 3, "broken.py"),
+    "no broker's file": (("--broker", "sqlite:broken.py"), 3, "broken.py"),
+}
 
 
-@pytest.mark.parametrize(
-    ("job", "reason"),
-    [
-        ("no_such_module:job", "'no_such_module:job'"),
-        ("qdo.programs.echo:jbo", "did you mean 'job'"),
-        ("broken:job", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_jobs_that_cannot_be_imported(tmp_path: Path, job: str, reason: str) -> None:
-    """One line of the worker process, exit code 2, and it is not started again."""
+@pytest.mark.parametrize("what", WRONG)
+def test_a_worker_that_cannot_begin_says_so_in_one_line(tmp_path: Path, what: str) -> None:
+    """With the documented exit code; the worker process is not started again."""
     (tmp_path / "broken.py").write_text("1 / 0")
-    ended = command(*WORKER, "--app", "a", "--job", job, cwd=tmp_path)
-    assert ended.code == 2
-    told = [line for line in ended.err.splitlines() if line.startswith("qdo-worker: ")]
-    assert len(told) == 1
-    assert reason in told[0]
+    options, code, reason = WRONG[what]
+    usual = ("--app", "a", "--job", "qdo.programs.echo:job", "--connect-seconds", "0.5")
+    ended = command(*WORKER, *usual, *options, cwd=tmp_path)
+    assert ended.code == code, ended.err
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("qdo-worker: ")]
+    assert reason in line
     assert "Traceback" not in ended.err
 
 
