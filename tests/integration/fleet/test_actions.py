@@ -15,7 +15,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.action_machine import Action
 from qdo.fleet.audit_entries import AuditEntry, entry_name
 from tests.support.app_runs import AppRuns
-from tests.support.cli import Ended
+from tests.support.cli import Ended, Run
+from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, children, freeze, wait_until
 
 JOBS = """
@@ -194,23 +195,26 @@ def test_frozen_workers_are_named(runs: AppRuns) -> None:
     assert runs.workers() == [worker]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("worker-9*", "ping"), 6),
-        (("*", "drain"), 5),
-        (("*", "log-level"), 2),
-        (("*", "log-level", "debug", "--for", "25h"), 2),
-        (("*", "log-level", "loud"), 2),
-        (("*", "ping", "now"), 2),
-        (("*", "ping", "--for", "1m"), 2),
-        (("*", "ping", "--timeout", "2h"), 2),
-        (("*", "explode"), 2),
-    ],
+MISTAKES = (
+    (6, "worker-9*", "ping"),
+    (2, "*", "log-level"),
+    (2, "*", "log-level", "debug", "--for", "25h"),
+    (2, "*", "log-level", "loud"),
+    (2, "*", "ping", "now"),
+    (2, "*", "ping", "--for", "1m"),
+    (2, "*", "ping", "--timeout", "2h"),
+    (2, "*", "explode"),
 )
-def test_mistakes_are_one_error(runs: AppRuns, arguments: tuple[str, ...], code: int) -> None:
-    if "drain" in arguments:
-        started(runs)
-    ended = action(runs, *arguments)
-    assert ended.code == code, ended.err
-    assert ("planned" in ended.out) == (code == 5)
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_mistakes_are_one_error(cli: Run) -> None:
+    """And a worker is drained only with a confirmation."""
+    for code, *arguments in MISTAKES:
+        ended = cli("action", *arguments)
+        assert (ended.code, "planned" in ended.out) == (code, False), arguments
+    with connected("sqlite:qdo-data/coordination.db") as client:
+        worker = Layout.of("a").worker("worker-0000000001")
+        client.create(worker, b"{}", ephemeral=True, makepath=True)
+        ended = cli("action", "*", "drain")
+        assert (ended.code, "planned" in ended.out) == (5, True), ended.err

@@ -12,29 +12,19 @@ import pytest
 from qdo.coordination import transactions
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import NoResponse, Op
+from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet import holds
 from qdo.fleet.audit import read_entries
 from qdo.fleet.hold_machine import MAX_HOLDS, HoldNode
-from tests.support.app_runs import AppRuns
+from tests.support.app_runs import AppRuns, jobs
 from tests.support.cli import Run
+from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, wait_until
 
-JOBS = """
-import os, time, qdo
-
-app = qdo.App("desk")
-
-@app.job("lanes-*", order="none")
-@app.job("slow-*", executor="thread")
-@app.job("*")
-def job(message, context):
-    if message.queue.startswith("slow-"):
-        open("begun", "w").close()
-        while not os.path.exists("go"):
-            time.sleep(0.01)
-    with open("out", "a") as file:
-        file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
+JOBS = f"""{jobs()}
+app.job("lanes-*", order="none")(job)
+app.job("slow-*", executor="thread")(job)
 """
 
 
@@ -82,15 +72,17 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Run, qu
 
 
 def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Run) -> None:
+    held = runs.folder / "hold-0"
+    held.touch()
     runs.app.send("slow-1", 0)
     runs.app.send("slow-1", 1)
     start(runs)
-    wait_until((runs.folder / "begun").exists, "the message in flight")
+    wait_until(lambda: len(runs.runs("slow-1")) == 1, "the message in flight")
     late = qdo("pause", "slow-*", "--yes", "--timeout", "0.5s")
     assert late.code == 4, late
     assert "worker-" in late.err
     assert qdo("pause", "--list", "-o", "json").items()
-    (runs.folder / "go").touch()
+    held.unlink()
     done = qdo("pause", "slow-*", "--yes", "-o", "json")
     assert done.items()[0]["workers"] == 1
     assert len(runs.runs("slow-1")) == 1
@@ -200,19 +192,20 @@ BAD = [
 ]
 
 
-def test_bad_calls_are_refused(runs: AppRuns, qdo: Run) -> None:
-    runs.client.ensure_path(runs.layout.queue("q"))
-    for call in BAD:
-        assert qdo(*call).code == 2, call
-    assert qdo("pause", "unknown-*").code == 6
-    assert qdo("pause", "*").code == 5
-    assert qdo("resume", "q").code == 6
-    assert qdo("resume", "--id", os.urandom(4).hex()).code == 6
-    assert (
-        qdo("pause", "unknown-*", "--yes", "--allow-none", "-o", "json").items()[0]["matching"] == 0
-    )
-    assert qdo("pause", "*", "--yes", "-o", "json").items()[0]["matching"] == 1
-    assert len(qdo("pause", "--list", "-o", "json").items()) == 2
+@pytest.mark.usefixtures("own_folder")
+def test_bad_calls_are_refused(cli: Run) -> None:
+    with connected("sqlite:qdo-data/coordination.db") as client:
+        client.ensure_path(Layout.of("a").queue("q"))
+        for call in BAD:
+            assert cli(*call).code == 2, call
+        assert cli("pause", "unknown-*").code == 6
+        assert cli("pause", "*").code == 5
+        assert cli("resume", "q").code == 6
+        assert cli("resume", "--id", os.urandom(4).hex()).code == 6
+        for glob, options, count in (("unknown-*", ["--allow-none"], 0), ("*", [], 1)):
+            (item,) = cli("pause", glob, "--yes", *options, "-o", "json").items()
+            assert item["matching"] == count
+        assert len(cli("pause", "--list", "-o", "json").items()) == 2
 
 
 def test_a_pause_that_was_ended_before_its_answer(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -356,20 +357,20 @@ BAD = [
 ]
 
 
-def test_bad_calls_change_nothing(runs: AppRuns, qdo: Run) -> None:
-    (runs.folder / "big.toml").write_text("#" * 2_100_000)
-    (runs.folder / "wide.toml").write_text("##" + "\u20ac" * 100_000)
-    (runs.folder / "binary.toml").write_bytes(b"\xff\x00")
-    (runs.folder / "broken.toml").write_text("attempts = \n")
-    start(runs)
-    assert qdo("settings", "set", "fetch", "7").code == 0
+@pytest.mark.usefixtures("own_folder")
+def test_bad_calls_change_nothing(cli: Run) -> None:
+    Path("big.toml").write_text("#" * 2_100_000)
+    Path("wide.toml").write_text("##" + "\u20ac" * 100_000)
+    Path("binary.toml").write_bytes(b"\xff\x00")
+    Path("broken.toml").write_text("attempts = \n")
+    assert cli("settings", "set", "fetch", "7").code == 0
     for code, *call in BAD:
-        ended = qdo("settings", *call)
+        ended = cli("settings", *call)
         assert ended.code == code, (call, ended)
         assert len(ended.err.splitlines()) == 1, (call, ended)
         assert ("65536 bytes, got more" in ended.err) == (call[1] in ("big.toml", "wide.toml"))
-    assert in_force(qdo) == {"fetch": 7}
-    assert len(qdo("settings", "history", "-o", "json").items()) == 1
+    assert in_force(cli) == {"fetch": 7}
+    assert len(cli("settings", "history", "-o", "json").items()) == 1
 
 
 def test_other_processes_see_changes(runs: AppRuns, qdo: Run, coordinator_url: str) -> None:
