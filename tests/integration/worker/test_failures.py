@@ -65,18 +65,6 @@ def head(engine: EngineSetup, queue: str = "q") -> FailureRecord | None:
     return engine.member.claims[queue].failure
 
 
-def test_a_dead_letter_ends_a_message(engine: EngineSetup) -> None:
-    """The default: dead-lettered with its error, and the queue continues."""
-    failing = Failing(engine, qdo.Policy(attempts=2, **FAST))
-    engine.send("q", "one", "bad", "two")
-    engine.start("q")
-    until(lambda: ("two", 1) in failing.runs)
-    assert failing.outcomes() == [(1, "done"), (1, "retry"), (2, "dead-letter"), (1, "done")]
-    (letter,) = engine.broker.dead_letters.records("q")
-    assert (letter.attempts, letter.error) == (2, "ValueError: no")
-    assert failing.told == ["no", "no"]
-
-
 def test_a_wait_is_not_a_failed_attempt(engine: EngineSetup) -> None:
     """More waits than attempts: nothing is counted, told or lost, and the order is kept."""
     failing = Failing(engine, qdo.Policy(attempts=2, **FAST))
@@ -243,34 +231,6 @@ def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: EngineSetup)
     assert (marks.retry_at, marks.retry_delay) == (0, 0)
 
 
-@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
-def test_a_crash_loop_ends_without_another_run(engine: EngineSetup, then: Any) -> None:
-    """The last attempt allowed has died with its process: the next owner runs it no more."""
-    failing = Failing(engine, qdo.Policy(attempts=3, then=then))
-    engine.send("q", "bad", "two")
-    position = engine.broker.reader("q", 0).fetch(1)[0][0]
-    engine.registrar.marks["q"] = FailureRecord(position, 3, "it died", crashed=True)
-    engine.start("q")
-    until(lambda: (3, then) in failing.outcomes())
-    assert ("bad", 4) not in failing.runs
-    assert failing.told == ["it died"]
-    assert [each.error for each in engine.broker.dead_letters.records("q")] == (
-        ["it died"] if then == "dead-letter" else []
-    )
-
-
-def test_a_message_that_crashed_runs_again_after_its_back_off(engine: EngineSetup) -> None:
-    """One attempt was spent on the crash."""
-    failing = Failing(engine, qdo.Policy(attempts=3, **FAST))
-    failing.raises = qdo.Skip("enough")
-    engine.send("q", "bad", "two")
-    position = engine.broker.reader("q", 0).fetch(1)[0][0]
-    engine.registrar.marks["q"] = FailureRecord(position, 1, "it died", crashed=True)
-    engine.start("q")
-    until(lambda: ("two", 1) in failing.runs)
-    assert failing.runs == [("bad", 2), ("two", 1)]
-
-
 def test_a_failed_attempt_is_recorded_with_the_release(engine: EngineSetup) -> None:
     """The next owner gets the count with the release."""
     failing = Failing(engine, qdo.Policy(attempts=5, backoff_seconds=30, backoff_max_seconds=60))
@@ -305,17 +265,6 @@ def test_stop_drains_the_worker_and_counts_nothing(engine: EngineSetup) -> None:
     assert (counters["stopped"], counters["failed"], counters["processed"]) == (1, 0, 1)
 
 
-def test_what_does_not_decode_is_ended_at_once(engine: EngineSetup) -> None:
-    """By the end of the policy, without a second attempt."""
-    from qdo.brokers.base import Outgoing
-
-    failing = Failing(engine, qdo.Policy(attempts=9, then="skip"))
-    engine.broker.send_many([Outgoing("q", b"{"), Outgoing("q", b'"two"')])
-    engine.start("q")
-    until(lambda: ("two", 1) in failing.runs)
-    assert failing.outcomes() == [(1, "skip"), (1, "done")]
-
-
 def test_a_table_of_the_settings_wins_over_the_decorator(tmp_path: Path) -> None:
     """The most specific glob counts; the decorator supplies all values that it leaves out."""
     tables = [
@@ -339,41 +288,6 @@ def test_a_table_of_the_settings_wins_over_the_decorator(tmp_path: Path) -> None
         engine.close()
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"attempts": 3}, "queues"),
-        ({"queues": "q"}, "attempts"),
-        ({"queues": "q", "then": "blok"}, "did you mean 'block'"),
-        ({"queues": "q", "atempts": 3}, "did you mean 'attempts'"),
-        ({"queues": "q", "attempts": 0}, "attempts"),
-        ({"queues": "q", "rules": [{"exception": "ValueError"}]}, "attempts"),
-        ({"queues": "q", "rules": [{"attempts": 1}]}, "MODULE:NAME"),
-        ({"queues": "q", "rules": 3}, "rules"),
-        ({"queues": "q", "backoff_seconds": 9, "backoff_max_seconds": 3}, "backoff_max_seconds"),
-    ],
-)
-def test_a_wrong_table_is_refused_when_settings_are_read(table: dict[str, Any], words: str) -> None:
-    """By the parent too, which imports nothing of the app."""
-    with pytest.raises(UsageError, match=words):
-        qdo.Settings(app="a", policies=[table])  # type: ignore[arg-type]
-
-
-def test_tables_of_the_same_glob_are_refused() -> None:
-    """Neither of them could take precedence."""
-    table = {"queues": "q", "attempts": 3}
-    with pytest.raises(PolicyError, match="'q'"):
-        qdo.Settings(app="a", policies=[table, table])  # type: ignore[arg-type]
-
-
-def test_the_environment_cannot_express_policies() -> None:
-    """The error names the place for them."""
-    from qdo.settings.sources import load
-
-    with pytest.raises(UsageError, match=r"\[\[policies\]\]"):
-        load(environ={"QDO_POLICIES": "pay-*"})
-
-
 @pytest.mark.parametrize("name", ["Nothing", "no.such:Error", "os:path", "qdo.outcomes:Skip"])
 def test_an_exception_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
     """Not when the first message fails."""
@@ -387,10 +301,7 @@ def test_an_exception_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path,
         engine.close()
 
 
-def test_an_app_refuses_what_is_no_policy(engine: EngineSetup) -> None:
-    """A plain word is not a policy."""
-    with pytest.raises(UsageError, match=r"qdo\.Policy"):
-        engine.app.job(policy="block")  # type: ignore[arg-type]
+def test_an_observer_without_a_parameter_is_refused(engine: EngineSetup) -> None:
     with pytest.raises(UsageError, match=r"def wrong\(event\)"):
 
         @engine.app.observer

@@ -16,7 +16,7 @@ from gevent.event import Event
 
 import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
-from qdo.errors import PolicyError, UsageError
+from qdo.errors import PolicyError
 from qdo.message import Message
 from qdo.system.clock import clock
 from qdo.worker.engine import lanes
@@ -354,17 +354,6 @@ def test_what_is_held_is_bounded(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) 
     assert numbers(keyed.ended, "a") == list(range(200))
 
 
-def test_new_messages_start_while_others_run(keyed: Keyed) -> None:
-    """A long job must not delay the next look at the queue."""
-    keyed.engine.app.job(order="key")(keyed.job)
-    keyed.hold("a-0")
-    keyed.send(("a", "a-0"))
-    keyed.engine.start("q")
-    until(lambda: keyed.begun == ["a-0"])
-    keyed.send(("b", "b-0"))
-    until(lambda: keyed.ended == ["b-0"])
-
-
 @pytest.mark.parametrize("order", ["key", "none"])
 def test_new_messages_start_while_failing_ones_wait(keyed: Keyed, order: Any) -> None:
     """Nor must a long backoff of all read messages; a wakeup does not cause a retry."""
@@ -549,25 +538,6 @@ def test_nothing_is_lost_whatever_happens(tmp_path: Path, order: Any, seed: int)
     keyed.engine.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"order": "kye"}, "queue, key, none"),
-        ({"order": "key", "concurrency": 0}, "concurrency"),
-        ({"order": "key", "concurrency": True}, "concurrency"),
-        ({"concurrency": 5}, "order='key'"),
-        ({"order": "key", "checkpoint": "message"}, "checkpoint='message'"),
-        ({"order": "priority", "checkpoint": "message"}, "checkpoint='message'"),
-        ({"order": "priority", "concurrency": 2}, "concurrency=2"),
-        ({"order": "priority", "batch": 2}, "batch=2"),
-        ({"order": "none", "policy": qdo.Policy(then="block")}, "block"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: Any, word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        qdo.App("test").job(**options)(lambda message, context: None)
-
-
 def test_a_settings_policy_may_not_block_without_an_order(tmp_path: Path) -> None:
     """Refused at the start of the worker, by the name of the table."""
     from qdo.jobs.retry import QueuePolicy
@@ -640,23 +610,6 @@ def test_a_key_may_wait_longer_than_its_attempts(keyed: Keyed) -> None:
     assert {attempt for _, attempt in keyed.attempts} == {1}
 
 
-def test_the_lease_may_return_while_a_lane_runs(keyed: Keyed) -> None:
-    """Other lanes continue then, without waiting for that one."""
-    keyed.engine.app.job(order="key")(keyed.job)
-    keyed.hold("a-0")
-    keyed.failing["b-0"] = qdo.Retry(after=0.05)
-    keyed.send(("a", "a-0"), ("b", "b-0"))
-    keyed.engine.start("q")
-    until(lambda: "b-0" in keyed.begun)
-    del keyed.failing["b-0"]
-    lease = keyed.engine.member.lease
-    lease.until = clock()
-    gevent.sleep(0.2)
-    assert not keyed.ended
-    lease.until = clock() + 3600
-    until(lambda: keyed.ended == ["b-0"])
-
-
 def test_reading_that_failed_is_tried_again_while_a_lane_runs(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -681,28 +634,6 @@ def test_reading_that_failed_is_tried_again_while_a_lane_runs(
     assert record.args is not None
     assert re.fullmatch(r"worker-\d+, queue q, fence \d+", str(record.args[0]))
     assert "no disk" in str(record.args[-1])
-
-
-def test_a_place_is_not_lost_with_the_queue_that_waits_for_it(tmp_path: Path) -> None:
-    """A queue that waits for a place is released at once, and the place goes to the next."""
-    keyed = Keyed(tmp_path, concurrency=3)
-    keyed.engine.app.job(order="key")(keyed.job)
-    for number in range(3):
-        keyed.engine.app.send("x", f"x-{number}", key=str(number))
-    keyed.hold("x-0", "x-1", "x-2")
-    keyed.engine.start("x")
-    until(lambda: len(keyed.begun) == 3)
-    permits = keyed.engine.pipeline._engine.permits
-    for waiting, queue in enumerate("ab", 1):
-        keyed.engine.app.send(queue, queue, key=queue)
-        keyed.engine.member.grant(queue)
-        until(lambda waiting=waiting: len(permits._waiting) == waiting)  # type: ignore[misc]
-    keyed.engine.member.take_back("a")
-    until(lambda: "a" not in keyed.engine.member.claims)
-    keyed.let_go("x-0")
-    until(lambda: "b" in keyed.ended)
-    keyed.let_go("x-1", "x-2")
-    keyed.engine.close()
 
 
 def test_a_batch_job_resumes_after_out_of_order_progress(keyed: Keyed, tmp_path: Path) -> None:

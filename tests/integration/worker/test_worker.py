@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -59,45 +58,6 @@ def test_every_queue_is_processed_in_order_and_recorded(engine: EngineSetup) -> 
     assert engine.member.stopped.is_set()
 
 
-@pytest.mark.slow
-def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., EngineSetup]) -> None:
-    """With one greenlet for all: the short ones are done while the long one has most to do."""
-    engine = make(concurrency=1, fetch=10)
-    seen = engine.collect("queue", "body")
-    engine.send("long", *range(2000))
-    shorts = [f"short{number}" for number in range(20)]
-    for queue in shorts:
-        engine.send(queue, "x")
-    engine.start("long", *shorts)
-    until(lambda: len(seen) == 2020)
-    last_short = max(index for index, (queue, _) in enumerate(seen) if queue != "long")
-    assert last_short < 100
-
-
-def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., EngineSetup]) -> None:
-    """Up to `concurrency` at once, one of each queue."""
-    engine = make(concurrency=5)
-    running: set[str] = set()
-    peaks: list[int] = []
-    gate = Event()
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        assert message.queue not in running
-        running.add(message.queue)
-        peaks.append(len(running))
-        gate.wait()
-        running.discard(message.queue)
-
-    for number in range(10):
-        engine.send(f"q{number}", 1, 2)
-    engine.start(*[f"q{number}" for number in range(10)])
-    until(lambda: len(running) == 5)
-    gate.set()
-    until(lambda: len(peaks) == 20)
-    assert max(peaks) == 5
-
-
 def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
     """No fetch while nothing is sent; and a message starts within milliseconds."""
     started: list[float] = []
@@ -149,55 +109,6 @@ def test_two_thousand_idle_queues_take_less_than_2_kib_each(engine: EngineSetup)
     assert taken / 2_000 < 2048
 
 
-# --- failures -------------------------------------------------------------------------
-
-
-def test_a_failing_message_is_set_aside_while_other_queues_go_on(
-    make: Callable[..., EngineSetup],
-) -> None:
-    """Three attempts, then a dead letter with the error, then the rest of its queue."""
-    engine = make(attempts=3)
-    attempts: list[tuple[int, int]] = []
-    others: list[int] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        if message.queue == "bad":
-            attempts.append((message.body, message.attempt))
-            if message.body == 2:
-                raise ValueError(f"no {message.body}")
-        else:
-            others.append(len(attempts))
-
-    engine.send("bad", 1, 2, 3)
-    engine.send("good", *range(10))
-    engine.start("bad", "good")
-    until(lambda: (3, 1) in attempts)
-    assert attempts == [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
-    (letter,) = engine.broker.dead_letters.records()
-    assert (letter.queue, letter.error, letter.attempts) == ("bad", "ValueError: no 2", 3)
-    assert letter.body == b"2"
-    assert max(others) <= 2
-
-
-def test_leaving_the_program_fails_the_message_only(make: Callable[..., EngineSetup]) -> None:
-    """sys.exit() in a job."""
-    engine = make(attempts=1)
-    seen: list[int] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        if message.body == 1:
-            sys.exit(7)
-        seen.append(message.body)
-
-    engine.send("q", 1, 2)
-    engine.start("q")
-    until(lambda: seen == [2])
-    assert engine.broker.dead_letters.records()[0].error == "SystemExit: 7"
-    assert engine.end() == 0
-
-
 # --- claims that end ------------------------------------------------------------------
 
 
@@ -238,59 +149,6 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(engine: EngineSe
     assert gated.ended == [1, 2]
     engine.member.grant("q")
     until(lambda: gated.ended == [1, 2, 3])
-
-
-def test_a_lost_queue_reports_nothing_of_the_message_in_flight(engine: EngineSetup) -> None:
-    """Claimed again meanwhile, it begins where the record is, after the message in flight."""
-    gated = Gated(engine, 2)
-    gated.begin("q")
-    until(lambda: "q" in engine.registrar.recorded)
-    first = engine.registrar.recorded["q"]
-    engine.member.lose("q")
-    engine.member.grant("q")
-    gevent.sleep(0)
-    assert [body for body, _ in gated.seen] == [1, 2]
-    assert engine.registrar.recorded["q"] == first
-    gated.gate.set()
-    until(lambda: gated.ended == [1, 2, 2, 3])
-    assert gated.seen == [(1, 1), (2, 1), (2, 2), (3, 2)]
-
-
-def test_a_seek_takes_effect_after_the_message_in_flight(engine: EngineSetup) -> None:
-    """Back to the beginning: all are processed again."""
-    gated = Gated(engine, 2)
-    gated.begin("q")
-    engine.member.seek("q", 0)
-    gated.gate.set()
-    until(lambda: gated.ended == [1, 2, 1, 2, 3])
-
-
-def test_a_seek_wakes_an_idle_queue(engine: EngineSetup) -> None:
-    """Replay."""
-    seen = engine.collect("queue", "body")
-    engine.send("q", 1, 2)
-    engine.start("q")
-    until(lambda: len(seen) == 2 and engine.dispatcher.all_idle())
-    engine.member.seek("q", 0)
-    until(lambda: of(seen, "q") == [1, 2, 1, 2])
-
-
-def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
-    make: Callable[..., EngineSetup],
-) -> None:
-    """The coordinator is away: the message in flight ends, no other starts, then all continues."""
-    engine = make(turn_seconds=0.0001)
-    gated = Gated(engine, 2)
-    gated.begin("q", "other")
-    until(engine.dispatcher.in_flight)
-    lease = engine.member.lease
-    until_then, lease.until = lease.until, 0.0
-    gated.gate.set()
-    engine.send("other", 4)
-    until(lambda: len(engine.dispatcher.timers._paused) == 2)
-    assert [body for body, _ in gated.seen] == [1, 2]
-    lease.until = until_then
-    until(lambda: sorted(gated.ended) == [1, 2, 3, 4])
 
 
 def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]) -> None:

@@ -26,7 +26,7 @@ from qdo.jobs.retry import (
     decide,
     decide_crashed,
 )
-from qdo.outcomes import DeadLetter, Retry, Skip, Stop
+from qdo.outcomes import DeadLetter, FailedAt, Retry, Skip, Stop
 from qdo.text import describe, describe_traceback
 from tests.support.policies import in_force
 
@@ -420,3 +420,10 @@ def test_outcomes_go_from_process_to_process(outcome: Exception) -> None:
     """They arrive with their texts."""
     again = pickle.loads(pickle.dumps(outcome))
     assert (type(again), vars(again), str(again)) == (type(outcome), vars(outcome), str(outcome))
+
+
+@pytest.mark.parametrize("index", ["1", 1.0, None])
+def test_a_batch_fails_at_a_whole_number(index: Any) -> None:
+    """Another value is an error of the job, as any other."""
+    with pytest.raises(TypeError):
+        FailedAt(index)

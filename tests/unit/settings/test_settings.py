@@ -7,11 +7,12 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qdo import App
-from qdo.errors import SettingsError, UnknownSettingError
+from qdo.errors import PolicyError, SettingsError, UnknownSettingError, UsageError
 from qdo.settings.settings import Declaration, Settings, declarations
 from qdo.settings.sources import (
     SPECIAL_PREFIXES,
@@ -206,6 +207,11 @@ def test_missing_file() -> None:
         ("coordinator", "postgresql://user:secret@host/db"),
         ("coordinator", "postgresql://host/db?chrot=/a"),
         ("coordinator", "zookeeper://a/x?tls=1"),
+        ("http", "127.0.0.1:65536"),
+        ("http", "9180"),
+        ("http", "localhost"),
+        ("http", "[::1]"),
+        ("http", "::1:80"),
     ],
 )
 def test_rejects_invalid_values(name: str, value: object) -> None:
@@ -428,3 +434,36 @@ def test_no_code_reads_the_variable_of_a_setting() -> None:
     others = {name for name in named if not name.startswith(SPECIAL_PREFIXES)}
     assert others - {"QDO_APP"} == SPECIAL_VARIABLES  # the example of a docstring
     assert not SPECIAL_VARIABLES & {each.variable for each in declarations()}
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"attempts": 3}, "queues"),
+        ({"queues": "q"}, "attempts"),
+        ({"queues": "q", "then": "blok"}, "did you mean 'block'"),
+        ({"queues": "q", "atempts": 3}, "did you mean 'attempts'"),
+        ({"queues": "q", "attempts": 0}, "attempts"),
+        ({"queues": "q", "rules": [{"exception": "ValueError"}]}, "attempts"),
+        ({"queues": "q", "rules": [{"attempts": 1}]}, "MODULE:NAME"),
+        ({"queues": "q", "rules": 3}, "rules"),
+        ({"queues": "q", "backoff_seconds": 9, "backoff_max_seconds": 3}, "backoff_max_seconds"),
+    ],
+)
+def test_a_wrong_table_is_refused_when_settings_are_read(table: dict[str, Any], words: str) -> None:
+    """By the parent too, which imports nothing of the app."""
+    with pytest.raises(UsageError, match=words):
+        Settings(app="a", policies=[table])  # type: ignore[arg-type]
+
+
+def test_tables_of_the_same_glob_are_refused() -> None:
+    """Neither of them could take precedence."""
+    table = {"queues": "q", "attempts": 3}
+    with pytest.raises(PolicyError, match="'q'"):
+        Settings(app="a", policies=[table, table])  # type: ignore[arg-type]
+
+
+def test_the_environment_cannot_express_policies() -> None:
+    """The error names the place for them."""
+    with pytest.raises(UsageError, match=r"\[\[policies\]\]"):
+        load(environ={"QDO_POLICIES": "pay-*"})
