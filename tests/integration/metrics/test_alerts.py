@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -119,14 +118,12 @@ def test_the_dashboard_shows_every_metric() -> None:
         assert metric.name in text
 
 
-@pytest.mark.parametrize("expression", expressions())
-def test_promtool_parses_every_expression(expression: str, tmp_path: Path) -> None:
+def test_promtool_parses_every_expression(tmp_path: Path) -> None:
     """With Grafana's variables replaced."""
-    for name, value in (("$__rate_interval", "5m"), ("$job", ".*")):
-        expression = expression.replace(name, value)
+    plain = [each.replace("$__rate_interval", "5m").replace("$job", ".*") for each in expressions()]
+    recorded = [{"record": f"x{number}", "expr": each} for number, each in enumerate(plain)]
     rule = tmp_path / "rule.yml"
-    recorded = {"record": "x", "expr": expression}
-    rule.write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": [recorded]}]}))
+    rule.write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": recorded}]}))
     code, output = promtool("check", "rules", rule)
     assert code == 0, output
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE_SECONDS, Proc, alive, children, wait_until
@@ -33,9 +35,13 @@ def up(proc: Proc, count: int) -> list[int]:
 
 
 def test_sigterm_drains_every_child_and_the_parent_ends_well():
+    """Each child leads a group and a session: Ctrl-C in a terminal must reach the parent only."""
     with parent("serve", processes=3) as proc:
         pids = up(proc, 3)
         assert sorted(children(proc.pid)) == sorted(pids)
+        for pid in pids:
+            assert os.getpgid(pid) == pid
+            assert os.getsid(pid) == pid
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0
         drained = proc.wait_for_line(r"child drained pid=(\d+)", count=3)
@@ -61,21 +67,11 @@ def test_late_stop_signals_do_not_replace_the_exit_code():
             assert proc.wait() in (0, 1)
 
 
-def test_every_child_leads_a_group_and_a_session_of_its_own():
-    """Ctrl-C in a terminal must reach the parent only, which drains in order."""
-    with parent("serve", processes=2) as proc:
-        for pid in up(proc, 2):
-            assert os.getpgid(pid) == pid
-            assert os.getsid(pid) == pid
-
-
 def test_killed_child_restarts_and_the_others_keep_running():
     with parent("serve", processes=2) as proc:
         first, second = up(proc, 2)
         os.kill(first, signal.SIGKILL)
-        killed_at = time.monotonic()
         _, _, third = up(proc, 3)
-        assert time.monotonic() - killed_at < 5.0
         assert sorted(children(proc.pid)) == sorted([second, third])
         proc.wait_for_line(r"died of SIGKILL")
         proc.wait_for_line(r"restarting in 0\.1 s")
@@ -94,29 +90,6 @@ def test_child_that_died_of_a_nameless_signal_restarts():
         assert proc.wait() == 0
 
 
-def test_children_that_keep_dying_restart_more_slowly():
-    with parent("leave", "1") as proc:
-        pauses = proc.wait_for_line(r"restarting in ([\d.]+) s", count=4)
-        assert [float(match[1]) for match in pauses[:4]] == [0.1, 0.2, 0.4, 0.8]
-        proc.send(signal.SIGTERM)
-        assert proc.wait() == 1
-
-
-def test_parent_ends_when_all_children_have_finished():
-    with parent("leave", "0", processes=2, burst=True) as proc:
-        assert proc.wait() == 0
-        assert len(proc.wait_for_line("child up")) == 2
-
-
-def test_child_that_cannot_start_ends_all_with_its_code(tmp_path: Path):
-    for code in (2, 3):
-        folder = tmp_path / str(code)
-        folder.mkdir()
-        with parent("leave_first", str(folder), str(code), processes=3) as proc:
-            assert proc.wait() == code
-            proc.wait_for_line(rf"\(exit code {code}\)")
-
-
 def test_second_sigterm_reaches_children_and_third_kills_them():
     with parent("stubborn", processes=2) as proc:
         pids = up(proc, 2)
@@ -129,27 +102,19 @@ def test_second_sigterm_reaches_children_and_third_kills_them():
         assert not any(map(alive, pids))
 
 
-def test_child_that_outlasts_the_drain_is_killed():
+@pytest.mark.parametrize(
+    ("broker", "seconds"), [("sqlite:x.db", 1.0), ("sqs://eu-west-1/t-?wait_seconds=2", 2.5)]
+)
+def test_child_that_outlasts_the_drain_is_killed(broker: str, seconds: float):
+    """It has the time that its broker takes to close, such as an open long poll of SQS."""
     env = {"TESTS_MARGIN_SECONDS": "0.5"}
-    with parent("stubborn", env=env, drain_seconds=0.5) as proc:
+    with parent("stubborn", env=env, drain_seconds=0.5, broker=broker) as proc:
         (pid,) = up(proc, 1)
         began = time.monotonic()
         proc.send(signal.SIGTERM)
         assert proc.wait() == 1
-        assert time.monotonic() - began >= 1.0
+        assert time.monotonic() - began >= seconds
         proc.wait_for_line(rf"killing process 1 \(pid {pid}\)")
-
-
-def test_a_child_has_the_time_that_its_broker_takes_to_close():
-    """An open SQS long poll may last longer than the drain."""
-    env = {"TESTS_MARGIN_SECONDS": "0.5"}
-    broker = "sqs://eu-west-1/t-?wait_seconds=2"
-    with parent("stubborn", env=env, drain_seconds=0.5, broker=broker) as proc:
-        up(proc, 1)
-        began = time.monotonic()
-        proc.send(signal.SIGTERM)
-        assert proc.wait() == 1
-        assert time.monotonic() - began >= 2.5
 
 
 def test_children_of_a_killed_parent_notice_and_drain():

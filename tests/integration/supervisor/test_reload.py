@@ -104,18 +104,3 @@ def test_syntax_error_is_shown_and_the_next_change_retries(desk: ReloadSetup) ->
         wait_until(lambda: desk.out() == ["a 1", "b 4"], "the fixed app")
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0, proc.output
-
-
-def test_worker_waits_for_an_app_broken_from_the_start(desk: ReloadSetup) -> None:
-    """Even one whose file does not exist yet; a signal ends the wait."""
-    desk.jobs.unlink()
-    with desk.worker() as proc:
-        proc.wait_for_line(r"qdo-worker: .*'jobs'")
-        proc.wait_for_line("process 1 cannot start, waiting")
-        desk.jobs.write_text(JOBS)
-        desk.sent("a", 1)
-        desk.jobs.write_text("app = 3\n")
-        proc.wait_for_line(r"qdo-worker: .*qdo\.App")
-        proc.wait_for_line("process 1 cannot start, waiting", count=2)
-        proc.send(signal.SIGTERM)
-        assert proc.wait() == 2, proc.output

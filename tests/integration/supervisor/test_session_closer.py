@@ -81,26 +81,18 @@ def holders(proc: Proc, count: int) -> list[Holder]:
 def test_nodes_of_a_killed_child_vanish_before_its_timeout(
     client: Client, coordinator_url: str, record_property: pytest.RecordProperty
 ):
-    with parent(coordinator_url) as proc:
-        (child,) = holders(proc, 1)
-        vanishing = Vanishing(client, child.node, child.executor)
-        killed_at = time.monotonic()
-        os.kill(child.pid, signal.SIGKILL)
-        assert vanishing.gone.wait(TIMEOUT_SECONDS / 2)
-        record_property("seconds from kill -9 to free", round(vanishing.at - killed_at, 4))
-        proc.wait_for_line(rf"process 1 \(pid {child.pid}\): closed its session 0x\w+ in \d+ ms")
-        assert len(holders(proc, 2)) == 2
-
-
-def test_session_is_closed_after_executor_processes_are_dead(client: Client, coordinator_url: str):
-    """Otherwise a job could still run while the next owner of its queue starts."""
+    """And after those of its executor have ended, whose job could still run otherwise."""
     with parent(coordinator_url) as proc:
         (child,) = holders(proc, 1)
         assert alive(child.executor)
         vanishing = Vanishing(client, child.node, child.executor)
+        killed_at = time.monotonic()
         os.kill(child.pid, signal.SIGKILL)
         assert vanishing.gone.wait(TIMEOUT_SECONDS / 2)
         assert not vanishing.beside_lived
+        record_property("seconds from kill -9 to free", round(vanishing.at - killed_at, 4))
+        proc.wait_for_line(rf"process 1 \(pid {child.pid}\): closed its session 0x\w+ in \d+ ms")
+        assert len(holders(proc, 2)) == 2
 
 
 def test_session_stays_open_while_the_process_group_lives(
