@@ -12,16 +12,16 @@ import pytest
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.positions import position_of_time
-from tests.support.aws.clients import REGION
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
-from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.cli import QDO, WORKER, Ended, command, run_in
 from tests.support.coordinator_process import connected
 from tests.support.kinesis import kinesis_url, opened
 
 SHARD = "shardId-000000000000"
 OTHER = "shardId-000000000001"
 OLD = position_of_time(1_400_000_000.0)
+WORK = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
 Run = Callable[..., Ended]
 
 
@@ -39,7 +39,7 @@ def stream(kinesis: KinesisStub, aws_stream: str) -> str:
 
 @pytest.fixture
 def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
-    """Run `qdo` as a process of its own on this test's stream."""
+    """Run `qdo` on this test's stream."""
 
     def call(*arguments: str, options: str = "", env: dict[str, str] | None = None) -> Ended:
         surroundings = {
@@ -47,7 +47,22 @@ def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
             "QDO_BROKER": kinesis_url(proxy.url, stream, options),
             **(env or {}),
         }
-        return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
+        if env:  # a process keeps the credentials that it found first
+            return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
+        return run_in(tmp_path, *arguments, env=surroundings)
+
+    return call
+
+
+@pytest.fixture
+def work(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
+    """Run a worker until all is done; its lines are ids and bodies."""
+
+    def call(*options: str) -> Ended:
+        url = kinesis_url(proxy.url, stream)
+        ended = command(*WORKER, *WORK, "--broker", url, *options, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended
 
     return call
 
@@ -149,8 +164,9 @@ def test_faults_of_the_service(
 def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
     """Its region is named as well."""
     url = kinesis_url(proxy.url, "nowhere")
-    ended = command(*QDO, "send", "--app", "a", "--broker", url, "nowhere", "1", cwd=tmp_path)
-    line = ended.refusal(6)
+    line = run_in(
+        tmp_path, "send", "nowhere", "1", env={"QDO_APP": "a", "QDO_BROKER": url}
+    ).refusal(6)
     assert "Kinesis stream 'nowhere'" in line
     assert "us-east-1" in line
 
@@ -170,21 +186,6 @@ def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) ->
     assert words in qdo("send", SHARD, "1", options=options).refusal(code)
 
 
-@pytest.mark.parametrize("module", ["boto3", "botocore", "google.protobuf"])
-def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
-    """The error names the package to install; an invalid address is reported first."""
-    code = (
-        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'qdo'; "
-        "from qdo.cli.main import main; main()"
-    )
-    for url, words in (
-        (f"kinesis://{REGION}/s", "pip install -e '.[aws]'"),
-        (f"kinesis://{REGION}/s?x=1", "'x'"),
-    ):
-        arguments = ("send", "--app", "a", "--broker", url, "s", "1")
-        assert words in command("-c", code, *arguments, cwd=tmp_path).refusal(2)
-
-
 def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
     """The same error and the same exit code."""
     url = kinesis_url(proxy.url, "nowhere")
@@ -198,20 +199,10 @@ def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
 # --- looking and seeking ------------------------------------------------------------
 
 
-def test_looking_and_seeking(
-    qdo: Run, proxy: Proxy, kinesis: KinesisStub, stream: str, tmp_path: Path
-) -> None:
+def test_looking_and_seeking(qdo: Run, work: Run) -> None:
     """A shard is seen with its age, sent back to a sequence number, and done to its end."""
     ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(3)]
-    work = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
-    url = kinesis_url(proxy.url, stream)
-
-    def worked() -> list[str]:
-        ended = command(*WORKER, *work, "--broker", url, cwd=tmp_path)
-        assert ended.code == 0, ended.err
-        return ended.out.splitlines()
-
-    assert len(worked()) == 3
+    assert len(work().out.splitlines()) == 3
     (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert (item["position"], item["backlog"]) == (ids[2], None)
     assert item["behind_seconds"] < 1  # since Kinesis answered with no records
@@ -219,21 +210,16 @@ def test_looking_and_seeking(
     (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["position"] == ids[0]
     assert item["behind_seconds"] > 1  # the age of the second message
-    assert len(worked()) == 2
+    assert len(work().out.splitlines()) == 2
     assert qdo("seek", SHARD, "earliest", "--yes").code == 0
-    assert len(worked()) == 3
+    assert len(work().out.splitlines()) == 3
 
 
-def test_peeking_cancelling_and_purging(
-    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
-) -> None:
+def test_peeking_cancelling_and_purging(qdo: Run, work: Run) -> None:
     """By sequence numbers, without a delay; a worker passes what was cancelled."""
-    url = kinesis_url(proxy.url, stream)
 
     def worked() -> list[str]:
-        ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
-        assert ended.code == 0, ended.err
-        return [line.split()[-1] for line in ended.out.splitlines()]
+        return [line.split()[-1] for line in work().out.splitlines()]
 
     def looked(*arguments: str) -> list[dict[str, Any]]:
         return qdo(*arguments, "-o", "json").items()
@@ -253,26 +239,19 @@ def test_peeking_cancelling_and_purging(
     assert worked() == ["5"]
 
 
-def test_a_seek_needs_no_message(qdo: Run, proxy: Proxy, stream: str, tmp_path: Path) -> None:
+def test_a_seek_needs_no_message(qdo: Run, work: Run, proxy: Proxy) -> None:
     """It is the way past messages that cannot be read."""
     qdo("send", SHARD, "1")
-    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
-    assert ended.code == 0, ended.err
+    work()
     proxy.spoil("denied", "GetRecords", count=0)
     ended = qdo("seek", SHARD, "latest", "--yes", "-o", "json")
     (item,) = ended.items()
     assert (item["executed"], item["behind_before"], item["behind_after"]) == (True, None, None)
 
 
-WORK = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
-
-
-def test_a_child_is_seen_to_wait(
-    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
-) -> None:
+def test_a_child_is_seen_to_wait(qdo: Run, work: Run, kinesis: KinesisStub, stream: str) -> None:
     """For its parent, also where the parent itself is not asked about."""
-    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
-    assert ended.code == 0, ended.err
+    work()
     kinesis.split(stream, SHARD)
     child = "shardId-000000000002"
     (item,) = qdo("queues", child, "-o", "json").items()
@@ -281,42 +260,32 @@ def test_a_child_is_seen_to_wait(
 
 
 def test_a_recreated_stream_reuses_names_of_finished_shards(
-    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+    qdo: Run, work: Run, kinesis: KinesisStub, stream: str
 ) -> None:
     """They are not skipped silently: the worker and `qdo queues` report them; a seek helps."""
-
-    def worked(*options: str) -> Ended:
-        url = kinesis_url(proxy.url, stream)
-        ended = command(*WORKER, *WORK, "--broker", url, *options, cwd=tmp_path)
-        assert ended.code == 0, ended.err
-        return ended
-
     kinesis.split(stream, SHARD)
-    worked()
+    work()
     assert SHARD not in qdo("queues").out.split()
     kinesis.client.delete_stream(StreamName=stream)
     kinesis.make(stream, 1)
     qdo("send", SHARD, "1")
     only = ("--queues", SHARD)  # the others are gone
-    ended = worked(*only)
+    ended = work(*only)
     assert ended.out == ""
     assert f"qdo seek {SHARD} earliest --yes" in ended.err
     (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["fault"] is not None
     assert qdo("seek", SHARD, "earliest", "--yes").code == 0
-    assert worked(*only).out.endswith(" 1\n")
+    assert work(*only).out.endswith(" 1\n")
     (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["fault"] is None
 
 
-def test_a_shard_without_its_position_is_named(
-    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
-) -> None:
+def test_a_shard_without_its_position_is_named(qdo: Run, work: Run, tmp_path: Path) -> None:
     """It stopped, and does not merely look slow; the other shards do not."""
-    url = kinesis_url(proxy.url, stream)
     for shard in (SHARD, OTHER):
         qdo("send", shard, "1")
-    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    work()
     with connected(f"sqlite:{tmp_path}/qdo-data/coordination.db") as client:
         client.set(Layout.of("a").queue(SHARD), QueueNode(last=OLD, position="7").encode())
     shown = qdo("queues", "-o", "json")
@@ -344,27 +313,22 @@ def test_one_unreadable_shard_hides_no_other(
 
 
 @pytest.mark.parametrize("place", ["1" + 56 * "0", "SHARD_END"])
-def test_what_lies_ahead_is_no_place_to_go_to(
-    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path, place: str
-) -> None:
+def test_what_lies_ahead_is_no_place_to_go_to(qdo: Run, work: Run, place: str) -> None:
     """Messages sent from then on would never run; it is known without reading the whole shard."""
     for number in range(3):
         qdo("send", SHARD, str(number))
-    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
-    assert ended.code == 0, ended.err
+    ended = work()
     assert "never run" in qdo("seek", SHARD, place, "--yes").refusal(2)
     (item,) = qdo("queues", SHARD, "-o", "json").items()
     assert item["position"] == ended.out.splitlines()[-1].split()[0]
 
 
 def test_a_closed_shard_may_be_given_up(
-    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+    qdo: Run, work: Run, kinesis: KinesisStub, stream: str
 ) -> None:
     """By its end as a place to go to."""
-    url = kinesis_url(proxy.url, stream)
-    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    work()
     qdo("send", SHARD, "1")
     kinesis.split(stream, SHARD)
     assert qdo("seek", SHARD, "SHARD_END", "--yes").code == 0
-    ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
-    assert (ended.code, ended.out) == (0, "")
+    assert work().out == ""

@@ -18,7 +18,6 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import format_position, position_now, position_of_time
-from qdo.text import short_duration
 from tests.support.aws.clients import client as aws_client
 from tests.support.cli import Ended, run_here
 from tests.support.coordinator_process import connected
@@ -191,24 +190,6 @@ def test_a_position_that_is_none_of_the_brokers_is_a_fault(
     (item,) = cli("queues", "-o", "json").items()
     assert "garbage" in item["fault"]
     assert broker.asked == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (59.4, "59s"),
-        (60, "1m"),
-        (125, "2m 5s"),
-        (3600, "1h"),
-        (3605, "1h"),
-        (86_400 * 3 + 3700, "3d 1h"),
-        (-5, "0s"),
-    ],
-)
-def test_durations_are_short(seconds: float, text: str) -> None:
-    """Two units at most."""
-    assert short_duration(seconds) == text
 
 
 # --- seek -----------------------------------------------------------------------------

@@ -14,8 +14,6 @@ import pytest
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.cli.output import parse_duration, parse_time
-from qdo.errors import UsageError
 from tests.support.cli import Run
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -111,19 +109,6 @@ def test_rejects_invalid_options(cli: Run, arguments: tuple[str, ...], reason: s
     assert (ended.code, ended.out) == (2, "")
     assert reason in ended.err
     assert list(Path().iterdir()) == []
-
-
-def test_durations_and_times() -> None:
-    """As people write them."""
-    texts = ("90", "1.5s", "15m", "2h", "7d", "1w", " 3s ")
-    assert [parse_duration(text, "-") for text in texts] == [90, 1.5, 900, 7200, 604800, 604800, 3]
-    for text in ("", "h", "1y", "1e3", "١", "99999999999"):
-        with pytest.raises(UsageError):
-            parse_duration(text, "--older")
-    expected = 1_327_858_464.5
-    for text in ("1327858464.5", "2012-01-29T17:34:24.500Z", "2012-01-29T18:34:24.500+01:00"):
-        assert parse_time(text, "-") == expected
-    assert parse_time("2012-01-29T17:34:24.500", "-") == expected
 
 
 def test_queues_show_delayed_messages(cli: Run, capsys: pytest.CaptureFixture[str]) -> None:
