@@ -19,7 +19,6 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import LimitNotFoundError, LimitTimeoutError, PermitLostError, SharedNameError
 from qdo.fleet import permits
 from qdo.fleet.limits import LimitWish, delete_limit, set_limit
-from qdo.testing import TestKit
 from tests.soak.log_rules import LimitRules
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until
@@ -287,10 +286,3 @@ def test_limits_that_cannot_be_used_are_reported(app: App, outsider: Client) -> 
             return True
 
     wait_until(is_missing, "the deletion is known")
-
-
-def test_a_kit_has_permits_without_a_coordinator() -> None:
-    app = App("shop")
-    with TestKit(app), app.limit("crm", "gpu") as held:
-        held.check()
-        assert app.limit("crm").try_acquire() is not None

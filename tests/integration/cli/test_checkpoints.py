@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from qdo.coordination.queue_admin import KEY
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -132,8 +131,7 @@ SPOILT: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
-def test_a_spoilt_file_moves_no_queue(runs: AppRuns, what: str) -> None:
+def test_a_spoilt_file_moves_no_queue(runs: AppRuns) -> None:
     """Also not the queues of the lines before."""
     runs.app.send_many([("a", 1), ("b", 2)])
     for name in "ab":
@@ -141,9 +139,11 @@ def test_a_spoilt_file_moves_no_queue(runs: AppRuns, what: str) -> None:
     lines = exported(runs)
     for name in "ab":
         runs.client.set(runs.layout.queue(name), QueueNode(last=5).encode())
-    SPOILT[what](lines)
-    write(runs, lines)
-    assert checkpoints(runs, "import", "saved.jsonl", "--yes").code == 2
+    for what, spoil in SPOILT.items():
+        spoilt = copy.deepcopy(lines)
+        spoil(spoilt)
+        write(runs, spoilt)
+        assert checkpoints(runs, "import", "saved.jsonl", "--yes").code == 2, what
     assert [runs.node(name) for name in "ab"] == [QueueNode(last=5)] * 2
     assert audited(runs) == []
 

@@ -239,21 +239,21 @@ def test_a_deposed_leader_writes_down_nothing(client: Client) -> None:
     assert [each.chore for each in read_records(client, LAYOUT)[0]] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"null",
-        b"\xff",
-        b"[" * 5000,
-        b'{"chores": []}',
-        b'{"chores": {"a": 1, "b\\u001b[31m": {"at": "x", "seconds": NaN, "deleted": 1e400}}}',
-        b'{"chores": {"a": {"at": 1e300, "fault": ["x"]}}, "leader": 7}',
-        b"x" * 500_000,
-    ],
-    ids=["null", "bytes", "deep", "list", "types", "numbers", "large"],
+FORGED = (
+    b"null",
+    b"\xff",
+    b"[" * 5000,
+    b'{"chores": []}',
+    b'{"chores": {"a": 1, "b\\u001b[31m": {"at": "x", "seconds": NaN, "deleted": 1e400}}}',
+    b'{"chores": {"a": {"at": 1e300, "fault": ["x"]}}, "leader": 7}',
+    b"x" * 500_000,
 )
+
+
 def test_forged_records(
-    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str], data: bytes
+    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.create(LAYOUT.fleet.chores, data)
-    assert listed(coordinator_url, capsys)[0] in ("ok", "unknown", "warning")
+    client.ensure_path(LAYOUT.fleet.chores)
+    for data in FORGED:
+        client.set(LAYOUT.fleet.chores, data)
+        assert listed(coordinator_url, capsys)[0] in ("ok", "unknown", "warning"), data[:80]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,119 +12,80 @@ import pytest
 import qdo
 from qdo.errors import DocumentConflictError, UsageError
 from qdo.testing import TestKit
-from tests.support.paths import ROOT
-from tests.support.processes import Proc, paused, wait_until, whole_lines
+from tests.support.app_runs import AppRuns
+from tests.support.processes import paused, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
 JOBS = "from tests.apps.documents import app, plans\n"
 QUEUES = ["greenlet", "thread", "process", "asyncio", "batch"]
 
 
-class DocumentShop:
-    """The app, its folder, and its worker program."""
-
-    def __init__(self, folder: Path, coordinator: str) -> None:
-        self.folder = folder
-        self.coordinator = coordinator
-        self.broker = f"sqlite:{folder / 'messages.db'}"
-        (folder / "shop.py").write_text(JOBS)
-        self.app = qdo.App("shop", broker=self.broker, coordinator=coordinator)
-
-    def start(self, *options: str) -> Proc:
-        return Proc.python(
-            *("-m", "qdo.cli.worker", "shop:app", *(options or ("--burst",))),
-            *("--broker", self.broker, "--coordinator", self.coordinator),
-            cwd=self.folder,
-            env={"PYTHONPATH": str(ROOT)},
-        )
-
-    def said(self) -> list[str]:
-        return whole_lines(self.folder / "said")
+def said(runs: AppRuns) -> list[str]:
+    return whole_lines(runs.folder / "said")
 
 
-@pytest.fixture
-def shop(tmp_path: Path, coordinator_url: str) -> Iterator[DocumentShop]:
-    made = DocumentShop(tmp_path, coordinator_url)
-    yield made
-    made.app.close()
-
-
-def test_each_executor_sees_what_its_message_asks_for(shop: DocumentShop) -> None:
+def test_each_executor_sees_what_its_message_asks_for(runs: AppRuns) -> None:
     """Every message is sent right after its write: without the wait, copies would be behind."""
-    plans = shop.app.documents("plans")
+    plans = runs.app.documents("plans")
     for number in range(20):
         stamp = plans.put("acme", number)
         for queue in QUEUES:
-            shop.app.send(queue, number, after=stamp)
-    with shop.start() as worker:
-        assert worker.wait() == 0
-    found = [line.split() for line in shop.said()]
+            runs.app.send(queue, number, after=stamp)
+    assert runs.start(JOBS, "--burst").wait() == 0
+    found = [line.split() for line in said(runs)]
     assert len(found) == 20 * len(QUEUES)
     assert all(int(value) >= int(body) for _, body, value in found)
 
 
 def test_no_job_starts_once_the_lease_is_over(tmp_path: Path, zookeeper_server: Ensemble) -> None:
     """Its message waits for documents while the coordinator, and so the lease, is away."""
-    shop = DocumentShop(tmp_path, zookeeper_server.url(f"/{tmp_path.name}"))
-    stamp = shop.app.documents("plans").put("acme", 0)
+    runs = AppRuns("desk", tmp_path, zookeeper_server.url(f"/{tmp_path.name}"))
+    stamp = runs.app.documents("plans").put("acme", 0)
     for queue in QUEUES:
-        shop.app.send(queue, "first", after=stamp)
+        runs.app.send(queue, "first", after=stamp)
     (server,) = zookeeper_server.servers
-    with shop.start("--session-timeout-seconds", "2") as worker:
-        wait_until(lambda: len(shop.said()) == len(QUEUES), "all have run")
+    with closing(runs), runs.start(JOBS, "--session-timeout-seconds", "2") as worker:
+        wait_until(lambda: len(said(runs)) == len(QUEUES), "all have run")
         with paused(server.pid):
             for queue in QUEUES:
-                shop.app.send(queue, "second", after=stamp + 10**9)
+                runs.app.send(queue, "second", after=stamp + 10**9)
             late = "gets older documents"
             wait_until(lambda: worker.output.count(late) == len(QUEUES), "all have waited")
             worker.wait_for_line("the lease expired")
-            assert len(shop.said()) == len(QUEUES)
+            assert len(said(runs)) == len(QUEUES)
         again = {f"{queue} second 0" for queue in QUEUES}
-        wait_until(lambda: again <= {*shop.said()}, "all have run again")
+        wait_until(lambda: again <= {*said(runs)}, "all have run again")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-    shop.app.close()
 
 
-def test_jobs_see_changes_while_the_worker_runs(shop: DocumentShop) -> None:
-    plans = shop.app.documents("plans")
-    shop.app.send("greenlet", 0, after=plans.put("acme", 0))
-    worker = Proc.python(
-        *("-m", "qdo.cli.worker", "shop:app"),
-        *("--broker", shop.broker, "--coordinator", shop.coordinator),
-        cwd=shop.folder,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    with worker:
-        wait_until(lambda: len(shop.said()) == 1, "the first job")
+def test_jobs_see_changes_while_the_worker_runs(runs: AppRuns) -> None:
+    plans = runs.app.documents("plans")
+    runs.app.send("greenlet", 0, after=plans.put("acme", 0))
+    with runs.start(JOBS):
+        wait_until(lambda: len(said(runs)) == 1, "the first job")
         for number in range(1, 50):
             stamp = plans.put("acme", number)
-            shop.app.send_many(
+            runs.app.send_many(
                 [qdo.NewMessage(queue, number, after=stamp) for queue in ("greenlet", "thread")]
             )
-        wait_until(lambda: len(shop.said()) == 99, "all jobs")
-        for line in shop.said():
+        wait_until(lambda: len(said(runs)) == 99, "all jobs")
+        for line in said(runs):
             _, body, value = line.split()
             assert int(value) >= int(body)
 
 
 @pytest.mark.parametrize("first", ["thread", "asyncio", "greenlet"])
-def test_the_first_use_may_be_in_any_thread(shop: DocumentShop, first: str) -> None:
+def test_the_first_use_may_be_in_any_thread(runs: AppRuns, first: str) -> None:
     """The connection belongs to the worker's event loop, not to the thread that needs it first."""
-    plans = shop.app.documents("plans")
-    shop.app.send(first, 0, after=plans.put("acme", 0))
-    worker = Proc.python(
-        *("-m", "qdo.cli.worker", "shop:app", "--broker", shop.broker),
-        *("--coordinator", shop.coordinator),
-        cwd=shop.folder,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    with worker:
-        wait_until(lambda: len(shop.said()) == 1, "the first job")
+    plans = runs.app.documents("plans")
+    runs.app.send(first, 0, after=plans.put("acme", 0))
+    with runs.start(JOBS):
+        wait_until(lambda: len(said(runs)) == 1, "the first job")
         for number, queue in enumerate(["greenlet", "locked", "asyncio", "batch", first], 1):
-            shop.app.send(queue, number, after=plans.put("acme", number))
-            wait_until(lambda number=number: len(shop.said()) == number + 1, queue)  # type: ignore[misc]
-    assert all(line.split()[1] == line.split()[2] for line in shop.said())
+            runs.app.send(queue, number, after=plans.put("acme", number))
+            wait_until(lambda number=number: len(said(runs)) == number + 1, queue)  # type: ignore[misc]
+    assert all(line.split()[1] == line.split()[2] for line in said(runs))
 
 
 @pytest.mark.parametrize("after", [-1, 1.5, "1", True, 1 << 63])

@@ -16,50 +16,32 @@ from pathlib import Path
 import pytest
 
 import qdo
-from qdo.coordination.client import connect
-from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.verdicts import QueueHealth, QueueSample, judge
-from qdo.testing import TestKit
-from tests.support.paths import ROOT
+from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, wait_until
 
 JOBS = "from tests.apps.limited import app\n"
 KINDS = ("thread", "greenlet", "process", "aio", "batch", "keyed", "both", "inner")
 
 
-class LimitShop:
-    """The app, its folder, its workers and its audit."""
+class LimitShop(AppRuns):
+    """The app, its workers and its audit."""
 
     def __init__(self, folder: Path, coordinator: str) -> None:
-        self.folder = folder
-        (folder / "shop.py").write_text(JOBS)
-        broker = f"sqlite:{folder / 'messages.db'}"
-        self.options = ("--broker", broker, "--coordinator", coordinator)
-        self.app = qdo.App("shop", broker=broker, coordinator=coordinator)
+        super().__init__("desk", folder, coordinator)
         self.db = sqlite3.connect(folder / "audit.db", timeout=30, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=wal")
         self.db.execute("CREATE TABLE busy (queue, pid, name)")
         self.db.execute("CREATE TABLE seen (name, now, pid, at)")
-        self.client = connect(coordinator)
-        self.client.open(15.0)
-        self.layout = Layout.of("shop")
-        self.workers: list[Proc] = []
 
     def limit(self, name: str, **wish: str) -> None:
         set_limit(self.client, self.layout, name, LimitWish(**wish))
 
-    def start(self, count: int = 1, *options: str) -> None:
-        for _ in range(count):
-            self.workers.append(
-                Proc.python(
-                    *("-m", "qdo.cli.worker", "shop:app", *self.options, *options),
-                    cwd=self.folder,
-                    env={"PYTHONPATH": str(ROOT)},
-                )
-            )
+    def start_all(self, count: int = 1, *options: str) -> list[Proc]:
+        return [self.start(JOBS, *options) for _ in range(count)]
 
     def seen(self, name: str = "crm") -> list[int]:
         """Return how many were in use at each start."""
@@ -74,19 +56,14 @@ class LimitShop:
         wait_until(lambda: len(self.seen(name)) >= count, f"{count} starts of {name}", 60.0)
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.__exit__(None, None, None)
-        self.client.stop()
-        self.client.close()
-        self.app.close()
+        super().close()
         self.db.close()
 
 
 @pytest.fixture
 def shop(tmp_path: Path, coordinator_url: str) -> Iterator[LimitShop]:
-    shop = LimitShop(tmp_path, coordinator_url)
-    yield shop
-    shop.close()
+    with contextlib.closing(LimitShop(tmp_path, coordinator_url)) as shop:
+        yield shop
 
 
 def test_every_executor_keeps_to_the_limit(shop: LimitShop) -> None:
@@ -98,8 +75,7 @@ def test_every_executor_keeps_to_the_limit(shop: LimitShop) -> None:
             shop.app.send_many(
                 [qdo.NewMessage(f"{kind}-{queue}", body, key=f"k{body % 2}") for body in range(4)]
             )
-    shop.start(2, "--burst")
-    for worker in shop.workers:
+    for worker in shop.start_all(2, "--burst"):
         assert worker.wait() == 0, worker.output
     seen = shop.seen()
     assert len(seen) == 12 * len(KINDS)
@@ -112,8 +88,7 @@ def test_a_job_waits_for_a_limit_that_does_not_exist(shop: LimitShop) -> None:
     shop.app.send("none-2", 1)
     shop.app.send("thread-1", 1)
     shop.limit("crm", max="1")
-    shop.start()
-    (worker,) = shop.workers
+    (worker,) = shop.start_all()
     worker.wait_for_line(r"limit missing: it does not exist; run `qdo limits set missing`")
     shop.wait_for(1)
     assert shop.seen("missing") == []
@@ -131,7 +106,7 @@ def test_every_queue_that_waits_has_the_reason(shop: LimitShop) -> None:
     waiting = [f"thread-{number}" for number in range(110)]
     places = [f"place-{number}" for number in range(5)]
     shop.app.send_many([(name, 1) for name in (*waiting, "none-1", "rest-1")])
-    shop.start(1, "--concurrency", "2")
+    shop.start(JOBS, "--concurrency", "2")
     read = partial(queue_statuses, shop.client, shop.layout, shop.app.broker)
     found: dict[str, QueueStatus] = {}
 
@@ -159,15 +134,15 @@ def test_every_queue_that_waits_has_the_reason(shop: LimitShop) -> None:
 def test_a_declared_limit_is_there_until_an_operator_sets_it(shop: LimitShop) -> None:
     """Workers make it before the first message, and a deployment changes it."""
 
+    running: list[Proc] = []
+
     def deploy(most: int) -> None:
-        # Another size each time: Python tells an old .pyc by size and second.
-        text = f"{JOBS}\napp.limit('missing', max={most})\n"
-        (shop.folder / "shop.py").write_text(text + "#" * most)
-        for worker in shop.workers:
+        for worker in running:
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0, worker.output
-        shop.workers.clear()
-        shop.start()
+        # Another size each time: Python tells an old .pyc by size and second.
+        source = f"{JOBS}\napp.limit('missing', max={most})\n" + "#" * most
+        running[:] = [shop.start(source)]
 
     def terms() -> tuple[int | None, bool] | None:
         node = list_limits(shop.client, shop.layout).get("missing")
@@ -202,7 +177,7 @@ def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:
     shop.limit("api", rate="40/s")
     for queue in range(6):
         shop.app.send_many([(f"rated-{queue}", body) for body in range(25)])
-    shop.start(2)
+    shop.start_all(2)
     shop.wait_for(150, "api")
     times = shop.times("api")
     # The sink writes the time a moment after the start.
@@ -220,29 +195,12 @@ def test_a_queue_has_a_rate_of_its_own(shop: LimitShop, kind: str) -> None:
             for body in range(6)
         ]
     )
-    shop.start(2, "--burst")
-    for worker in shop.workers:
+    for worker in shop.start_all(2, "--burst"):
         assert worker.wait() == 0, worker.output
     for queue in range(3):
         times = shop.times(f"{kind}-{queue}")
         assert len(times) == 6
         assert times[-1] - times[0] > 5 * 0.05 - 0.03
-
-
-def test_the_kit_gives_every_permit_and_keeps_queue_rates() -> None:
-    """The kit has one process and no operator, but a clock."""
-    app = qdo.App("shop")
-    times: list[float] = []
-
-    @app.job("own-*", limits=["crm"], per_queue_rate="2/s")
-    def job(message: qdo.Message, context: object) -> None:
-        times.append(kit.clock.passed())
-
-    with TestKit(app) as kit:
-        for body in range(4):
-            kit.send("own-1", body)
-        kit.run_until_settled()
-    assert times == pytest.approx([0.5, 1.0, 1.5, 2.0])
 
 
 def test_shares_end_with_their_processes_in_commands(shop: LimitShop) -> None:
@@ -268,7 +226,7 @@ def test_kills_stops_and_changes_never_exceed_the_limit(shop: LimitShop) -> None
     shop.limit("crm", max="3")
     queues = [f"thread-{number}" for number in range(24)]
     shop.app.send_many([(queue, body) for queue in queues for body in range(60)])
-    shop.start(6)
+    shop.start_all(6)
     shop.wait_for(40)
     for turn in range(6):
         count = len(shop.seen())

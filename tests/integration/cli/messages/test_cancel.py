@@ -260,12 +260,12 @@ def test_a_failing_message_has_begun(desk: OperatorDesk) -> None:
     assert "2" not in desk.bodies()
 
 
-@pytest.mark.parametrize("name", ["", "1 2", "\x1b[2J", "7" * 101, "../q", "%", "x" * 36])
-def test_what_cannot_be_an_id_is_refused(local: OperatorDesk, name: str) -> None:
+def test_what_cannot_be_an_id_is_refused(local: OperatorDesk) -> None:
     """Before anything is changed: the other ids stay as well."""
     (id,) = local.send(1)
     local.known()
-    assert local.qdo("cancel", "q", id, "--", name).code == 2
+    for name in ("", "1 2", "\x1b[2J", "7" * 101, "../q", "%", "x" * 36):
+        assert local.qdo("cancel", "q", id, "--", name).code == 2, name
     assert local.node("q").out_of_order is None
 
 
