@@ -26,6 +26,7 @@ def test_drops_what_waits_behind_a_running_job(desk: OperatorDesk, order: Any) -
     desk.wait_for(1)
     (item,) = desk.items("purge", "--yes", "q", "--reason", "spam")
     assert (item["queue"], item["waiting"], item["executed"]) == ("q", 5, True)
+    desk.wait_heard()
     desk.send(6, 7)
     held.unlink()
     desk.wait_done()
@@ -43,6 +44,7 @@ def test_owners_of_several_queues_follow(desk: OperatorDesk) -> None:
     wait_until(lambda: len(desk.pids()) == 3, "three jobs run", 60.0)
     items = desk.items("purge", "--yes", "q*")
     assert [(each["waiting"], each["executed"]) for each in items] == [(2, True)] * 3
+    desk.wait_heard()
     for number, file in enumerate(held, 1):
         desk.send(f"{number}-c", queue=f"q{number}")
         file.unlink()
