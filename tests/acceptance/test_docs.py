@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +87,41 @@ def plain(text: str) -> list[str]:
     return sorted(line.strip() for line in text.splitlines() if line.strip())
 
 
-def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
-    """The test writes the files and runs the commands; their output must be the shown one."""
-    ran = 0
-    for block in blocks(read("quickstart")):
+Session = Sequence[tuple[str, list[str]]]
+"""Commands, each with the lines that it prints."""
+
+
+def session_of(page: list[Block]) -> Session:
+    """Return the commands of the only block of a page that is run."""
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    return steps(session)
+
+
+def write_files(shell: Shell, *page: Block) -> None:
+    """Write the files of a page."""
+    for block in page:
         if "caption" in block.options:
             shell.write(block.options["caption"], block.text)
-        elif block.options.get("class") == "run":
-            for command, shown in steps(block):
-                assert plain(shell.run(command)) == plain("\n".join(shown)), command
-                ran += 1
-    assert ran >= 10
+
+
+def happens(
+    shell: Shell, session: Session, setting: str = "true", alter: Callable[[str], str] = str
+) -> int:
+    """Check that each command prints what is shown; return how many there are.
+
+    :param setting: a command that is run before each of them.
+    :param alter: changes a command before it is run.
+    """
+    for command, shown in session:
+        found = shell.run(f"{setting}; {alter(command)}")
+        assert plain(found) == plain("\n".join(shown)), command
+    return len(session)
 
 
 @pytest.mark.parametrize(
     ("page", "least"),
     [
+        ("quickstart", 10),
         ("dead-letters", 9),
         ("sending", 6),
         ("ordering", 2),
@@ -137,87 +156,67 @@ def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
     """Its files are written, and its commands give the output that is shown."""
     ran = 0
     for block in blocks(read(page)):
-        if "caption" in block.options:
-            shell.write(block.options["caption"], block.text)
-        elif block.options.get("class") == "run":
-            for command, shown in steps(block):
-                assert plain(shell.run(command)) == plain("\n".join(shown)), command
-                ran += 1
+        write_files(shell, block)
+        if block.options.get("class") == "run":
+            ran += happens(shell, steps(block))
     assert ran >= least
 
 
 def test_the_page_on_metrics_happens_as_shown(shell: Shell) -> None:
     """Only the port belongs to the test."""
     page = list(blocks(read("metrics")))
-    (app,) = [each for each in page if "caption" in each.options]
-    (session,) = [each for each in page if each.options.get("class") == "run"]
-    shell.write(app.options["caption"], app.text)
+    write_files(shell, *page)
     port = str(free_ports(1)[0])
     try:
-        for command, shown in steps(session):
-            assert plain(shell.run(command.replace("9180", port))) == plain("\n".join(shown))
+        happens(shell, session_of(page), alter=lambda each: each.replace("9180", port))
     finally:
         shell.run("kill $(cat worker.pid) || true")
 
 
 def test_the_page_on_receivers_happens_as_shown(shell: Shell) -> None:
     """Only the port belongs to the test."""
-    page, (port,) = list(blocks(read("receivers"))), map(str, free_ports(1))
-    (session,) = [each for each in page if each.options.get("class") == "run"]
-    for block in page:
-        if "caption" in block.options:
-            shell.write(block.options["caption"], block.text.replace("8080", port))
+    (port,) = map(str, free_ports(1))
+    page = list(blocks(read("receivers").replace("8080", port)))
+    write_files(shell, *page)
+    listening = f"ci:app --listen 127.0.0.1:{port} >"
     try:
-        for command, shown in steps(session):
-            own = command.replace("8080", port).replace(
-                "ci:app >", f"ci:app --listen 127.0.0.1:{port} >"
-            )
-            assert plain(shell.run(own)) == plain("\n".join(shown)), command
+        happens(shell, session_of(page), alter=lambda each: each.replace("ci:app >", listening))
     finally:
         shell.run("kill $(cat ingest.pid) || true")
+
+
+def moto_settings(page: list[Block], count: int, url: str) -> str:
+    """Return the settings of a page for moto, whose port belongs to the test."""
+    (start,) = [each for each in page if "moto_server" in each.text]
+    exports = [each for each, _ in steps(start) if each.startswith("export ")]
+    assert len(exports) == count
+    setting = "; ".join(exports).replace("http://127.0.0.1:5000", url)
+    assert url in setting
+    return setting
 
 
 def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
     """With the server of the page; only its port and the prefix belong to the test."""
     page = list(blocks(read("sqs")))
-    (start,) = [each for each in page if "moto_server" in each.text]
-    exports = [each for each, _ in steps(start) if each.startswith("export ")]
-    assert len(exports) == 2
-    setting = "; ".join(exports).replace("http://127.0.0.1:5000", moto_url)
-    assert moto_url in setting
+    setting = moto_settings(page, 2, moto_url)
     assert "shop-" in setting
     setting = setting.replace("shop-", aws_prefix)
-    (app,) = [each for each in page if "caption" in each.options]
-    (session,) = [each for each in page if each.options.get("class") == "run"]
-    shell.write(app.options["caption"], app.text)
-    for command, shown in steps(session):
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    write_files(shell, *page)
+    assert happens(shell, session_of(page), setting)
 
 
 def test_the_kinesis_page_happens_as_shown(shell: Shell, moto_url: str, aws_stream: str) -> None:
     """With the server of the page; only its port and the stream belong to the test."""
     page = list(blocks(read("kinesis")))
-    (start,) = [each for each in page if "moto_server" in each.text]
-    exports = [each for each, _ in steps(start) if each.startswith("export ")]
-    assert len(exports) == 3
-    setting = "; ".join(exports).replace("http://127.0.0.1:5000", moto_url)
-    (app,) = [each for each in page if "caption" in each.options]
-    (session,) = [each for each in page if each.options.get("class") == "run"]
-    shell.write(app.options["caption"], app.text)
-    ran = 0
-    for command, shown in steps(session):
+    setting = moto_settings(page, 3, moto_url).replace("/clicks?", f"/{aws_stream}?")
+    write_files(shell, *page)
+
+    def own(command: str) -> str:
         # The app is called as the stream is, and stays.
-        own = re.sub(r"='clicks'|/clicks\?|clicks:app clicks", _renamed(aws_stream), command)
-        found = shell.run(f"{setting.replace('/clicks?', f'/{aws_stream}?')}; {own}")
-        assert plain(found) == plain("\n".join(shown)), command
-        ran += 1
-    assert ran == 4
+        pattern = r"='clicks'|/clicks\?|clicks:app clicks"
+        return re.sub(pattern, _renamed(aws_stream), command)
 
-
-def _write_files(shell: Shell, page: list[Block]) -> None:
-    for block in page:
-        if "caption" in block.options:
-            shell.write(block.options["caption"], block.text)
+    assert happens(shell, session_of(page), setting, own) == 4
 
 
 def _at_moto(page: list[Block], address: str, own: str) -> str:
@@ -233,12 +232,10 @@ def test_a_queue_of_shoryuken_is_processed_as_shown(
 ) -> None:
     """Only the endpoint, the prefix and the creation of the queue belong to the test."""
     page = list(blocks(read("coming-from/shoryuken")))
-    _write_files(shell, page)
+    write_files(shell, *page)
     own = f"sqs://eu-west-1/{aws_prefix}?endpoint={moto_url}&create=fifo&wait_seconds=1"
     setting = _at_moto(page, "sqs://eu-west-1/shop-", own)
-    (session,) = [each for each in page if each.options.get("class") == "run"]
-    for command, shown in steps(session):
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    assert happens(shell, session_of(page), setting)
 
 
 NEXT = '{"page": "/next"}'
@@ -247,24 +244,22 @@ NEXT = '{"page": "/next"}'
 def test_checkpoints_of_kcl_move_as_shown(shell: Shell, moto_url: str, aws_stream: str) -> None:
     """A fleet without positions resumes after the record that KCL has processed."""
     page = list(blocks(read("coming-from/kcl")))
-    _write_files(shell, page)
+    write_files(shell, *page)
     own = f"kinesis://eu-west-1/{aws_stream}?endpoint={moto_url}"
     setting = _at_moto(page, "kinesis://eu-west-1/clicks", own)
     setting = f"{setting} AWS_ENDPOINT_URL={moto_url}"
     kinesis = client("kinesis", moto_url, region="eu-west-1")
     kinesis.create_stream(StreamName=aws_stream, ShardCount=1)
     program, move = [each for each in page if each.options.get("class") == "run"]
-    for command, shown in steps(program):
-        command = command.replace(" clicks ", f" {aws_stream} ")
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    renamed = f" {aws_stream} "
+    happens(shell, steps(program), setting, lambda each: each.replace(" clicks ", renamed))
     _store_lease(client("dynamodb", moto_url, region="eu-west-1"), aws_stream, shell)
     script = (shell.folder / "leases.py").read_text(encoding="utf-8")
     shell.write("leases.py", script.replace('"clicks"', f'"{aws_stream}"'))
-    setting = f"{setting} QDO_COORDINATOR=sqlite:moved.db"
-    shell.run(f"{setting}; qdo send --app clicks {aws_stream} '{NEXT}' --key ada")
-    for command, shown in steps(move):
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
-    assert shell.run(f"{setting}; qdo-worker clicks:app {WORK}") == "ada saw /next\n"
+    moved = f"{setting} QDO_COORDINATOR=sqlite:moved.db"
+    shell.run(f"{moved}; qdo send --app clicks {aws_stream} '{NEXT}' --key ada")
+    happens(shell, steps(move), moved)
+    assert shell.run(f"{moved}; qdo-worker clicks:app {WORK}") == "ada saw /next\n"
 
 
 def _store_lease(dynamodb: Any, name: str, shell: Shell) -> None:
@@ -297,14 +292,11 @@ def test_the_readme_example_happens_as_shown(shell: Shell, bare_database_url: st
     activate, *rest = steps(console)
     assert activate == (". .venv/bin/activate", [])
     assert len(rest) == 3
-    for command, shown in rest:
-        assert plain(shell.run(command)) == plain("\n".join(shown)), command
+    happens(shell, rest)
     install, database, _, create, send = steps(postgresql)
     assert install[0].startswith("pip install -e")
     assert database[0].startswith("createdb ")
-    setting = f"export QDO_BROKER={bare_database_url}"
-    for command, shown in (create, send):
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    happens(shell, (create, send), f"export QDO_BROKER={bare_database_url}")
 
 
 def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_url: str) -> None:
@@ -313,10 +305,7 @@ def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_
     shell.write("welcome.py", app.text)
     _, start, *_ = [each for each in blocks(read("postgresql")) if each.language == "console"]
     setting = f"export QDO_BROKER={bare_database_url}"
-    commands = steps(start)[3:]
-    assert len(commands) == 3
-    for command, shown in commands:
-        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    assert happens(shell, steps(start)[3:], setting) == 3
     again = shell.run(f"{setting}; qdo admin broker init --dry-run")
     assert again.splitlines()[-1] == "the schema is current; nothing to do"
 
@@ -484,7 +473,7 @@ class Consumer:
 def test_a_consumer_of_kafka_forwards_each_record_once(shell: Shell) -> None:
     """A stand-in for Kafka delivers a record twice, as after a crash before the commit."""
     page = list(blocks(read("coming-from/kafka")))
-    _write_files(shell, page)
+    write_files(shell, *page)
     shell.write("confluent_kafka.py", KAFKA)
     assert shell.run("python consume.py").splitlines()[:2] == [
         "ada: order 1 is shipped",

@@ -1,8 +1,7 @@
-"""Decisions about failing messages, with operators and owners that are killed with SIGKILL."""
+"""Decisions about failing messages, with two operators, and owners that are killed with SIGKILL."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 import qdo
 from tests.support.app_runs import OperatorDesk, jobs
-from tests.support.processes import Proc, wait_until
+from tests.support.processes import wait_until
 
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
 COMMANDS = {
@@ -18,25 +17,6 @@ COMMANDS = {
     "skip": ("skip", "--yes", "q"),
     "dead-letter": ("dead-letters", "add", "q"),
 }
-KILLED_COMMAND = """
-import os, signal, sys
-
-from qdo.cli.main import main
-from qdo.coordination import transactions
-
-inner = transactions.commit_each
-
-
-def commit_each(client, ops):
-    if {point!r} == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    inner(client, ops)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-transactions.commit_each = commit_each
-main()
-"""
 MORTAL = """
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.coordination.protocol.checkpoints import Checkpoints
@@ -86,34 +66,6 @@ def test_of_two_operators_one_decides(desk: OperatorDesk) -> None:
     assert letters(desk) == stored
     assert sorted(desk.runs("q")) == [(each, 1) for each in "12345"]
     assert len(desk.audit("skip")) + len(desk.audit("dead-letters add")) == 4
-
-
-@pytest.mark.parametrize("decision", COMMANDS)
-@pytest.mark.parametrize("point", ["before", "after"])
-def test_a_killed_command_decides_wholly_or_not(
-    desk: OperatorDesk, decision: str, point: str
-) -> None:
-    """With its entry in the action log; repeated, it decides about nothing else."""
-    worker = desk.work(order="key", policy=HOUR)
-    ids = failing(desk, 1, 2)
-    worker.kill()
-    before = desk.node("q")
-    script = desk.folder / "killed_command.py"
-    script.write_text(KILLED_COMMAND.format(point=point))
-    argv = (str(script), *COMMANDS[decision], ids[0])
-    with Proc.python(*argv, env=desk.environment, cwd=desk.folder) as command:
-        assert command.wait(60.0) == -signal.SIGKILL
-    name = {"dead-letter": "dead-letters add"}.get(decision, COMMANDS[decision][0])
-    if point == "before":
-        assert (desk.node("q"), desk.audit(name)) == (before, [])
-        assert desk.qdo(*COMMANDS[decision], ids[0]).code == 0
-    assert desk.qdo(*COMMANDS[decision], ids[0]).code == 5
-    assert len(desk.audit(name)) == 1
-    node = desk.node("q")
-    assert node.seek == before.seek + 1
-    others = [each for each in before.failures if each in node.failures]
-    assert len(others) == 1
-    assert len(node.failures) == (1 if decision == "retry" else 2)
 
 
 POINTS = [

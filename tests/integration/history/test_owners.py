@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
-from qdo.coordination.client import connect
-from qdo.coordination.znodes.layout import Layout
 from qdo.errors import HistoryUnreadableError
 from qdo.history import recorder as owners_module
 from qdo.history.address import open_engine
@@ -23,48 +22,39 @@ from qdo.history.reports import RecordedOwner, claims, owners, queue_reports
 from qdo.history.tables import METADATA, MINUTES, OWNERS, RUNS
 from qdo.history.writer import HistoryWriter
 from tests.integration.history.test_writing import HOSTILE, Writers, attempts, writers
-from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.app_runs import AppRuns, jobs
 from tests.support.processes import Proc, children, wait_until
 
 __all__ = ["writers"]
-APP = """
-import qdo
-
-app = qdo.App("shop")
-
-
-@app.job()
-def job(message, context):
-    pass
-"""
 QUEUES = [f"q{number}" for number in range(8)]
 DAY = 86_400.0
 
 
-class ShopWorkers:
+class ShopWorkers(AppRuns):
     """Workers of one app, and what the history has about their queues."""
 
-    def __init__(self, folder: Path, url: str, coordinator: str) -> None:
-        self.folder = folder
+    url = ""
+
+    def fill(self, url: str) -> ShopWorkers:
         self.url = url
-        (folder / "shop.py").write_text(APP)
-        places = {"QDO_BROKER": f"sqlite:{folder / 'messages.db'}", "QDO_COORDINATOR": coordinator}
-        self.env = {"QDO_APP": "shop:app", "QDO_HISTORY": url, **places}
-        lines = "".join(f'{{"queue": "{each}"}}\n' for each in QUEUES)
-        (folder / "lines").write_text(lines)
-        self.run("send", "--queue-field", "queue", "--file", "lines")
+        self.app.send_many([(each, 1) for each in QUEUES])
+        return self
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "QDO_APP": "jobs:app", "QDO_HISTORY": self.url}
 
     def run(self, *words: str) -> str:
-        ended = command(*QDO, *words, cwd=self.folder, env=self.env)
+        ended = self.qdo(*words)
         assert ended.code == 0, ended.err
         return ended.out
 
     def worker(self) -> Proc:
-        return Proc.python(*WORKER, env=clean_environment(self.env), cwd=self.folder)
+        return self.start(jobs(), QDO_HISTORY=self.url)
 
     def of(self, queue: str) -> list[RecordedOwner]:
         try:
-            return owners(self.url, "shop", queue, 0.0, limit=100)
+            return owners(self.url, "desk", queue, 0.0, limit=100)
         except HistoryUnreadableError:  # no worker has created the file yet
             return []
 
@@ -79,8 +69,9 @@ class ShopWorkers:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, url: str, embedded_url: str) -> ShopWorkers:
-    return ShopWorkers(tmp_path, url, embedded_url)
+def fleet(tmp_path: Path, url: str, embedded_url: str) -> Iterator[ShopWorkers]:
+    with contextlib.closing(ShopWorkers("desk", tmp_path, embedded_url)) as fleet:
+        yield fleet.fill(url)
 
 
 def test_a_drain_is_recorded(fleet: ShopWorkers) -> None:
@@ -148,23 +139,20 @@ def test_a_rebalance_is_recorded(fleet: ShopWorkers) -> None:
 
 def test_a_lost_session_is_recorded(fleet: ShopWorkers) -> None:
     """The process lives, and registers as another worker."""
-    client = connect(fleet.env["QDO_COORDINATOR"], handler="threading")
-    with fleet.worker() as worker, contextlib.closing(client):
+    with fleet.worker() as worker:
         wait_until(lambda: len(fleet.newest()) == len(QUEUES), "all claims are recorded")
         first = fleet.of("q0")[0]
-        client.open(20.0)
-        client.delete(Layout.of("shop").worker(first.owner))
+        fleet.client.delete(fleet.layout.worker(first.owner))
         wait_until(lambda: fleet.of("q0")[0].owner != first.owner, "the queue has a new owner")
         wait_until(lambda: fleet.owned_by(first.pid), "the same process owns all again")
         assert fleet.of("q0")[1].why == "session"
-        client.stop()
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
 
 
-def test_workers_do_not_wait_for_the_database(tmp_path: Path, embedded_url: str) -> None:
+@pytest.mark.parametrize("url", ["postgresql://ann@127.0.0.1:1/db"])
+def test_workers_do_not_wait_for_the_database(fleet: ShopWorkers) -> None:
     """Nobody answers at this address."""
-    fleet = ShopWorkers(tmp_path, "postgresql://ann@127.0.0.1:1/db", embedded_url)
     with fleet.worker() as worker:
 
         def backlogs() -> set[Any]:

@@ -22,14 +22,13 @@ import pytest
 
 from qdo.app import App
 from qdo.coordination.client import Client, connect
-from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.layout import Layout
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
 from tests.support.paths import ROOT
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.server import PostgresqlDatabase
-from tests.support.processes import Proc, freeze, wait_until, whole_lines
+from tests.support.processes import freeze, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
 DEADLINE_SECONDS = 60.0
@@ -180,29 +179,6 @@ def once(bodies: list[int]) -> list[int]:
     return list(dict.fromkeys(bodies))
 
 
-@pytest.mark.slow
-def test_age_of_the_last_report_tells_a_dead_worker(fleet: ProcessFleet) -> None:
-    """An idle worker reports three times per session timeout; a dead one stays registered."""
-    timeout = 9.0
-    child = fleet.start(session_timeout_seconds=timeout)
-
-    def reported() -> float:
-        with fleet.coordinator() as client:
-            found = worker_statuses(client, Layout.of("fleet"))
-        return found[0].reported if found else 0.0
-
-    wait_until(lambda: bool(reported()), "the worker is registered")
-    first = reported()
-    wait_until(lambda: reported() > first + timeout / 4, "an idle worker reports")
-    child.process.kill()
-    child.wait()
-    wait_until(lambda: time.time() - reported() > 0.6 * timeout, "the report grows old")
-    at = ("--coordinator", fleet.address)
-    with Proc.python("-m", "qdo", "workers", "--app", "fleet", *at, cwd=fleet.folder) as shown:
-        assert shown.wait() == 0
-        shown.wait_for_line("worker-.* running +[5-9]s ago")
-
-
 def test_burst_workers_share_the_queues_and_leave_nothing(fleet: ProcessFleet) -> None:
     """Each queue in order, nothing twice; sessions are reported and closed."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(2000)])
@@ -217,14 +193,6 @@ def test_burst_workers_share_the_queues_and_leave_nothing(fleet: ProcessFleet) -
         assert int(opened["session"], 16)
         assert len(bytes.fromhex(opened["password"])) == 16
         assert closed == {"session": None}
-
-
-def test_workers_share_queues_through_zookeeper(fleet: ProcessFleet, zookeeper_url: str) -> None:
-    """The same with a server in place of the file."""
-    fleet.app.send_many([(f"q{n % 10}", n // 10) for n in range(200)])
-    children = [fleet.start(burst=True, coordinator=zookeeper_url) for _ in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
-    assert fleet.bodies() == {f"q{n}": list(range(20)) for n in range(10)}
 
 
 def test_a_worker_outlives_its_coordinator(fleet: ProcessFleet, zookeeper_server: Ensemble) -> None:
@@ -261,24 +229,6 @@ def test_a_worker_outlives_its_coordinator(fleet: ProcessFleet, zookeeper_server
     assert child.wait() == 0
 
 
-def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: ProcessFleet) -> None:
-    """After its session: in order, at least once, and no queue is left behind."""
-    fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
-    killed = fleet.start(job="jobs:gated", burst=True)
-    wait_until(lambda: fleet.assigned() == [20], "one has all queues", DEADLINE_SECONDS)
-    other = fleet.start(job="jobs:gated", burst=True)
-    wait_until(lambda: fleet.assigned() == [10, 10], "each has half", DEADLINE_SECONDS)
-    (fleet.folder / "open").touch()
-    pid = str(killed.process.pid)
-    wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
-    killed.process.kill()
-    assert other.wait() == 0
-    bodies = fleet.bodies()
-    assert len(bodies) == 20
-    for queue in bodies:
-        assert once(bodies[queue]) == list(range(200))
-
-
 def test_a_stopped_worker_comes_back_as_a_new_one(fleet: ProcessFleet) -> None:
     """SIGSTOP beyond the session: each queue at most finishes the message it was in."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
@@ -300,20 +250,6 @@ def test_a_stopped_worker_comes_back_as_a_new_one(fleet: ProcessFleet) -> None:
     assert "registering as a new worker" in stopped.errors()
     sessions = [told["session"] for told in stopped.told()]
     assert sessions[1::2] == [None, None]
-
-
-def test_seeking_a_live_idle_queue_replays_it(fleet: ProcessFleet) -> None:
-    """An operator moves `last`; the owner notices, and continues from there."""
-    fleet.app.send_many([("q", 0), ("q", 1)])
-    child = fleet.start()
-    wait_until(lambda: fleet.bodies().get("q") == [0, 1], "both messages")
-    with fleet.coordinator() as client:
-        seek(client, Layout.of("fleet"), "q", 0)
-        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1], "the replay")
-        fleet.app.send("q", 2)
-        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1, 2], "the next message")
-    child.process.terminate()
-    assert child.wait() == 0
 
 
 def test_sigterm_drains(fleet: ProcessFleet) -> None:
@@ -367,31 +303,6 @@ def test_the_parents_death_drains(fleet: ProcessFleet) -> None:
     assert child.wait() == 0
     assert fleet.lines() == [["begin", "1"], ["end", "1"]]
     assert "the parent process died" in child.errors()
-
-
-@pytest.mark.parametrize(
-    ("settings", "code", "text"),
-    [
-        ({"job": "jobs:nothing"}, 2, "cannot import 'jobs:nothing'"),
-        (
-            {"coordinator": "zookeeper://127.0.0.1:1", "connect_seconds": 0.5},
-            3,
-            "zookeeper://127.0.0.1:1",
-        ),
-        ({"coordinator": "sqlite:jobs.py"}, 3, "jobs.py"),
-        ({"broker": "sqlite:jobs.py"}, 3, "jobs.py"),
-    ],
-)
-def test_what_cannot_begin_says_so_in_one_line(
-    fleet: ProcessFleet, settings: dict[str, Any], code: int, text: str
-) -> None:
-    """With the documented exit code, without a traceback."""
-    child = fleet.start(**settings)
-    assert child.wait() == code
-    said = [line for line in child.errors().splitlines() if line.startswith("qdo-worker: ")]
-    assert len(said) == 1
-    assert text in said[0]
-    assert "Traceback" not in child.errors()
 
 
 def test_a_worker_starts_before_the_server_of_its_broker(
