@@ -29,11 +29,11 @@ from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.coordinator_process import connected
 from tests.support.forks.processes import choice
-from tests.support.levels import CHECK, REST, SELECTED, SEVERAL_PARTS, TEST, levels, reasons
-from tests.support.marks import MARKS, add_marks, in_order, unmarked
 from tests.support.paths import ROOT
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
+from tests.support.runs.levels import CHECK, REST, SELECTED, SEVERAL_PARTS, TEST, levels, reasons
+from tests.support.runs.marks import MARKS, add_marks, in_order, unmarked
 from tests.support.shared_servers import (
     SharedPostgresql,
     SharedZooKeeper,
@@ -207,7 +207,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test of `make check` that has used a server, for which it then lacks the mark."""
     yield
     if item.stash[LEVEL] == CHECK and (missing := unmarked(item)):
-        pytest.fail(f"it needs the marks of {sorted(missing)}; see tests/support/marks.py")
+        pytest.fail(f"it needs the marks of {sorted(missing)}; see tests/support/runs/marks.py")
 
 
 @pytest.hookimpl(trylast=True)

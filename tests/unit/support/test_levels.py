@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.conftest import LEVELS
-from tests.support.levels import (
+from tests.support.paths import ROOT
+from tests.support.runs.levels import (
     LONG,
     REST,
     SHARES,
@@ -16,7 +17,6 @@ from tests.support.levels import (
     other_twins,
     twin,
 )
-from tests.support.paths import ROOT
 
 
 def test_every_file_has_an_item_in_make_test(request: pytest.FixtureRequest) -> None:
