@@ -2,10 +2,10 @@
 # make check  what to run while you work, in a minute: lint, types, and tests of single parts
 # make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
 # make test-rest   what `make test` leaves out: other coordinators, whole fleets; takes as long
-# make smoke  an installed qdo on every supported Python that this machine has
+# make smoke  an installed qdo on every supported Python that this machine has; part of test-rest
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
-# make audit  remarks about the code, and known vulnerabilities of libraries
+# make audit  known vulnerabilities of libraries
 # make docs   the documentation, into docs/_build/html
 # make lint   ruff and mypy only
 # make screenshots   the pictures of the dashboard in the documentation
@@ -62,10 +62,14 @@ test: $(STAMP) zookeeper postgresql deployment
 	$(PYTEST) $(WHOLE) $(COSTS) $(COSTS_TABLE) --level test --fuzz 100 --histories 100; tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
 
-# Then all inputs for readers of foreign bytes, and all histories: `make test` tries a twentieth of them.
+# Then all inputs for readers of foreign bytes, and all histories: `make test` tries a twentieth of
+# them. An installed qdo is tried beside.
+SEEDED := tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
+SEEDED += tests/contract/streams/test_machine.py
 test-rest: $(STAMP) zookeeper postgresql deployment browser
-	$(PYTEST) $(WHOLE) --level rest
-	$(PYTEST) -q --processes 3 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation tests/contract/streams/test_machine.py
+	@$(MAKE) --no-print-directory help smoke >$(BESIDE) 2>&1 & \
+	$(PYTEST) $(WHOLE) --level rest && $(PYTEST) -q --processes 3 $(SEEDED); tests=$$?; \
+	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
 
 # PYTHONS="3.11 3.13" runs these only, and fails without one of them.
 PYTHONS :=
@@ -77,13 +81,13 @@ SOAK := --coordinator all --rounds 4 --seconds 60 --seed $(shell date +%s)
 soak: $(STAMP) zookeeper
 	$(BIN)/python -m tests.soak $(SOAK)
 
-# In an environment of its own, because its tools have libraries in common with qdo. Not part of
-# `make test`: pip-audit asks pypi.org.
+# In an environment of its own, because pip-audit has libraries in common with qdo. Not part of
+# `make test-rest`: it asks pypi.org.
 AUDIT := .audit
 audit: $(STAMP)
 	test -x $(AUDIT)/bin/pip-audit || $(PYTHON) -m venv $(AUDIT)
-	$(AUDIT)/bin/python -m pip install --disable-pip-version-check 'bandit>=1.9,<2' 'pip-audit>=2.10,<3'
-	$(BIN)/python -m tests.audit $(AUDIT)/bin
+	$(AUDIT)/bin/python -m pip install --disable-pip-version-check 'pip-audit>=2.10,<3'
+	$(BIN)/python -m tests.audit $(AUDIT)/bin/pip-audit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -100,7 +100,7 @@ class ProofTable:
         """
         if app in self._apps:
             return
-        adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # nosec B608 # table_name checks it
+        adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # noqa: S608 - table_name checks it
         self._add_app(session)
         if execute(session, adopt, {"app": app}).rowcount:
             self._changed = True
@@ -112,7 +112,7 @@ class ProofTable:
         self._add_app(session)
         if app is not None:
             return app
-        ends = [f"(SELECT {each}(app) FROM {self.table})" for each in ("min", "max")]  # nosec B608 # table_name checks it
+        ends = [f"(SELECT {each}(app) FROM {self.table})" for each in ("min", "max")]  # noqa: S608 - table_name checks it
         first, last = execute(session, f"SELECT {', '.join(ends)}", {}).fetchone()
         if first != last:
             raise UsageError(
@@ -136,12 +136,12 @@ class ProofTable:
                 execute(session, f"ALTER TABLE {table} {add}, ADD {self._key}", {})
             return
         execute(session, "SAVEPOINT qdo_app", {})
-        execute(session, f"DELETE FROM {table} WHERE 0", {})  # nosec B608 # locks the file
+        execute(session, f"DELETE FROM {table} WHERE 0", {})  # noqa: S608 - locks the file
         if "app" not in self._stored_columns(session):
             names = ", ".join(old)
             new = f"{table}_with_app"
             execute(session, f"CREATE TABLE {new} {self._columns}", {})
-            copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # nosec B608 # table_name checks it
+            copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # noqa: S608 - table_name checks it
             execute(session, copy, {})
             execute(session, f"DROP TABLE {table}", {})
             execute(session, f"ALTER TABLE {new} RENAME TO {table}", {})
@@ -164,7 +164,7 @@ class FenceTable(ProofTable):
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
         row = {"app": self._only_app(session, app)}
-        reset = f"UPDATE {self.table} SET fence = 0 WHERE app = :app"  # nosec B608 # table_name checks it
+        reset = f"UPDATE {self.table} SET fence = 0 WHERE app = :app"  # noqa: S608 - table_name checks it
         return int(execute(session, reset, row).rowcount)
 
 
@@ -189,17 +189,17 @@ class FencedWrites(FenceTable):
             ON CONFLICT (app, queue, part) DO UPDATE
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
         # Even a repetition shows that the queue has a new owner. From here on its former owner,
         # which may be ahead of the recorded progress, is rejected.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
             WHERE app = :app AND queue = :queue AND part = :part AND fence < :fence
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
         self._stale = f"""
             SELECT 1 FROM {table}
             WHERE app = :app AND queue = :queue AND part = :part AND fence > :fence
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
 
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
@@ -257,8 +257,8 @@ class ProcessedMessages(ProofTable):
         self._record = f"""
             INSERT INTO {table} (app, queue, id, done_at) VALUES (:app, :queue, :id, :done_at)
             ON CONFLICT (app, queue, id) DO NOTHING
-        """  # nosec B608 # table_name checks it
-        self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
+        self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # noqa: S608 - table_name checks it
 
     def record(self, session: SqlSession, message: Message) -> bool:
         """Record that the message is done; if it returns False, it was done before: write nothing.

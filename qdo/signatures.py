@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 TOLERANCE_SECONDS = 300.0
 """How far the time of a signature may be from this machine's."""
-SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
+SECRET_PREFIX = "whsec_"  # noqa: S105 - only the prefix
 SECRET_BYTES = range(16, 129)
 _is_time = re.compile("[0-9]{1,12}").fullmatch
 

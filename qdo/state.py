@@ -60,14 +60,14 @@ class KeyedState(FenceTable):
             ON CONFLICT (app, scope, name) DO UPDATE SET fence = CASE
                 WHEN excluded.fence > {table}.fence THEN excluded.fence ELSE {table}.fence END
             RETURNING fence, positions, value
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
         self._save = f"""
             UPDATE {table} SET positions = :positions, value = :value
             WHERE app = :app AND scope = :scope AND name = :name
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
         self._read = f"""
             SELECT value FROM {table} WHERE app = :app AND scope = :scope AND name = :name
-        """  # nosec B608 # table_name checks it
+        """  # noqa: S608 - table_name checks it
 
     @contextlib.contextmanager
     def of(

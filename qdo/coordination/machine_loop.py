@@ -126,7 +126,7 @@ class MachineLoop:
         """
         if self._drop_at == float("inf"):
             self._refusals += 1
-            spread = random.random()  # nosec B311 # spreads pauses
+            spread = random.random()  # spreads pauses
             self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, spread)
             self._drop_reason = f"the coordinator refused a request: {describe(error)}"
 

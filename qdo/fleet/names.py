@@ -53,7 +53,7 @@ def overlap(one: str, other: str) -> bool:
     # `possible[j]`: the tokens of `one` so far and the first j of `other` have a name in common.
     possible = [True, *[False] * len(second)]
     for j, token in enumerate(second):
-        possible[j + 1] = possible[j] and token == "*"
+        possible[j + 1] = possible[j] and token == "*"  # noqa: S105
     for mine in first:
         row = [possible[0] and mine == "*"]
         for j, theirs in enumerate(second):

@@ -136,7 +136,7 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",
         *(f"GRANT {rights} ON {schema}.{table} TO {role}" for table, rights in tables),
         *(f"GRANT EXECUTE ON FUNCTION {schema}.{each} TO {role}" for each in _FUNCTIONS[kind]),
-        *([f"SELECT {schema}.limit_idle('{literal}')"] if kind == "sender" else []),  # nosec B608 # quoted
+        *([f"SELECT {schema}.limit_idle('{literal}')"] if kind == "sender" else []),
     ]
 
 
@@ -149,7 +149,7 @@ def script(schema: str, partition_seconds: int, have: int = 0) -> str:
     if have:
         _, mark, rest = tables.partition(f"\n-- Format {have + 1}:")
         tables = mark + rest
-    named = f"UPDATE {{schema}}.about SET format = {FORMAT}, functions = '{digest()}';\n"  # nosec B608 # constants
+    named = f"UPDATE {{schema}}.about SET format = {FORMAT}, functions = '{digest()}';\n"  # noqa: S608 - constants
     text = "\n".join((tables, _text("functions.sql"), named))
     return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
 
@@ -192,7 +192,7 @@ def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> in
     (exists,) = connection.execute(query, (f"{address.schema}.about",)).fetchone() or (None,)
     if exists is None:
         return None
-    found = connection.execute(f"SELECT format FROM {address.schema}.about").fetchone()  # nosec B608 # the address allows a-z, 0-9 and _
+    found = connection.execute(f"SELECT format FROM {address.schema}.about").fetchone()  # noqa: S608 - the address allows a-z, 0-9 and _
     return None if found is None else int(found[0])
 
 
@@ -223,7 +223,7 @@ def check_format(
 
 def _differs(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
     """Return whether the schema has functions of another version of this format."""
-    query = f"SELECT functions FROM {address.schema}.about"  # nosec B608 # the address allows a-z, 0-9 and _
+    query = f"SELECT functions FROM {address.schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
     return connection.execute(query).fetchone() != (digest(),)
 
 

@@ -90,7 +90,7 @@ def until_answered(call: Callable[[], _T], what: str) -> _T:
             if failure_kind(error) is FailureKind.REFUSED:
                 raise
             failures += 1
-            pause = REPEAT.delay(failures, random.random())  # nosec B311 # spreads pauses
+            pause = REPEAT.delay(failures, random.random())  # spreads pauses
             text = "cannot store the state of %s, retrying in %.2f s: %s"
             _log.warning(text, what, pause, describe(error))
         time.sleep(pause)

@@ -135,7 +135,7 @@ def _password(settings: Settings) -> Secret:
     try:
         password = data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        password = ""  # nosec B105 # not a password: refused below
+        password = ""
     if not password or not password.isprintable() or len(data) > _MOST_PASSWORD_BYTES:
         raise _fault(
             settings,

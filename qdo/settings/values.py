@@ -175,7 +175,7 @@ CONFIG_VARIABLE = "QDO_CONFIG"
 ENVIRONMENT_PREFIX = "QDO_"
 
 
-PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"  # nosec B105 # the name of a variable
+PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"  # noqa: S105 - the name of a variable
 """Password of the account at the coordinator. Not a setting: `qdo config` lists settings."""
 
 

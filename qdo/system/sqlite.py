@@ -102,7 +102,7 @@ def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Form
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() > limit:
                 raise
-        time.sleep(random.uniform(*_RETRY_SECONDS))  # nosec B311 # spreads pauses
+        time.sleep(random.uniform(*_RETRY_SECONDS))  # spreads pauses
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:

@@ -59,7 +59,7 @@ class MemoryStore:
         self.listeners: list[tuple[str, Wake]] = []
         self.takers: list[tuple[str, Callable[[], None]]] = []
         self._seen = 0
-        self._dice = random.Random(0)  # nosec B311 # tests repeat
+        self._dice = random.Random(0)  # tests repeat
 
     def new_id(self) -> str:
         """Return an id for a message without a position. Every store yields the same sequence."""

@@ -252,7 +252,7 @@ class Worker:
                 return open_broker(settings.broker, self.app.name, settings.max_queues)
             except UnreachableError as error:
                 attempt += 1
-                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # nosec B311 # spreads pauses
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spreads pauses
                 lasts = isinstance(error, DatabaseError)  # a file, or a newer schema
                 if lasts or clock() + pause > deadline:
                     raise

@@ -17,16 +17,13 @@ PACKAGES = {"urllib3": "2.6.0", "pure_sasl": "0.6.2"}
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Write a pip-audit that prints a text and exits with a code; bandit finds nothing."""
+    """Write a pip-audit that prints a text and exits with a code."""
 
     def write(text: str, code: int) -> None:
         (tmp_path / "answer").write_text(text)
-        for name, line in (
-            ("pip-audit", f"cat {tmp_path / 'answer'}; exit {code}"),
-            ("bandit", ""),
-        ):
-            (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-            (tmp_path / name).chmod(0o755)
+        path = tmp_path / "pip-audit"
+        path.write_text(f"#!/bin/sh\ncat {tmp_path / 'answer'}; exit {code}\n")
+        path.chmod(0o755)
 
     return write
 
@@ -77,7 +74,7 @@ def test_the_exit_code_tells_what_was_found(
     monkeypatch.setattr(audit, "installed", lambda: PACKAGES)
     monkeypatch.setattr(audit, "lowest", lambda requirements: PACKAGES)
     program(text, 0)
-    assert audit.main(str(tmp_path)) == code
+    assert audit.main(str(tmp_path / "pip-audit")) == code
 
 
 def test_the_lowest_versions_are_those_that_users_get() -> None:

@@ -53,7 +53,7 @@ class SendAttempts:
         if left <= 0:
             return False
         self._failures += 1
-        delay = self._backoff.delay(self._failures, random.random())  # nosec B311 # spreads pauses
+        delay = self._backoff.delay(self._failures, random.random())  # spreads pauses
         return not self._stopped.wait(min(delay, left))
 
 

@@ -228,15 +228,15 @@ FROM delayed WHERE app = :app
 AND queue = (SELECT id FROM queues WHERE app = :app AND name = :queue AND delayed > 0)
 """
 _FIND = Query(
-    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",  # nosec B608 # constants
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",
     _COLUMNS,
 )
 _FIND_ID = Query(
-    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",  # nosec B608 # constants
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",
     _COLUMNS,
 )
-_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", "i")  # nosec B608 # constants
-_REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"  # nosec B608 # constants
+_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", "i")
+_REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"
 _COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name = ?"
 
 

@@ -73,15 +73,15 @@ _NEXT = Query(
 _MAKE_DUE = f"""
 UPDATE requests SET rank = priority
 WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now + {SLACK_SECONDS}
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _TAKEN = "SELECT number, id, take, headers, body, priority, failed, crashed, error, asked, reply"
 _LOST = Query(
-    f"{_TAKEN} FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"  # nosec B608
+    f"{_TAKEN} FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"  # noqa: S608
     " AND state IN (1, 2) AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY number",
     "itiTbiiiTrT",
 )
 _DUE = Query(
-    f"{_TAKEN} FROM requests WHERE app = :app AND pool = :pool AND state = 0 AND rank < 10"  # nosec B608
+    f"{_TAKEN} FROM requests WHERE app = :app AND pool = :pool AND state = 0 AND rank < 10"
     " ORDER BY rank, number LIMIT :places",
     "itiTbiiiTrT",
 )
@@ -90,14 +90,14 @@ _NO_ANSWER = f"mark = CASE WHEN {_IS_CANCEL} THEN mark END"
 _RUN = f"""
 UPDATE requests SET state = 1, owner = ?, take = take + 1, started = ?, note = NULL, {_NO_ANSWER}
 WHERE number = ?
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _OF_TAKE = "WHERE app = :app AND id = :id AND owner = :owner AND take = :take"
 _NOTE = f"""
 UPDATE requests SET state = :state, note = :note,
        mark = CASE WHEN {_IS_CANCEL} OR (:state = 2 AND state = 2) THEN mark
                    WHEN :state = 2 THEN printf('{{"paused": %.6f}}', :now) END
 {_OF_TAKE} AND state IN (1, 2)
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _END = f"""
 UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, until = :now + keep,
        result_headers = :headers, result = :result,
@@ -105,25 +105,25 @@ UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, 
        headers = CASE :outcome WHEN 'done' THEN NULL ELSE headers END,
        body = CASE :outcome WHEN 'done' THEN x'' ELSE body END
 {_OF_TAKE} AND state < 3
-"""  # nosec B608 # constants
-_ENDED = Query(f"SELECT state FROM requests {_OF_TAKE} AND state = 3", "i")  # nosec B608
+"""  # noqa: S608 - constants
+_ENDED = Query(f"SELECT state FROM requests {_OF_TAKE} AND state = 3", "i")  # noqa: S608
 _WAIT = f"state = 0, owner = '', note = NULL, {_NO_ANSWER}"
 _PUT_BACK = f"""
 UPDATE requests SET {_WAIT}, due = :now + :seconds,
        rank = CASE WHEN :seconds > 0 THEN :now + :seconds ELSE priority END,
        crashed = crashed AND failed = :failed, failed = :failed, error = coalesce(:error, error)
 {_OF_TAKE} AND state IN (1, 2)
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _GIVE_BACK = f"""
 UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 1, failed = failed + 1,
        error = 'worker ' || owner || ' died, or lost its session'
 WHERE app = :app AND owner = :owner AND state IN (1, 2)
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _RETRY = f"""
 UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 0, failed = 0, take = take + 1,
        error = NULL, outcome = NULL, result_headers = NULL, result = NULL, until = 0
 WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _MARK = """
 UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
        AND CASE WHEN :mark LIKE '{"cancel"%' THEN state IN (1, 2)
@@ -135,8 +135,7 @@ _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
 _RECORD_TYPES = "ittitiirrirTTTTTr"
 _FIND, _FIND_BRIEF = (
     Query(
-        f"{_RECORD}, {columns}, result_headers, result"  # nosec B608 # constants
-        " FROM requests WHERE app = :app AND id = :id",
+        f"{_RECORD}, {columns}, result_headers, result FROM requests WHERE app = :app AND id = :id",
         _RECORD_TYPES + "TbTB",
     )
     for columns in ("headers, body", "NULL, x''")
@@ -144,7 +143,7 @@ _FIND, _FIND_BRIEF = (
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _LIST = {
     (condition, order): Query(
-        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # nosec B608
+        f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # noqa: S608
         " AND (:pool IS NULL OR pool = :pool)"
         " AND (:states = '[]' OR state IN (SELECT value FROM json_each(:states)))"
         f" ORDER BY number {order} LIMIT :limit",
@@ -179,11 +178,11 @@ FROM requests WHERE app = :app AND state IN (1, 2) GROUP BY pool, state ORDER BY
     "tiiR",
 )
 _EXPIRED = Query(
-    "SELECT number FROM requests WHERE app = :app AND state = 3 AND until <= :now"
-    f" LIMIT {EXPIRED_AT_ONCE}",  # nosec B608 # constants
+    "SELECT number FROM requests WHERE app = :app AND state = 3 AND until <= :now"  # noqa: S608
+    f" LIMIT {EXPIRED_AT_ONCE}",
     "i",
 )
-_EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # nosec B608 # constants
+_EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # noqa: S608 - constants
 
 _BODY = 4
 

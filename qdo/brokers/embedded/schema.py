@@ -146,13 +146,13 @@ _NO_ID_TWICE = f"""
     INSERT INTO delayed SELECT * FROM old_delayed;
     DROP TABLE old_queues;
     DROP TABLE old_delayed
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
     version=5,
-    schema=_QUEUES
+    schema=_QUEUES  # noqa: S608
     + """
     CREATE TABLE file (
         id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -183,7 +183,7 @@ MESSAGES = Format(
     );
     CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
     INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
-    """  # nosec B608 # constants
+    """
     + _DELAYED
     + _DEDUP
     + REQUESTS

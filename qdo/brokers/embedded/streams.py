@@ -17,7 +17,7 @@ _ALL = (
 )
 _SHARDS = Query(f"{_ALL} AND (:stream IS NULL OR stream = :stream) ORDER BY number", "tttttIi")
 _RESHARDED = Query(
-    f"{_ALL} AND stream IN (SELECT stream FROM streams WHERE app = :app AND hidden)"
+    f"{_ALL} AND stream IN (SELECT stream FROM streams WHERE app = :app AND hidden)"  # noqa: S608
     " ORDER BY number",
     "tttttIi",
 )

@@ -65,7 +65,7 @@ SELECT queues.name, trimmed,
     (SELECT count(*) FROM {{schema}}.delayed WHERE queue = queues.id AND %(newest)s)
 FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
 JOIN {{schema}}.queues ON app = %(app)s AND queues.name = asked.name
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 
 LOCKS = 3
 """Of a statement that opens a partition: the table and its indexes."""
@@ -239,15 +239,15 @@ class PostgresqlBroker(GroupCommitBroker):
         self._address = address
         self._app = app
         schema = address.schema
-        self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
-        self._drop = f"SELECT {schema}.drop_partitions()"  # nosec B608 # as above
-        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # nosec B608 # as above
+        self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"
+        self._drop = f"SELECT {schema}.drop_partitions()"
+        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # noqa: S608 - as above
         self._dropped = time.monotonic()
         self.checked_size = partial(checked_size, set(), nul=False)
         self._listeners: list[NotificationListener] = []
         self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
         try:
-            node = f"SELECT node FROM {schema}.about"  # nosec B608 # as above
+            node = f"SELECT node FROM {schema}.about"  # noqa: S608 - as above
             (self.id_node,) = self._fetches.run(
                 lambda connection: connection.execute(node).fetchone() or (0,)
             )

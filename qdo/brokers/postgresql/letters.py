@@ -27,30 +27,30 @@ _ALL = f"""
 SELECT name, position, body, key, headers, error, traceback, attempts, worker, fence, dead_at
 {_OF_APP} AND (%(queue)s::text IS NULL OR name = %(queue)s)
   AND (%(position)s::bigint IS NULL OR position = %(position)s) ORDER BY dead_at, position
-"""  # nosec B608 # constants
+"""
 _ENTRIES = f"""
 SELECT name, position, key, headers, error, attempts, worker, fence, dead_at, octet_length(body)
 {_OF_APP} AND (%(queue)s::text IS NULL OR name = %(queue)s)
   AND (%(since)s::float8 IS NULL OR dead_at >= %(since)s)
   AND (%(until)s::float8 IS NULL OR dead_at <= %(until)s) ORDER BY dead_at, position
-"""  # nosec B608 # constants
-_COUNTS = f"SELECT name, count(*) {_OF_APP} GROUP BY name"  # nosec B608 # constants
+"""
+_COUNTS = f"SELECT name, count(*) {_OF_APP} GROUP BY name"
 _TAKE = f"""
 SELECT body, key, headers {_OF_APP} AND name = %(queue)s AND position = %(position)s
 FOR UPDATE OF dead_letters
-"""  # nosec B608 # constants
+"""
 _MINE = "queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)"
 _STORE_LEFT = f"""
 {_BURY.format(message="body, key, headers")}
 FROM {{schema}}.messages WHERE {_MINE} AND position = %(position)s
-"""  # nosec B608 # constants
-_REMOVE = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position = %(position)s"  # nosec B608 # constants
+"""
+_REMOVE = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position = %(position)s"  # noqa: S608 - constants
 _SURPLUS = f"""
 DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position <= (
     SELECT position FROM {{schema}}.dead_letters WHERE {_MINE}
     ORDER BY position DESC LIMIT 1 OFFSET %(keep)s)
-"""  # nosec B608 # constants
-_EXPIRED = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND dead_at < %(before)s"  # nosec B608 # constants
+"""  # noqa: S608 - constants
+_EXPIRED = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND dead_at < %(before)s"  # noqa: S608 - constants
 _RESEND = (
     "SELECT {schema}.append(%(app)s, ARRAY[%(queue)s], ARRAY[%(key)s::text],"
     " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL)"
@@ -162,9 +162,9 @@ _FIND = f"""
 SELECT number, due, key, headers, body {_OF_QUEUE}
   AND (%(patterns)s::text[] IS NULL OR headers LIKE ANY (%(patterns)s))
 ORDER BY due, number LIMIT %(limit)s
-"""  # nosec B608 # constants
-_NUMBERS = f"SELECT number {_OF_QUEUE}"  # nosec B608 # constants
-_REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"  # nosec B608 # constants
+"""
+_NUMBERS = f"SELECT number {_OF_QUEUE}"
+_REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"
 
 
 class PostgresqlDelayedMessages(_Tables, DelayedMessages):

@@ -127,12 +127,12 @@ class NotificationListener:
         self._pooled = address.pooled
         schema = address.schema
         self._look_statement = _LOOK.format(schema=schema)
-        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # the address allows a-z, 0-9 and _
-        self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
-        self._tidy_statement = f"SELECT * FROM {schema}.tidy(%s)"  # nosec B608 # as above
-        self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
-        self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
-        self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
+        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # noqa: S608 - the address allows a-z, 0-9 and _
+        self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"
+        self._tidy_statement = f"SELECT * FROM {schema}.tidy(%s)"  # noqa: S608 - as above
+        self._advance_statement = f"SELECT {schema}.advance(%s)"
+        self._channel_statement = f"SELECT {schema}.channel(%s)"
+        self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
         self._next_xid = NOTHING_NEW
         self._bound = LookBound()

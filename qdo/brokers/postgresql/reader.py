@@ -94,7 +94,7 @@ class Fetches(GroupedCalls[Work]):
         self._session = PostgresqlSession(address, self._prepare)
         self._one = _ONE.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._many = _MANY.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
-        self._list = f"SELECT {address.schema}.spans(0)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._list = f"SELECT {address.schema}.spans(0)"
         self._listed: float | None = None
         self._spans: list[int] = []
         self.start()

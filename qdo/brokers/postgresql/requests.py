@@ -62,13 +62,13 @@ SELECT id, take, priority, failed, crashed, error, asked, reply,
 FROM {{schema}}.take_requests(
     %(app)s, %(owner)s, %(pool)s, %(places)s, %(running)b::text[], {TAKEN_BYTES}, %(since)s,
     %(passed)b::bigint[], %(whole)s)
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 _REPORT = f"""
 SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b::integer[],
     %b::text[], %b::integer[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::bytea[],
     %b::integer[], {ARRAYS}, %s)
-"""  # nosec B608 # constants
-_CANCEL = f"SELECT {{schema}}.cancel_request(%s, %s, %s, %s, {ARRAYS})"  # nosec B608 # constants
+"""
+_CANCEL = f"SELECT {{schema}}.cancel_request(%s, %s, %s, %s, {ARRAYS})"
 _MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
 _RETRY = "SELECT {schema}.retry_request(%s, %s)"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
@@ -84,7 +84,7 @@ _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
 ORDER BY number {{order}} LIMIT %(limit)s
-"""  # nosec B608 # constants, and numbers of states
+"""
 _OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
 _DUE = """
 WITH RECURSIVE found(pool) AS (

@@ -17,7 +17,7 @@ _SHARDS = f"{_ALL} AND (%s::text IS NULL OR stream = %s) ORDER BY number"
 _RESHARDED = f"""
 {_ALL} AND stream IN (SELECT stream FROM {{schema}}.streams WHERE app = %s AND hidden)
 ORDER BY number
-"""  # nosec B608 # constants
+"""  # noqa: S608 - constants
 
 
 class PostgresqlStreams(StreamStore):
@@ -58,5 +58,5 @@ class PostgresqlStreams(StreamStore):
 
     def _run(self, function: str, *given: Any, queues: Collection[str] = ()) -> None:
         places = ", ".join(["%s"] * len(given))
-        statement = f"SELECT {self._schema}.{function}({places})"  # nosec B608 # constants
+        statement = f"SELECT {self._schema}.{function}({places})"
         self._writer.run(lambda each: each.execute(statement, given), 0, frozenset(queues))

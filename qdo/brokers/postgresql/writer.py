@@ -134,9 +134,9 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._session = PostgresqlSession(address, self._prepare)
         self._address = address
         schema = address.schema
-        self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
-        self._set_limit = f"SELECT {schema}.limit_queues(%s, %s)"  # nosec B608 # as above
-        self._notify = f"SELECT pg_notify({schema}.channel(%s), %s)"  # nosec B608 # as above
+        self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s)"
+        self._set_limit = f"SELECT {schema}.limit_queues(%s, %s)"
+        self._notify = f"SELECT pg_notify({schema}.channel(%s), %s)"
         self._notified = 0.0
         self._unannounced: set[str] = set()
         self._warned = False
@@ -413,7 +413,7 @@ class SendWork:
     def __init__(
         self, schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
     ) -> None:
-        self._statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"
         self._parameters = (app, *arrays_of(messages, marks), None)
 
     def __call__(self, connection: PostgresqlConnection) -> list[str]:
@@ -433,7 +433,7 @@ class StageWork:
         node: int,
     ) -> None:
         self._address = address
-        self._statement = f"SELECT {address.schema}.stage(%s, %s, {ARRAYS})"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._statement = f"SELECT {address.schema}.stage(%s, %s, {ARRAYS})"
         arrays = arrays_of(messages, marks, with_ids=True)
         self._ids: list[str] = arrays[4]
         self._parameters = (node, app, *arrays)

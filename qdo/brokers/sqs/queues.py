@@ -368,7 +368,7 @@ class SqsQueues:
 
     def _until(self) -> float:
         """Return when to read again: at a different time for each queue."""
-        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # nosec B311 # spreads pauses
+        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # spreads pauses
 
     def _request(self, method: str, name: str, **parameters: Any) -> Any:
         url = self.url_of(name)

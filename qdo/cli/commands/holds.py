@@ -98,7 +98,7 @@ def _become(parent: int, argv: list[str]) -> int:
     if not die_with_parent(parent, signal.SIGTERM):
         return 128 + signal.SIGTERM
     try:
-        os.execvp(argv[0], argv)
+        os.execvp(argv[0], argv)  # noqa: S606
     except OSError as error:
         sys.stderr.write(f"cannot run {argv[0]!r}: {error.strerror}\n")
     return _CANNOT_RUN

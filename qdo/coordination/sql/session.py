@@ -288,7 +288,7 @@ class StoreSession:
                 self._expire()
         foreign = self.look(watching=watching)
         # Without jitter, every process would wake to expire the same session.
-        silence = self._watchdog.due + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
+        silence = self._watchdog.due + random.uniform(0.005, 0.02)  # spreads pauses
         self._watchdog.due = min(silence, self._next_beat)
         look = now + self._store.look_seconds if watching else float("inf")
         self.due = min(self._watchdog.due, look)
@@ -367,7 +367,7 @@ class StoreSession:
                     ) from None
             self.beat_if_due()
             attempt += 1
-            self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # nosec B311 # spreads pauses
+            self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # spreads pauses
 
     def beat_if_due(self) -> None:
         """Write a heartbeat if the last one is getting old."""

@@ -121,7 +121,7 @@ class Chores(LeaderDuty):
     ) -> None:
         super().__init__(current)
         # Add jitter: workers must not all run during an election.
-        self.look_seconds = period_seconds * random.uniform(0.9, 1.1)  # nosec B311
+        self.look_seconds = period_seconds * random.uniform(0.9, 1.1)
         self._chores: Sequence[tuple[str, Chore]] = (
             *further,
             ("lost-actions", LostActionsChore()),

@@ -175,7 +175,7 @@ class MembershipLoop(Duty):
                 self._register(events)
                 return events
             except (UnreachableError, NodeRefusedError, UsageError) as error:  # it was all right
-                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # nosec B311 # spreads pauses
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spreads pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
 

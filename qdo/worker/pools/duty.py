@@ -94,7 +94,7 @@ class PoolDuty(Duty):
                     before, began = self._taken(), clock()
                     self._woken.wait(self._step_or_warn())
                     rest = 0.0 if self._taken() > before else began + IDLE_SECONDS - clock()
-                    gevent.sleep(max(0.0, rest) + random.uniform(0, SPREAD_SECONDS))  # nosec B311
+                    gevent.sleep(max(0.0, rest) + random.uniform(0, SPREAD_SECONDS))
                     self._woken.clear()
             finally:
                 stop_listening()
