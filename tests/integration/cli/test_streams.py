@@ -123,35 +123,33 @@ def test_a_dry_run_changes_nothing(app: App, cli: Run) -> None:
     assert set(states(cli).values()) == {"open"}
 
 
-@pytest.mark.parametrize(
-    ("code", "arguments"),
-    [
-        (2, ("split", "user.40-80", "--at", "80")),
-        (2, ("split", "user.40-80", "--at", "zz")),
-        (2, ("split", "user.40-80", "--at", "")),
-        (2, ("split", "user.40-80", "--at", "90")),
-        (2, ("merge", "user.40-80")),
-        (2, ("merge", "user.40-80", "user.c0-")),
-        (2, ("merge",)),
-        (2, ("locate", "user", "")),
-        (5, ("split", "user.-40")),
-        (5, ("merge", "user.-40", "user.40-80")),
-        (6, ("split", "user.00-40")),
-        (6, ("split", "other.-40")),
-        (6, ("split", "mail")),
-        (6, ("list", "other")),
-        (6, ("locate", "other", "ada")),
-    ],
+REFUSED = (
+    (2, ("split", "user.40-80", "--at", "80")),
+    (2, ("split", "user.40-80", "--at", "zz")),
+    (2, ("split", "user.40-80", "--at", "")),
+    (2, ("split", "user.40-80", "--at", "90")),
+    (2, ("merge", "user.40-80")),
+    (2, ("merge", "user.40-80", "user.c0-")),
+    (2, ("merge",)),
+    (2, ("locate", "user", "")),
+    (5, ("split", "user.-40")),
+    (5, ("merge", "user.-40", "user.40-80")),
+    (6, ("split", "user.00-40")),
+    (6, ("split", "other.-40")),
+    (6, ("split", "mail")),
+    (6, ("list", "other")),
+    (6, ("locate", "other", "ada")),
 )
-def test_what_cannot_be_changed_stays(
-    app: App, cli: Run, code: int, arguments: tuple[str, ...]
-) -> None:
+
+
+def test_what_cannot_be_changed_stays(app: App, cli: Run) -> None:
     """One shard is sealed already."""
     assert cli("streams", "split", "user.-40").code == 0
     before = states(cli)
-    ended = cli("streams", *arguments)
-    assert ended.code == code, ended.err
-    assert len(ended.err.splitlines()) in (1, 2, 3)
+    for code, arguments in REFUSED:
+        ended = cli("streams", *arguments)
+        assert ended.code == code, (arguments, ended.err)
+        assert len(ended.err.splitlines()) in (1, 2, 3)
     assert states(cli) == before
 
 

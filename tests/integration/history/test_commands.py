@@ -189,42 +189,39 @@ def test_actions_have_limited_room() -> None:
     assert len(recorder.actions) == MAX_KEPT
 
 
-@pytest.mark.parametrize("command", ["queues", "failures", "durations eu-1", "actions"])
-def test_an_empty_history_gives_a_hint(history: History, command: str) -> None:
+COMMANDS = ("queues", "failures", "durations eu-1", "actions")
+
+
+def test_an_empty_history_gives_a_hint(history: History) -> None:
     history.record(0.1, app="another")
-    ended = history(*command.split())
-    assert (ended.code, ended.out) == (0, "")
-    assert ended.err.startswith("hint: no")
+    for command in COMMANDS:
+        ended = history(*command.split())
+        assert (ended.code, ended.out) == (0, "")
+        assert ended.err.startswith("hint: no")
 
 
-@pytest.mark.parametrize("command", ["queues", "failures", "durations eu-1", "actions"])
-def test_a_missing_file_is_an_error(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("sqlite:missing.db", 3, "missing.db: there is no such file"),
+        ("sqlite:text", 3, "text"),
+        ("", 2, "setting history: it must name a database"),
+        ("postgresql://ann@127.0.0.1:1/db", 3, "history at postgresql://***@127.0.0.1:1/db"),
+    ],
+)
+def test_what_is_no_history_is_an_error(
+    url: str,
+    code: int,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Reading creates no file: the path is wrong, or no worker has used it."""
-    ended = History(f"sqlite:{tmp_path / 'missing.db'}", capsys)(*command.split())
-    assert (ended.code, ended.out) == (3, "")
-    assert str(tmp_path / "missing.db") in ended.err
-    assert "no such file" in ended.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_setting_the_error_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = History("", capsys)("queues")
-    assert ended.code == 2
-    assert "setting history: it must name a database" in ended.err
-
-
-def test_an_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = History("postgresql://ann@127.0.0.1:1/db", capsys)("queues")
-    assert ended.code == 3
-    assert "cannot read the history at postgresql://***@127.0.0.1:1/db" in ended.err
-
-
-def test_another_programs_file_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text").write_text("no database " * 1000)
-    ended = History(f"sqlite:{tmp_path / 'text'}", capsys)("failures")
-    assert ended.code != 0
-    assert str(tmp_path / "text") in ended.err
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("no database " * 1000)
+    for command in COMMANDS:
+        ended = History(url, capsys)(*command.split())
+        assert (ended.code, ended.out) == (code, "")
+        assert words in ended.err
+    assert [each.name for each in tmp_path.iterdir()] == ["text"]
