@@ -1,8 +1,8 @@
 """Three workers on ZooKeeper over the queues people already have, and one of them is killed.
 
-Queues of SQS, one for each key, and a stream of Kinesis that is split midway. Every message is run,
-each key's in their order, and only those run twice that the killed process had in flight or had not
-reported to the service.
+Queues of SQS, one for each key. Every message is run, each key's in their order, and only those run
+twice that the killed process had in flight or had not reported to the service.
+`tests.integration.kinesis.test_workers` does the same to a stream that is split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from tests.support.aws.clients import client
-from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.journal import ORDER_VARIABLE, PATH_VARIABLE, Journal, Run
@@ -127,9 +126,6 @@ def check_repeated(runs: Sequence[Run], killed: int, killed_at: float) -> None:
     assert {run.pid for run in unfinished} <= {killed}
 
 
-# --- SQS --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["fifo", "standard"])
 def test_queues_of_sqs(
     kind: str,
@@ -184,59 +180,3 @@ def left_in_queues(url: str, prefix: str) -> dict[str, int]:
     sqs.close()
     assert len(found) == KEYS
     return {queue: count for queue, count in found.items() if count}
-
-
-# --- Kinesis ----------------------------------------------------------------------------
-
-
-def test_a_stream_of_kinesis_that_is_split(
-    aws_stream: str, zookeeper_url: str, tmp_path: Path
-) -> None:
-    """Four shards become six. Children begin after the end of their parents, so that the order of
-    each key is kept across the split."""
-    with kinesis_stub() as stub:
-        stub.client.create_stream(StreamName=aws_stream, ShardCount=4)
-        fleet = AwsFleet(
-            tmp_path,
-            f"kinesis://us-east-1/{aws_stream}?endpoint={stub.url}&reads_per_second=5",
-            zookeeper_url,
-        )
-        messages = interleaved()
-        fleet.send(messages[: MESSAGES // 2], aws_stream)
-        with fleet.work() as parent:
-            fleet.wait_done(MESSAGES // 10)
-            for shard in ("shardId-000000000001", "shardId-000000000003"):
-                stub.split(aws_stream, shard)
-            fleet.send(messages[MESSAGES // 2 :], aws_stream)
-            fleet.wait_done(MESSAGES // 3)
-            killed, killed_at = fleet.kill_one()
-            fleet.wait_done(MESSAGES)
-            fleet.end(parent)
-        runs = fleet.journal.runs()
-        check_repeated(runs, killed, killed_at)
-        check_order(runs, messages)
-        check_descent(stub, aws_stream, runs)
-
-
-def check_descent(stub: KinesisStub, stream: str, runs: Sequence[Run]) -> None:
-    """No child was begun before the last message of its parent was done."""
-    ended: dict[str, float] = {}
-    began: dict[str, float] = {}
-    for run in runs:
-        began.setdefault(run.queue, run.started)
-        ended[run.queue] = max(ended.get(run.queue, 0.0), run.ended or 0.0)
-    descent = {
-        name: each["ParentShardId"]
-        for name, each in stub.shards(stream).items()
-        if "ParentShardId" in each
-    }
-    assert len(descent) == 4
-    # Of few keys some child may have got none.
-    assert set(descent.values()) <= set(ended)
-    assert set(descent) & set(began)
-    early = [
-        (child, parent)
-        for child, parent in descent.items()
-        if child in began and began[child] < ended[parent]
-    ]
-    assert early == []

@@ -6,6 +6,7 @@ reaches the chosen one for the given time, and in no later one, the kernel ends 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import qdo
-from qdo.brokers.registry import open_broker
-from qdo.coordination.client import connect
-from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
-from tests.support.processes import Proc
+from tests.support.app_runs import AppRuns
+from tests.support.processes import whole_lines
 
 APP = "from tests.apps.mortal import app\n"
 
@@ -43,59 +40,41 @@ class JobRecord:
     fence: int
 
 
-class Mortals:
-    """The app in a folder, and the files of its workers there."""
+class Mortals(AppRuns):
+    """The app in a folder, and what its jobs wrote there."""
 
-    def __init__(self, folder: Path, coordinator: str) -> None:
-        self.folder = folder
-        self.places = {"QDO_BROKER": f"sqlite:{folder / 'messages.db'}"}
-        self.places["QDO_COORDINATOR"] = coordinator
-        (folder / "jobs.py").write_text(APP)
-        (folder / "armed").touch()
-        with qdo.App("mortal", broker=self.places["QDO_BROKER"]) as app:
-            app.send_many([(queue, body) for body in BODIES for queue in QUEUES])
-
-    def work(self, point: str, nth: int, mode: str) -> None:
-        """Run workers until every queue is at its end."""
-        env = {**self.places, "POINT": point, "NTH": str(nth), "MODE": mode}
-        argv = ("-m", "qdo.cli.worker", "jobs:app", "--burst")
-        with Proc.python(*argv, env=env, cwd=self.folder) as proc:
-            code = proc.wait()
-            assert code == 0, proc.output
-            assert (self.folder / "killed").exists(), proc.output
+    def kill_at(self, point: str, nth: int, mode: str) -> None:
+        """Run workers, of which one is killed, until every queue is at its end."""
+        (self.folder / "armed").touch()
+        self.app.send_many([(queue, body) for body in BODIES for queue in QUEUES])
+        proc = self.start(APP, "--burst", POINT=point, NTH=str(nth), MODE=mode)
+        assert proc.wait() == 0, proc.output
+        assert (self.folder / "killed").exists(), proc.output
 
     def lines(self) -> list[JobRecord]:
-        found = (line.split() for line in (self.folder / "out").read_text().splitlines())
+        found = map(str.split, whole_lines(self.folder / "out"))
         return [JobRecord(what, queue, body, int(fence)) for what, queue, body, fence in found]
 
     def ended(self) -> dict[str, tuple[bool, list[bytes]]]:
         """Return for each queue whether `last` is at its end, and its dead letters."""
-        broker = open_broker(self.places["QDO_BROKER"], "mortal")
-        client = connect(self.places["QDO_COORDINATOR"], handler="threading")
-        client.open(10.0)
-        try:
-            found = {}
-            for queue in QUEUES:
-                node = QueueNode.parse(client.get(Layout.of("mortal").queue(queue))[0])
-                letters = [letter.body for letter in broker.dead_letters.records(queue)]
-                found[queue] = (node.last == broker.catalog.backlog(queue, 0).head, letters)
-            return found
-        finally:
-            client.stop()
-            client.close()
-            broker.close()
+        found = {}
+        for queue in QUEUES:
+            letters = [letter.body for letter in self.broker.dead_letters.records(queue)]
+            found[queue] = (self.node(queue).last == self.broker.catalog.head(queue), letters)
+        return found
 
 
 @pytest.fixture
 def mortals(tmp_path: Path, embedded_url: str) -> Iterator[Mortals]:
-    return Mortals(tmp_path, embedded_url)
+    with contextlib.closing(Mortals("mortal", tmp_path, embedded_url)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("mode", ["interval", "message", "key", "batch"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_at_a_step(mortals: Mortals, point: str, mode: str) -> None:
     """Nothing is lost, each queue is in order, and only unrecorded messages are repeated."""
-    mortals.work(point, 1 if point in ONCE else 2, mode)
+    mortals.kill_at(point, 1 if point in ONCE else 2, mode)
     assert mortals.ended() == dict.fromkeys(QUEUES, (True, [b'"bad"']))
     lines = mortals.lines()
     done = Counter((line.queue, line.body) for line in lines if line.what == "done")

@@ -10,22 +10,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.kinesis.broker import KinesisBroker
-from qdo.coordination.client import connect
-from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
+from tests.support.app_runs import AppRuns
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
-from tests.support.cli import QDO, command
-from tests.support.coordinator_process import connected
-from tests.support.kinesis import kinesis_url, opened
+from tests.support.kinesis import kinesis_url
 from tests.support.processes import Proc, descendants, paused, wait_until, whole_lines
 
 APP = """
@@ -60,34 +55,23 @@ class JobStart:
     pid: int
 
 
-class KinesisFleet:
+class KinesisFleet(AppRuns):
     """Workers on one stream, and the records of their jobs."""
 
     def __init__(
         self, kinesis: KinesisStub, stream: str, coordinator: str, folder: Path, order: str
     ) -> None:
+        super().__init__("streams", folder, coordinator, kinesis_url(kinesis.url, stream))
         self.kinesis = kinesis
         self.stream = stream
-        self.folder = folder
-        self.coordinator = coordinator
-        self.broker: KinesisBroker = opened(kinesis.url, stream)
-        (folder / "jobs.py").write_text(APP)
-        self.env: Mapping[str, str] = {
-            "QDO_BROKER": kinesis_url(kinesis.url, stream),
-            "QDO_COORDINATOR": coordinator,
-            "ORDER": order,
-        }
-        self._workers = ExitStack()
+        self.order = order
         self._sent = itertools.count()
         self.sent = 0
         self.began = time.time()
 
-    def start(self, *options: str, **env: str) -> Proc:
+    def begin(self, *options: str, **env: str) -> Proc:
         """Start one worker."""
-        argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
-        return self._workers.enter_context(
-            Proc.python(*argv, env={**self.env, **env}, cwd=self.folder)
-        )
+        return self.start(APP, *options, ORDER=self.order, **env)
 
     def send(self, count: int) -> None:
         """Send so many messages of each key, numbered."""
@@ -112,15 +96,9 @@ class KinesisFleet:
 
     def nodes(self) -> dict[str, QueueNode]:
         """Return the queue nodes, none before the first worker has come."""
-        client = connect(self.coordinator, handler="threading")
-        client.open(10.0)
-        try:
-            layout = Layout.of("streams")
-            found = client.get_children(layout.queues) if client.exists(layout.queues) else []
-            return {name: QueueNode.parse(client.get(layout.queue(name))[0]) for name in found}
-        finally:
-            client.stop()
-            client.close()
+        path = self.layout.queues
+        names = self.client.get_children(path) if self.client.exists(path) else []
+        return {name: self.node(name) for name in names}
 
     def places(self) -> dict[str, int]:
         """Return the recorded positions."""
@@ -148,10 +126,6 @@ class KinesisFleet:
         for child in first:
             for parent in self.broker.catalog.parents(child):
                 assert last.get(parent, -1) < first[child], f"{child} began before {parent} ended"
-
-    def close(self) -> None:
-        self._workers.close()
-        self.broker.close()
 
 
 @pytest.fixture(params=["queue", "key"])
@@ -191,7 +165,7 @@ def kill(worker: Proc) -> None:
 
 def test_a_stream_is_split_while_a_worker_is_killed(fleet: KinesisFleet) -> None:
     """Four shards become six, one of three workers dies: nothing is lost, each key is in order."""
-    workers = [fleet.start() for _ in range(3)]
+    workers = [fleet.begin() for _ in range(3)]
     fleet.send(20)
     fleet.wait_for(10 * KEYS)
     fleet.kinesis.split(fleet.stream, "shardId-000000000000")
@@ -228,16 +202,16 @@ def test_shards_are_split_and_merged_while_workers_come_and_go(fleet: KinesisFle
     sender = threading.Thread(target=lambda: fleet.send(60))
     sender.start()
     try:
-        first = fleet.start()
+        first = fleet.begin()
         fleet.wait_for(5 * KEYS)
         fleet.kinesis.split(fleet.stream, "shardId-000000000001")
         fleet.kinesis.merge(fleet.stream, "shardId-000000000002", "shardId-000000000003")
-        second = fleet.start()
+        second = fleet.begin()
         fleet.kinesis.split(fleet.stream, "shardId-000000000005")
         fleet.kinesis.merge(fleet.stream, "shardId-000000000000", "shardId-000000000004")
         first.send(signal.SIGTERM)
         assert first.wait() == 0, first.output
-        third = fleet.start()
+        third = fleet.begin()
         sender.join()
         fleet.wait_for(60 * KEYS)
     finally:
@@ -252,7 +226,7 @@ def test_shards_are_split_and_merged_while_workers_come_and_go(fleet: KinesisFle
 def test_a_shard_is_read_by_its_owner_only(fleet: KinesisFleet) -> None:
     """However many workers there are, requests are those of one reader for each shard."""
     for _ in range(3):
-        fleet.start()
+        fleet.begin()
     fleet.send(5)
     fleet.wait_for(5 * KEYS)
     reads = {name: fleet.kinesis.reads(fleet.stream, name) for name in fleet.broker.catalog.names()}
@@ -272,12 +246,12 @@ def test_a_shard_is_read_by_its_owner_only(fleet: KinesisFleet) -> None:
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
 def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) -> None:
     """Its shards have new owners by then: positions only grow, and the order of keys holds."""
-    frozen = fleet.start()
+    frozen = fleet.begin()
     fleet.send(10)
     fleet.wait_for(2 * KEYS)
     (child,) = descendants(frozen.pid)
     with paused(frozen.pid), paused(child, fleet.coordinator):
-        other = fleet.start()
+        other = fleet.begin()
         fleet.send(10)
         fleet.wait_for(20 * KEYS)
         before = fleet.places()
@@ -296,15 +270,13 @@ def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) ->
 def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
     """The other shards continue, and the log names shard, position and remedy."""
     fleet.send(2)
-    worker = fleet.start("--burst")
+    worker = fleet.begin("--burst")
     assert worker.wait(WAIT_SECONDS) == 0, worker.output
     fleet.wait_for(2 * KEYS)
     name = fleet.broker.catalog.names()[0]
-    with connected(fleet.coordinator, handler="threading") as client:
-        path = Layout.of("streams").queue(name)
-        foreign = '{"last": "135471512647131000", "position": "7"}'
-        client.set(path, foreign.encode())
-    worker = fleet.start()
+    foreign = '{"last": "135471512647131000", "position": "7"}'
+    fleet.client.set(fleet.layout.queue(name), foreign.encode())
+    worker = fleet.begin()
     worker.wait_for_line(f"{name}.*'{fleet.stream}'.*trimmed=oldest")
     fleet.send(2)
     shards = {line.shard for line in fleet.lines()}
@@ -313,8 +285,7 @@ def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
         "the others go on",
     )
     assert fleet.nodes()[name].position == "7"
-    seek = (*QDO, "seek", "--app", "streams", name, "earliest", "--yes")
-    ended = command(*seek, cwd=fleet.folder, env=fleet.env)
+    ended = fleet.qdo("seek", name, "earliest", "--yes")
     assert ended.code == 0, ended.err
     fleet.wait_for(4 * KEYS)
     assert fleet.nodes()[name].position != "7"
@@ -325,7 +296,7 @@ def test_start_latest_skips_nothing_between_two_workers(fleet: KinesisFleet) -> 
     fleet.send(1)
     newest = {"QDO_BROKER": kinesis_url(fleet.kinesis.url, fleet.stream) + "&start=latest"}
     wait_until(lambda: time.time() > fleet.began + 6, "what was sent is older than a moment")
-    first = fleet.start(**newest)
+    first = fleet.begin(**newest)
     wait_until(
         lambda: [node.last > 0 for node in fleet.nodes().values()] == [True] * 4,
         "all shards are recorded",
@@ -334,7 +305,7 @@ def test_start_latest_skips_nothing_between_two_workers(fleet: KinesisFleet) -> 
     assert first.wait() == 0, first.output
     fleet.send(1)
     wait_until(lambda: time.time() > fleet.began + 12, "this, too")
-    fleet.start(**newest)
+    fleet.begin(**newest)
     fleet.wait_for(KEYS)
     assert {line.number for line in fleet.lines()} == {1}
 
@@ -348,7 +319,7 @@ def test_children_of_expired_shards_begin_at_the_start(
     fleet = KinesisFleet(own_kinesis, "s", zookeeper_url, tmp_path, order)
     options = {"QDO_BROKER": kinesis_url(own_kinesis.url, "s") + "&start=latest&trimmed=oldest"}
     try:
-        worker = fleet.start("--burst", **options)
+        worker = fleet.begin("--burst", **options)
         assert worker.wait(WAIT_SECONDS) == 0, worker.output
         own_kinesis.split("s", "shardId-000000000000")
         own_kinesis.set(retention_hours=0)
@@ -357,7 +328,7 @@ def test_children_of_expired_shards_begin_at_the_start(
         fleet.send(1)
         sent = time.time()
         wait_until(lambda: time.time() > sent + 6, "what was sent is older than a moment")
-        worker = fleet.start("--burst", **options)
+        worker = fleet.begin("--burst", **options)
         assert worker.wait(WAIT_SECONDS) == 0, worker.output
         assert fleet.done() == KEYS
     finally:
@@ -372,7 +343,7 @@ def test_a_burst_goes_on_through_children(fleet: KinesisFleet) -> None:
     fleet.send(2)
     fleet.kinesis.merge(fleet.stream, "shardId-000000000005", "shardId-000000000001")
     fleet.send(2)
-    worker = fleet.start("--burst")
+    worker = fleet.begin("--burst")
     assert worker.wait(WAIT_SECONDS) == 0, worker.output
     assert fleet.done() == 6 * KEYS
     fleet.check_order()

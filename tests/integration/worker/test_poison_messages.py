@@ -14,7 +14,6 @@ import pytest
 
 from qdo.ops.decisions import OperatorDecision, decide
 from tests.support.app_runs import AppRuns
-from tests.support.cli import QDO, command
 from tests.support.processes import Proc, wait_until
 
 APP = """
@@ -109,11 +108,7 @@ def test_a_message_that_kills_its_container_is_ended(stage: PoisonSetup, queue: 
     assert [attempt for body, attempt in runs if body == "bomb"] == [1, 1, 3]
     assert {attempt for body, attempt in runs if body != "bomb"} == {1}
     assert {body for body, _ in runs} == {"one", "bomb", "two", "three", "calm"}
-    environment = {"QDO_BROKER": stage.broker_url, "QDO_COORDINATOR": stage.coordinator}
-    listed = command(
-        *QDO, "dead-letters", "--app", "poison", "-o", "json", cwd=stage.folder, env=environment
-    )
-    (letter,) = json.loads(listed.out)["items"]
+    (letter,) = stage.qdo("dead-letters", "-o", "json").items()
     assert (letter["queue"], letter["attempts"]) == (queue, 3)
     assert len(re.findall(r"worker-\d+", letter["error"])) == 3
 
@@ -144,42 +139,11 @@ def test_a_poison_message_blocks_until_an_operator_decides(
     assert letters == ([3] if verdict == "dead-letter" else [])
 
 
-@EACH
-def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
-    """The key of that message continues, the others wait until all are decided on at once."""
-    for key in ("a", "b", "c"):
-        stage.app.send("keys", "mean", key=key)
-        stage.app.send("keys", key, key=key)
-    worker = stage.begin("block")
-    wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
-    second = blocking(stage, "keys")[1]
-    name = stage.broker.positions.message_id(second, stage.broker.id_node)
-    worker.wait_for_line(f"`qdo dead-letters add` with keys {name}: ")
-    decide(stage.client, stage.layout, "keys", "dead-letter", (second,))
-    wait_until(lambda: ("b", 1) in stage.runs("keys"), "the second key goes on")
-    wait_until(
-        lambda: len(stage.broker.dead_letters.records("keys")) == 1, "its message is a dead letter"
-    )
-    assert second not in blocking(stage, "keys")
-    assert [run for run in stage.runs("keys") if run[0] in "ac"] == []
-    assert len(decide(stage.client, stage.layout, "keys", "skip", "all")) == 2
-    wait_until(lambda: {("a", 1), ("c", 1)} <= set(stage.runs("keys")), "the others go on")
-    wait_until(lambda: stage.node("keys").failure is None, "the end of the marks")
-    assert [each.position for each in stage.broker.dead_letters.records("keys")] == [second]
-
-
 def end_sessions(stage: PoisonSetup) -> None:
     """Delete what the sessions of dead workers hold, as the coordinator does in the end."""
     for folder in (stage.layout.workers, stage.layout.election):
         for name in stage.client.get_children(folder):
             stage.client.delete(f"{folder}/{name}")
-
-
-def blocking(stage: PoisonSetup, queue: str) -> list[int]:
-    """Return the positions of the messages that wait for an operator."""
-    if not stage.client.exists(stage.layout.queue(queue)):
-        return []
-    return [each.position for each in stage.node(queue).blocking]
 
 
 def is_blocked(stage: PoisonSetup, queue: str) -> bool:
