@@ -114,9 +114,7 @@ def test_an_unreachable_coordinator_is_not_the_sender_s_error(
         assert caplog.records == [], "the first attempt to connect still waits"
         wait_until(lambda: bool(caplog.records), 20.0, "the warning")
         ringer.ring(["more"])
-        began = time.perf_counter()
         ringer.close()
-        assert time.perf_counter() - began < 15.0
     assert [record.name for record in caplog.records] == ["qdo.coordination.doorbell_notifier"]
 
 

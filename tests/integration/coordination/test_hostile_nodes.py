@@ -26,6 +26,9 @@ VALUES = {
     "null": None,
     "empty": b"",
     "number": b"5",
+    "no text": b"\xff",
+    "brackets": b"[" * 100_000,
+    "digits": b'{"last": "' + b"7" * 5000 + b'"}',
     "deep": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     "deep enough": b'{"x": ' + b"[" * 500 + b"]" * 500 + b"}",
     "giant": b'{"last": "", "x": "' + b"x" * 900_000 + b'"}',
@@ -103,35 +106,32 @@ def faults(fleet: MemberFleet) -> dict[str, str]:
     return {queue: fault for queue, fault in found.items() if fault}
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_new_hostile_queue_node_costs_itself_only(
-    fleet: MemberFleet, outsider: Client, name: str
-) -> None:
-    """A queue is not processed and has a reason, or is one without progress."""
-    create(outsider, LAYOUT.queue("bad"), VALUES[name])
-    if name in USABLE:
-        fleet.wait(lambda: owned(fleet, "bad"), "the new queue has an owner")
-    else:
-        fleet.wait(lambda: "bad" in faults(fleet), "the queue has a fault")
-        assert QueueNode.parse(outsider.get(LAYOUT.queue("bad"))[0]).fault == faults(fleet)["bad"]
+def test_new_hostile_queue_nodes_cost_themselves_only(fleet: MemberFleet, outsider: Client) -> None:
+    """Such a queue is not processed and has a reason, or is one without progress."""
+    for name, value in VALUES.items():
+        create(outsider, LAYOUT.queue(name), value)
+    fleet.wait(lambda: fleet.owned().keys() >= USABLE, "the usable queues have an owner")
+    bad = VALUES.keys() - USABLE
+    fleet.wait(lambda: faults(fleet).keys() == bad, "the queues have faults")
+    for name, fault in faults(fleet).items():
+        assert QueueNode.parse(outsider.get(LAYOUT.queue(name))[0]).fault == fault
     all_go_on(fleet)
     create(outsider, LAYOUT.queue("later"), b"")
     fleet.wait(lambda: owned(fleet, "later"), "a queue that came later has an owner")
-    overwrite(outsider, LAYOUT.queue("bad"), b"{}")
-    fleet.wait(lambda: owned(fleet, "bad"), "the repaired queue has an owner")
+    for name in bad:
+        overwrite(outsider, LAYOUT.queue(name), b"{}")
+    fleet.wait(lambda: bad <= fleet.owned().keys(), "the repaired queues have owners")
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_an_overwritten_queue_node_costs_itself_only(
-    fleet: MemberFleet, outsider: Client, name: str
-) -> None:
+def test_an_overwritten_queue_node_costs_itself_only(fleet: MemberFleet, outsider: Client) -> None:
     """The other queues of its owner are processed; a seek repairs the queue itself."""
-    overwrite(outsider, LAYOUT.queue(HEALTHY[0]), VALUES[name])
-    all_go_on(fleet, but=HEALTHY[0])
-    if name not in USABLE:
-        fleet.wait(lambda: HEALTHY[0] in faults(fleet), "the queue has a fault")
-        seek(outsider, LAYOUT, HEALTHY[0], 5)
-    fleet.wait(lambda: owned(fleet, HEALTHY[0]), "the queue has an owner again")
+    for name, value in VALUES.items():
+        overwrite(outsider, LAYOUT.queue(HEALTHY[0]), value)
+        all_go_on(fleet, but=HEALTHY[0])
+        if name not in USABLE:
+            fleet.wait(lambda: HEALTHY[0] in faults(fleet), f"the queue has a fault: {name}")
+            seek(outsider, LAYOUT, HEALTHY[0], 5)
+        fleet.wait(lambda: owned(fleet, HEALTHY[0]), f"the queue has an owner again: {name}")
 
 
 def test_an_owner_repairs_a_giant_value(fleet: MemberFleet, outsider: Client) -> None:

@@ -14,7 +14,6 @@ from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
-from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CorruptNodeError
 from tests.support.fleet import LAYOUT, CountingEngine, MemberFleet
 from tests.support.zookeeper import wait_until
@@ -29,34 +28,6 @@ def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
 
 def names(count: int) -> list[str]:
     return [f"queue-{number:03}" for number in range(count)]
-
-
-def test_a_join_moves_only_the_newcomers_share(fleet: MemberFleet) -> None:
-    """With 30 queues and a third worker ten queues move, all to the third."""
-    fleet.join()
-    fleet.join()
-    fleet.create_queues(names(30))
-    fleet.wait(lambda: fleet.balanced(30), "two workers have 15 queues each")
-    before = fleet.owned()
-    fleet.join()
-    fleet.wait(lambda: fleet.balanced(30), "three workers have 10 queues each")
-    after = fleet.owned()
-    moved = {queue for queue in before if before[queue] != after[queue]}
-    assert len(moved) == 10
-    assert {after[queue] for queue in moved} == {2}
-
-
-def test_a_leave_moves_only_the_leavers_queues(fleet: MemberFleet) -> None:
-    """The other workers keep their queues, under the same fences."""
-    for _ in range(3):
-        fleet.join()
-    fleet.create_queues(names(31))
-    fleet.wait(lambda: fleet.balanced(31), "three workers share the queues")
-    kept = {c.queue: c.fence for _, engine in fleet.members[1:] for c in engine.claims.values()}
-    fleet.leave(0)
-    fleet.wait(lambda: fleet.balanced(31), "two workers share the queues")
-    now = {c.queue: c.fence for _, engine in fleet.members for c in engine.claims.values()}
-    assert kept.items() <= now.items()
 
 
 def test_an_ended_session_loses_its_queues_to_the_others(fleet: MemberFleet) -> None:
@@ -108,38 +79,6 @@ def test_a_worker_that_released_its_queues_is_not_lost(fleet: MemberFleet) -> No
     fleet.leave(0)
     fleet.wait(lambda: fleet.balanced(9), "one worker has the queues")
     assert fleet.members[0][0].leader.facts() == {"lost_workers": None, "refused_rows": None}
-
-
-def test_fences_grow_with_every_claim(fleet: MemberFleet) -> None:
-    """Each handover of a queue gives a larger fence."""
-    fleet.join()
-    fleet.create_queues(names(5))
-    fences: dict[str, int] = {}
-    for _ in range(4):
-        fleet.wait(lambda: fleet.balanced(5), "the one worker has all queues")
-        claims = list(fleet.members[0][1].claims.values())
-        assert len(claims) == 5
-        assert all(claim.fence > fences.get(claim.queue, 0) for claim in claims)
-        fences = {claim.queue: claim.fence for claim in claims}
-        fleet.join()
-        fleet.leave(0)
-
-
-def test_a_graceful_handover_repeats_nothing(fleet: MemberFleet) -> None:
-    """The next owner starts right after the last message of the one before."""
-    fleet.join()
-    fleet.create_queues(names(6))
-    fleet.wait(lambda: fleet.balanced(6), "the first worker has all queues")
-    for _ in range(3):
-        fleet.join()
-        fleet.wait(lambda: fleet.balanced(6), "the queues are shared")
-        fleet.leave(0)
-        fleet.wait(lambda: fleet.balanced(6), "the queues are shared again")
-    wait_until(lambda: len(fleet.ledger) > 200, 20.0, "messages are processed")
-    ledger = list(fleet.ledger)
-    for queue in names(6):
-        numbers = [number for name, number, _ in ledger if name == queue]
-        assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_a_dropped_connection_moves_nothing(fleet: MemberFleet) -> None:
@@ -223,23 +162,6 @@ def test_a_seek_moves_a_live_queue(fleet: MemberFleet, outsider: Client) -> None
     wait_until(lambda: ("busy", 1, fence) in fleet.ledger[again:], 20.0, "it starts afresh")
 
 
-@pytest.mark.parametrize("garbage", [b"not JSON", b'{"last": "12x"}', b"[1]"])
-def test_a_queue_with_garbage_waits_for_its_repair(
-    fleet: MemberFleet, outsider: Client, garbage: bytes
-) -> None:
-    """It is left as it is, the others are processed, and a seek brings it back."""
-    for path in LAYOUT.persistent:
-        outsider.ensure_path(path)
-    outsider.create(LAYOUT.queue("broken"), garbage)
-    outsider.create(LAYOUT.queue("sound"), b'{"last": " 41L "}')
-    fleet.join()
-    fleet.wait(lambda: ("sound", 42) in {(q, n) for q, n, _ in fleet.ledger}, "the sound one runs")
-    assert fleet.members[0][0].settled()
-    assert outsider.get(LAYOUT.queue("broken"))[0] == garbage
-    operator.seek(outsider, LAYOUT, "broken", 7)
-    fleet.wait(lambda: ("broken", 8) in {(q, n) for q, n, _ in fleet.ledger}, "it is repaired")
-
-
 def test_a_corrupt_node_is_not_marked_as_deleted(outsider: Client) -> None:
     """Marking would write the node, and its readable parts would be lost."""
     outsider.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
@@ -247,15 +169,6 @@ def test_a_corrupt_node_is_not_marked_as_deleted(outsider: Client) -> None:
         operator.mark_deleted(outsider, LAYOUT, "broken")
     assert raised.value.details["queue"] == "broken"
     assert outsider.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
-
-
-def test_an_empty_node_is_a_queue_without_progress(fleet: MemberFleet, outsider: Client) -> None:
-    """Old tools created queues with no value at all."""
-    for path in LAYOUT.persistent:
-        outsider.ensure_path(path)
-    outsider.create(LAYOUT.queue("empty"), b"")
-    fleet.join()
-    fleet.wait(lambda: ("empty", 1) in {(q, n) for q, n, _ in fleet.ledger}, "it starts at 1")
 
 
 def test_a_deleted_queue_is_released_until_it_is_reset(
@@ -310,15 +223,6 @@ def test_a_queue_is_deleted_with_its_node_and_created_again(
     )
     again = [fence for queue, _, fence in fleet.ledger[started:] if queue == "short-lived"]
     assert min(again) > fence
-
-
-def test_the_worker_node_lists_exactly_what_is_owned(fleet: MemberFleet, outsider: Client) -> None:
-    """Other tools read it: the path and the key are a published format."""
-    member, engine = fleet.join()
-    fleet.create_queues(names(7))
-    fleet.wait(lambda: fleet.balanced(7), "all is owned")
-    data = outsider.get(f"/mozilla/services/qdo/fleet/workers/{member.name}")[0]
-    assert sorted(WorkerNode.parse(data).queues) == sorted(engine.claims)
 
 
 def test_a_deleted_worker_node_ends_the_registration(fleet: MemberFleet, outsider: Client) -> None:
