@@ -13,76 +13,18 @@ import pytest
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 
-JOBS = """
-import contextlib, os
-import qdo
-
-def say(*words):
-    with open("said", "a") as file:
-        file.write(" ".join(str(word) for word in (os.getpid(), *words)) + "\\n")
-
-@contextlib.contextmanager
-def resources():
-    say("enter")
-    yield {"open": True}
-    say("leave")
-
-app = qdo.App("test", job_context=resources)
-
-def act(message, context):
-    assert context["open"]
-    say("job", message.queue, message.body)
-    if message.body == "fail" and message.attempt == 1:
-        raise ValueError("no")
-
-@app.job("greenlet")
-def greenlet(message, context):
-    act(message, context)
-
-@app.job("thread", executor="thread")
-def thread(message, context):
-    act(message, context)
-
-@app.job("process", executor="process")
-def process(message, context):
-    act(message, context)
-
-@app.job("asyncio")
-async def coroutine(message, context):
-    act(message, context)
-
-@app.middleware(jobs="sync")
-def around(call_next, message, context):
-    say("before", message.body)
-    try:
-        call_next(message, context)
-    finally:
-        say("after", message.body)
-
-@app.middleware(jobs="async")
-async def async_around(call_next, message, context):
-    say("before", message.body)
-    try:
-        await call_next(message, context)
-    finally:
-        say("after", message.body)
-"""
+APP = "tests.apps.hooks"
 
 
 @pytest.fixture
-def engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[EngineSetup]:
-    name = f"hooks_{abs(hash(request.node.name))}"
-    (tmp_path / f"{name}.py").write_text(JOBS)
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineSetup]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    app = importlib.import_module(name).app
-    one = EngineSetup(tmp_path, app=app, target=f"{name}:app", log_level="error")
+    app = importlib.import_module(APP).app
+    one = EngineSetup(tmp_path, app=app, target=f"{APP}:app", log_level="error")
     yield one
     one.close()
-    sys.modules.pop(name, None)
+    sys.modules.pop(APP)
 
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread", "process", "asyncio"])

@@ -23,156 +23,22 @@ from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 from tests.support.processes import alive, children, stopped, whole_lines
 
-JOBS = """
-import contextlib, os, signal, sys, time
-import qdo
-
-class OwnError(ValueError):
-    def __init__(self, one, two):
-        super().__init__(f"{one} {two}")
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise RuntimeError("no")
-
-def say(*words):
-    with open("said", "a") as file:
-        file.write(" ".join(str(word) for word in words) + "\\n")
-
-@contextlib.contextmanager
-def job_context():
-    if os.path.exists("broken") and "gevent" not in sys.modules:
-        raise RuntimeError("the context is broken")
-    if "gevent" not in sys.modules:
-        say("enter", os.getpid())
-    yield {"pid": os.getpid()}
-    if "gevent" not in sys.modules:
-        say("leave", os.getpid())
-
-app = qdo.App("test", job_context=job_context)
-
-def act(message, context):
-    body = message.body
-    if isinstance(body, list):
-        body = len(body)
-    what = body if isinstance(body, str) else None
-    if what == "exit":
-        os._exit(7)
-    elif what == "system-exit":
-        sys.exit(3)
-    elif what == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "spin":
-        while True:
-            pass
-    elif what == "c":
-        import re
-        re.match(r"(a+)+$", "a" * 64 + "b")
-    elif what == "eat":
-        held = []
-        while True:
-            held.append(bytearray(b"x") * (4 << 20))
-    elif what == "leak":
-        context.setdefault("held", []).append(bytearray(b"x") * (120 << 20))
-    elif what == "mute":
-        raise Unspeakable()
-    elif what == "own":
-        raise OwnError("one", "two")
-    elif what == "retry" and message.attempt < 3:
-        raise qdo.Retry(after=0.01)
-    elif what == "dead":
-        raise qdo.DeadLetter("so be it")
-    elif what == "skip":
-        raise qdo.Skip("not wanted")
-    elif what == "close":
-        os.closerange(3, 4096)
-        while True:
-            pass
-    elif what == "babble":
-        import gc, socket
-        for each in gc.get_objects():
-            if isinstance(each, socket.socket) and each.fileno() >= 0:
-                os.write(each.fileno(), b"\\x00\\x00\\x00\\x02\\x00\\x00\\x00\\x00[]")
-        while True:
-            pass
-    elif what == "fork":
-        if os.fork() == 0:
-            return "the copy"
-        os.wait()
-    elif what == "environment":
-        say("environment", *sorted(os.environ))
-    elif what == "stopping":
-        say("waiting", os.getpid())
-        while not message.stopping:
-            time.sleep(0.005)
-    elif what == "sleep":
-        say("waiting", os.getpid())
-        time.sleep(600)
-    say("done", message.queue, body, message.attempt, os.getpid(), context["pid"])
-    return object()
-
-@app.job("timed", executor="process", timeout_seconds=0.5)
-def timed(message, context):
-    act(message, context)
-
-async def later(message, context):
-    say("done", message.queue)
-
-app.job("unfinished", executor="process")(lambda *arguments: later(*arguments))
-
-@app.job("small", executor="process", memory_mib=128)
-def small(message, context):
-    act(message, context)
-
-@app.job("recycled", executor="process", recycle_after=2)
-def recycled(message, context):
-    act(message, context)
-
-@app.job("plain*", executor="process")
-def plain(message, context):
-    act(message, context)
-
-ENDS = {
-    then: qdo.Policy(attempts=2, backoff_seconds=0.01, backoff_max_seconds=0.01, then=then)
-    for then in ("dead-letter", "skip", "block")
-}
-
-@app.job("poison-dead-letter-*", executor="process", timeout_seconds=1, memory_mib=128,
-         policy=ENDS["dead-letter"])
-def poison_to_dead_letters(message, context):
-    act(message, context)
-
-@app.job("poison-skip-*", executor="process", timeout_seconds=1, memory_mib=128,
-         policy=ENDS["skip"])
-def poison_to_skip(message, context):
-    act(message, context)
-
-@app.job("poison-block-*", executor="process", timeout_seconds=1, memory_mib=128,
-         policy=ENDS["block"])
-def poison_to_block(message, context):
-    act(message, context)
-
-@app.job("greenlet")
-def greenlet(message, context):
-    say("quick", message.body)
-"""
+APP = "tests.apps.poison"
 
 
 class Shop:
     """An engine whose app lies in a module, and the output of its jobs."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.name = name
         self.errors: list[BaseException] = []
         self.engine: EngineSetup
         self._strangers = set(children(os.getpid()))
 
     def open(self, **settings: Any) -> Shop:
-        app = importlib.import_module(self.name).app
-        target = f"{self.name}:app"
+        app = importlib.import_module(APP).app
         chosen = {"attempts": 2, "log_level": "error", **settings}
-        self.engine = EngineSetup(self.folder, app=app, target=target, **chosen)
+        self.engine = EngineSetup(self.folder, app=app, target=f"{APP}:app", **chosen)
         app.failure(self._failed)
         return self
 
@@ -195,19 +61,14 @@ class Shop:
 
 
 @pytest.fixture
-def shop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Shop]:
-    name = f"shop_{abs(hash(request.node.name))}"
-    (tmp_path / f"{name}.py").write_text(JOBS)
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    one = Shop(tmp_path, name)
+    one = Shop(tmp_path)
     yield one
     one.engine.close()
     assert one.processes() == []
-    sys.modules.pop(name, None)
+    sys.modules.pop(APP)
 
 
 def test_messages_run_in_another_process_in_order(shop: Shop) -> None:
@@ -236,11 +97,11 @@ def test_outcomes_cross_the_border(shop: Shop) -> None:
     assert shop.letters() == [
         "so be it",
         "OwnError: one two",
-        "Unspeakable: (its text cannot be shown: str() of it raises)",
+        "UnspeakableError: (its text cannot be shown: str() of it raises)",
         "SystemExit: 3",
     ]
     own = next(error for error in shop.errors if type(error).__name__ == "OwnError")
-    assert isinstance(own, importlib.import_module(shop.name).OwnError)
+    assert isinstance(own, importlib.import_module(APP).OwnError)
     letter = engine.broker.dead_letters.records()[1]
     assert 'raise OwnError("one", "two")' in letter.traceback
     assert len(shop.said("enter")) == 1
