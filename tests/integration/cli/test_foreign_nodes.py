@@ -195,14 +195,16 @@ def test_tree_shows_the_rest(cli: Run, client: Client) -> None:
     assert cli("admin tree").code == 0
 
 
-@pytest.mark.parametrize("queue", ["null", "giant", "deep", "large", "ahead"])
-def test_seek_repairs(cli: Run, client: Client, queue: str) -> None:
+def test_seek_repairs(cli: Run, client: Client) -> None:
     """A plan works on every node, and its execution leaves a readable one."""
-    with App("a") as app:
-        app.send(queue, 2)
-    assert cli("seek", queue, "earliest", "--dry-run").code == 0
-    assert cli("seek", queue, "earliest", "--yes").code == 0
-    assert QueueNode.parse(client.get(LAYOUT.queue(queue))[0]).fault is None
+    for queue in ("null", "giant", "deep", "large", "ahead"):
+        if queue != "ahead":  # unreadable nodes have no failing message
+            assert cli("retry-now", queue).code == 5, queue
+        with App("a") as app:
+            app.send(queue, 2)
+        assert cli("seek", queue, "earliest", "--dry-run").code == 0, queue
+        assert cli("seek", queue, "earliest", "--yes").code == 0, queue
+        assert QueueNode.parse(client.get(LAYOUT.queue(queue))[0]).fault is None, queue
 
 
 def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
@@ -216,17 +218,12 @@ def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
         assert LAYOUT.queue("secret") in ended.err
 
 
-@pytest.mark.parametrize("queue", ["../queues", ".", "a/b", "a\x1b", "\udc80"])
-@pytest.mark.parametrize(
-    "command",
-    [("seek", "earliest"), ("retry-now",), ("delete", "--yes")],
-    ids=["seek", "retry-now", "delete"],
-)
-def test_a_name_that_is_no_name_is_refused(
-    cli: Run, client: Client, command: tuple[str, ...], queue: str
-) -> None:
+@pytest.mark.parametrize("coordinator_url", ["embedded"], indirect=True)
+def test_a_name_that_is_no_name_is_refused(cli: Run, client: Client) -> None:
     """It must not lead to another node."""
-    assert cli(command[0], queue, *command[1:]).code == 2
+    for queue in ("../queues", ".", "a/b", "a\x1b", "\udc80"):
+        for name, *options in (("seek", "earliest"), ("retry-now",), ("delete", "--yes")):
+            assert cli(name, queue, *options).code == 2, (name, queue)
 
 
 WORKER = "worker-0000000000"
@@ -340,9 +337,3 @@ def test_a_lower_number_of_live_settings_holds_no_change_up(cli: Run, hostile: C
     hostile.set(LAYOUT.fleet.settings, older.encode())
     (item,) = cli("settings set", "fetch", "8", "-o", "json").items()
     assert item["version"] == 5
-
-
-@pytest.mark.parametrize("queue", ["null", "giant", "deep", "large"])
-def test_retry_now_says_that_nothing_fails(cli: Run, client: Client, queue: str) -> None:
-    """Unreadable nodes have no failing message."""
-    assert cli("retry-now", queue).code == 5

@@ -90,20 +90,16 @@ def test_hostile_changes_are_shown_as_text(local_shop: FilledShop) -> None:
         assert len(text) < 100_000
 
 
-@pytest.mark.parametrize("role", ["viewer", "operator"])
-@pytest.mark.parametrize("path", PAGES)
-def test_no_page_is_changed_by_hostile_text(hostile: FilledShop, path: str, role: str) -> None:
+def test_no_page_is_changed_by_hostile_text(hostile: FilledShop) -> None:
     """With bodies, and with the forms of operators."""
-    visitor = hostile.operator(show_bodies=True)
-    if role == "viewer":
-        visitor = hostile.visitor(show_bodies=True)
-    text = visitor.page(path)
-    assert PageCheck(text).faults == []
-    assert "<script>" not in text
-    # A value of a field is what was typed: a browser shows it, and sends it back as it is.
-    shown = re.sub(r'value="[^"]*"', "", text)
-    assert unsafe(shown) == set()
-    assert len(text) < 400_000
+    for visitor in (hostile.operator(show_bodies=True), hostile.visitor(show_bodies=True)):
+        for path in PAGES:
+            text = visitor.page(path)
+            assert PageCheck(text).faults == [], path
+            assert "<script>" not in text, path
+            # A value of a field is what was typed: a browser shows it, and sends it back as it is.
+            assert unsafe(re.sub(r'value="[^"]*"', "", text)) == set(), path
+            assert len(text) < 400_000, path
 
 
 def test_messages_of_other_programs_end_no_page(local_shop: FilledShop) -> None:

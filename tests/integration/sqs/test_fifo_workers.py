@@ -212,11 +212,11 @@ def test_trap_14_a_batch_job_gets_a_group_ten_at_a_time(sqs_stage: SqsWorkers) -
 def test_a_batch_of_one_group_does_not_wait_in_vain(sqs_stage: SqsWorkers, batch: int) -> None:
     """SQS returns no more of the group until the ten messages that it returned are done."""
     sqs_stage.make("b.fifo")
-    more = MANY.replace("batch=10, batch_wait_seconds=0.1", f"batch={batch}, batch_wait_seconds=5")
+    more = MANY.replace(
+        "batch=10, batch_wait_seconds=0.1", f"batch={batch}, batch_wait_seconds=600"
+    )
     sqs_stage.job('"other"', more)
     sqs_stage.send("b.fifo", *({"n": n} for n in range(40)))
     sqs_stage.start()
     sqs_stage.wait(40)
-    times = [each["at"] for each in sqs_stage.said("end")]
-    assert max(times) - min(times) < 5
     assert sqs_stage.numbers() == list(range(40))

@@ -72,20 +72,6 @@ def work(run: Run) -> str:
     return ended.err
 
 
-def test_trap_20_a_large_body_reaches_its_job_and_leaves_nothing(
-    run: Run, stored: Callable[[], int], proxy: Proxy, tmp_path: Path
-) -> None:
-    """The object is deleted behind its message."""
-    send(run, LARGE, "--key", "k")
-    send(run, "small")
-    assert stored() == 1
-    work(run)
-    assert sorted((tmp_path / "seen").read_text().splitlines()) == ["5 None", "5000 k"]
-    assert stored() == 0
-    actions = [entry.action for entry in proxy.log()]
-    assert actions.index("DeleteMessageBatch") < actions.index("POST")  # S3's DeleteObjects
-
-
 def put_offloaded(proxy: Proxy, prefix: str, bucket: str, body: bytes, attribute: str) -> None:
     """Send a message whose body is in S3, as the client for Java does."""
     sqs, s3 = (client(service, proxy.url, region=REGION) for service in ("sqs", "s3"))

@@ -17,6 +17,7 @@ from tests.support.dashboard.shop import LAYOUT
 class AnsweringWorker:
     """A worker node whose program answers each action with a text.
 
+    :ivar output: the text.
     :param queue: the queue that it owns.
     :param report: what it reports about itself; None for nothing.
     """
@@ -29,7 +30,7 @@ class AnsweringWorker:
         node: WorkerNode | None = None,
         report: WorkerReport | None = None,
     ) -> None:
-        self._output = output
+        self.output = output
         self._client = client = connect(coordinator, handler="threading")
         client.open(20)
         value = (node or WorkerNode()).encode()
@@ -54,7 +55,7 @@ class AnsweringWorker:
             for id in set(self._client.get_children(self._folder)) - seen:
                 seen.add(id)
                 output = f"{LAYOUT.fleet.actionoutput}/{id}"
-                self._client.create(output, self._output.encode())
+                self._client.create(output, self.output.encode())
                 after = {"outcome": "done", "result": ""}
                 entry = AuditEntry(id, 0.0, target=self.name, after=after)
                 self._client.create(LAYOUT.fleet.log_entry(id), entry.encode())
