@@ -22,7 +22,7 @@ class OwnError(ValueError):
         super().__init__(f"{one} {two}")
 
 
-class UnspeakableError(Exception):
+class MuteError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -76,7 +76,7 @@ def leave() -> None:
 
 
 def be_mute() -> None:
-    raise UnspeakableError
+    raise MuteError
 
 
 def raise_own() -> None:

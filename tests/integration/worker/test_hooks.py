@@ -13,7 +13,7 @@ import pytest
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 
-APP = "tests.apps.hooks"
+APP = "tests.apps.executors.hooks"
 
 
 @pytest.fixture
