@@ -21,7 +21,6 @@ from qdo.fleet import locks
 from qdo.fleet.holds import read_holds
 from qdo.fleet.locks import CoordinatorLocks
 from qdo.ops.locks import locks as list_locks
-from qdo.testing import TestKit
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
@@ -222,17 +221,3 @@ def test_a_lost_connection_keeps_the_lock(app: App, coordinator_url: str) -> Non
 def test_names_that_cannot_be_locks(app: App, name: str) -> None:
     with pytest.raises(SharedNameError), app.lock(name):
         pass
-
-
-def test_the_kit_keeps_locks_in_memory() -> None:
-    """No other process could release a held lock, so the kit does not wait for it."""
-    app = App("shop", coordinator="zookeeper://127.0.0.1:1")
-    with TestKit(app):
-        with app.lock("export", shared=True) as one, app.lock("export", shared=True) as two:
-            assert two.fence > one.fence
-            with pytest.raises(LockTimeoutError), app.lock("export"):
-                pass
-        with app.lock("export") as held:
-            held.check()
-        with pytest.raises(LockLostError):
-            held.check()

@@ -15,7 +15,6 @@ from qdo.coordination.client import Client
 from qdo.errors import HoldNotObeyedError, QueueNameError, SectionLostError, UsageError
 from qdo.fleet.hold_machine import HoldNode
 from qdo.fleet.holds import add_hold, end_holds, new_hold, resume_hold
-from qdo.testing import TestKit
 from tests.support.app_runs import AppRuns
 from tests.support.processes import wait_until
 
@@ -75,12 +74,3 @@ def test_bad_calls(app: App) -> None:
     for queues, error in (((), UsageError), (("a/b",), QueueNameError)):
         with pytest.raises(error), app.exclusive(*queues):
             pass
-
-
-def test_sections_in_the_kit() -> None:
-    app = App("shop", coordinator="zookeeper://127.0.0.1:1")
-    with TestKit(app):
-        with app.exclusive("tenant-*") as section:
-            section.check()
-        with pytest.raises(SectionLostError):
-            section.check()

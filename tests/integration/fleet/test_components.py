@@ -18,10 +18,9 @@ from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import QueueNameError, SettingsError
+from qdo.errors import QueueNameError
 from qdo.fleet.components import read_components
 from qdo.fleet.locks import CoordinatorLocks
-from qdo.settings.settings import Settings
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, wait_until
@@ -253,25 +252,3 @@ def test_a_process_that_holds_a_lock_is_listed(
         [item], _ = listed(capsys)
         assert (item["kind"], item["pid"], item["level"]) == ("client", os.getpid(), FORMAT_LEVEL)
         assert item["fault"] is None
-
-
-def test_equal_settings_have_one_digest() -> None:
-    digest = Settings(app="shop").digest()
-    assert Settings(app="shop", origins={"app": "QDO_APP"}).digest() == digest
-    assert Settings(app="shop", attempts=3).digest() != digest
-
-
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        ("zone", "eu-west_1.a", ("a b", "a/b", "x" * 101, "\x1b[31m", "zone\n")),
-        ("address", "[::1]:80/questions", ("a b", "x" * 201, "\x1b[31m", "zone\n")),
-    ],
-)
-def test_where_a_process_is_must_be_a_short_word(
-    name: str, good: str, bad: tuple[str, ...]
-) -> None:
-    for value in bad:
-        with pytest.raises(SettingsError):
-            Settings(**{name: value})  # type: ignore[arg-type]
-    assert getattr(Settings(**{name: good}), name) == good  # type: ignore[arg-type]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import signal
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import qdo
-from qdo.errors import DocumentConflictError, UsageError
-from qdo.testing import TestKit
 from tests.support.app_runs import AppRuns
 from tests.support.processes import paused, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
@@ -86,42 +83,3 @@ def test_the_first_use_may_be_in_any_thread(runs: AppRuns, first: str) -> None:
             runs.app.send(queue, number, after=plans.put("acme", number))
             wait_until(lambda number=number: len(said(runs)) == number + 1, queue)  # type: ignore[misc]
     assert all(line.split()[1] == line.split()[2] for line in said(runs))
-
-
-@pytest.mark.parametrize("after", [-1, 1.5, "1", True, 1 << 63])
-def test_a_time_that_no_document_has(after: Any) -> None:
-    with pytest.raises(UsageError):
-        qdo.App("shop").send("q", 1, after=after)
-
-
-# --- the testing kit ---
-
-
-def test_the_kit_keeps_documents_in_memory() -> None:
-    """It needs no coordinator; the app's own documents are back when it is closed."""
-    app = qdo.App("shop", coordinator="zookeeper://127.0.0.1:1")
-    plans = app.documents("plans")
-    seen: list[Any] = []
-    changed: list[tuple[str, Any]] = []
-    plans.on_change(lambda name, value: changed.append((name, value)))
-
-    @app.job()
-    def job(message: qdo.Message, context: Any) -> None:
-        seen.append((message.body, plans["acme"]["quota"]))
-
-    with TestKit(app) as kit:
-        assert dict(plans) == {}
-        stamp = plans.put("acme", {"quota": 1})
-        kit.send("q", "first", after=stamp)
-        kit.run_until_idle()
-        plans.change("acme", lambda plan: {**plan, "quota": plan["quota"] + 1})
-        kit.send("q", "second")
-        kit.run_until_idle()
-        with pytest.raises(DocumentConflictError):
-            plans.put("acme", 0, if_version=None)
-        plans.delete("acme")
-        assert dict(plans) == {}
-    assert seen == [("first", 1), ("second", 2)]
-    assert changed == [("acme", {"quota": 1}), ("acme", {"quota": 2}), ("acme", None)]
-    with TestKit(app):
-        assert dict(plans) == {}

@@ -12,7 +12,7 @@ import pytest
 
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.address import open_engine
-from qdo.history.recorder import MAX_KEPT, Recorder
+from qdo.history.recorder import Recorder
 from qdo.history.reports import usual_seconds
 from qdo.history.tables import MINUTES, create, write_minutes
 from qdo.history.writer import HistoryWriter
@@ -179,14 +179,6 @@ def test_changes_of_operators_are_listed(history: History) -> None:
     assert [each["id"] for each in found] == ["1", "3"]
     assert "last=7" in history("actions", "seek").out
     assert "only the newest 1 changes" in history("actions", "--limit", "1").err
-
-
-def test_actions_have_limited_room() -> None:
-    recorder = Recorder()
-    entry = AuditEntry("1", 1.0)
-    assert all(keep_action(recorder, entry) for _ in range(MAX_KEPT))
-    assert not keep_action(recorder, entry)
-    assert len(recorder.actions) == MAX_KEPT
 
 
 COMMANDS = ("queues", "failures", "durations eu-1", "actions")

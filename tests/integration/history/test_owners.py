@@ -180,14 +180,6 @@ def rows(url: str) -> int:
         return int(connection.execute(select(func.count()).select_from(OWNERS)).scalar_one())
 
 
-def test_ten_thousand_claims_cost_the_loop_only_appends() -> None:
-    """Nothing is written without a thread that takes the rows."""
-    recorder = Recorder()
-    for number in range(10_000):
-        claim(recorder, f"q{number}", number, "drained")
-    assert len(recorder.owners.pending) == 20_000
-
-
 def test_many_claims_are_written_in_parts(url: str, writers: Writers) -> None:
     recorder, writer = writers(url)
     for number in range(5000):

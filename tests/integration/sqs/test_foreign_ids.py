@@ -14,7 +14,6 @@ from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.url import sqs_address
 from qdo.connections.broker import open_broker_with_doorbell
-from qdo.errors import SettingsError
 from qdo.ops import dead_letters
 from qdo.settings.settings import Settings
 from tests.support.aws.clients import client
@@ -106,15 +105,6 @@ def test_forged_dead_letters_are_counted_aloud(
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert isinstance(record.args, tuple)
     assert record.args[0] == 2
-
-
-def test_a_bucket_may_have_a_prefix() -> None:
-    """Objects get it, and pointers without it are not followed."""
-    assert sqs_address("sqs://eu-west-1/a?bucket=bodies").bucket == "bodies"
-    assert sqs_address("sqs://eu-west-1/a?bucket=bodies/qdo/a/").bucket == "bodies/qdo/a"
-    for wrong in ("bodies/", "/qdo", "Bodies/qdo"):
-        with pytest.raises(SettingsError):
-            sqs_address(f"sqs://eu-west-1/a?bucket={wrong}")
 
 
 def test_objects_without_the_prefix_are_not_ours(moto_url: str, aws_bucket: str) -> None:

@@ -120,3 +120,12 @@ def test_what_is_refused(url: str, words: str) -> None:
 def test_how_long_a_broker_takes_to_close_stands_in_its_address(url: str, seconds: float) -> None:
     """The time of an open long poll of SQS; invalid addresses are rejected elsewhere."""
     assert kind_of(url).closing_seconds(url) == seconds
+
+
+def test_a_bucket_may_have_a_prefix() -> None:
+    """Objects get it, and pointers without it are not followed."""
+    assert sqs_address("sqs://eu-west-1/a?bucket=bodies").bucket == "bodies"
+    assert sqs_address("sqs://eu-west-1/a?bucket=bodies/qdo/a/").bucket == "bodies/qdo/a"
+    for wrong in ("bodies/", "/qdo", "Bodies/qdo"):
+        with pytest.raises(SettingsError):
+            sqs_address(f"sqs://eu-west-1/a?bucket={wrong}")

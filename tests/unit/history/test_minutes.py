@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdo.errors import SettingsError
+from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.address import history_error
 from qdo.history.recorder import (
     BOUNDS,
@@ -18,6 +19,7 @@ from qdo.history.recorder import (
 from qdo.history.writer import IDLE_SECONDS, Minutes, attempts_in, pause_after
 from qdo.message import Batch, Message
 from qdo.settings.settings import Settings
+from qdo.worker.duties.leading import keep_action
 
 
 def attempt(recorder: Recorder, queue: str, count: int = 1) -> None:
@@ -168,3 +170,20 @@ def test_the_thread_writes_less_often_with_many_queues() -> None:
 def test_a_history_is_optional() -> None:
     assert history_error("") is None
     assert Settings(app="a").history == ""
+
+
+def test_actions_have_limited_room() -> None:
+    recorder = Recorder()
+    entry = AuditEntry("1", 1.0)
+    assert all(keep_action(recorder, entry) for _ in range(MAX_KEPT))
+    assert not keep_action(recorder, entry)
+    assert len(recorder.actions) == MAX_KEPT
+
+
+def test_claims_cost_the_loop_only_appends() -> None:
+    """Nothing is written without a thread that takes the rows."""
+    recorder = Recorder()
+    for fence in range(10_000):
+        recorder.owners.claimed("q", fence, "worker-1")
+        recorder.owners.ended("q", fence, "drained")
+    assert len(recorder.owners.pending) == 20_000

@@ -207,6 +207,8 @@ def test_missing_file() -> None:
         ("coordinator", "postgresql://user:secret@host/db"),
         ("coordinator", "postgresql://host/db?chrot=/a"),
         ("coordinator", "zookeeper://a/x?tls=1"),
+        *(("zone", bad) for bad in ("a b", "a/b", "x" * 101, "\x1b[31m", "zone\n")),
+        *(("address", bad) for bad in ("a b", "x" * 201, "\x1b[31m", "zone\n")),
         ("http", "127.0.0.1:65536"),
         ("http", "9180"),
         ("http", "localhost"),
@@ -467,3 +469,14 @@ def test_the_environment_cannot_express_policies() -> None:
     """The error names the place for them."""
     with pytest.raises(UsageError, match=r"\[\[policies\]\]"):
         load(environ={"QDO_POLICIES": "pay-*"})
+
+
+def test_equal_settings_have_one_digest() -> None:
+    digest = Settings(app="shop").digest()
+    assert Settings(app="shop", origins={"app": "QDO_APP"}).digest() == digest
+    assert Settings(app="shop", attempts=3).digest() != digest
+
+
+def test_a_process_may_say_where_it_is() -> None:
+    settings = Settings(zone="eu-west_1.a", address="[::1]:80/questions")
+    assert (settings.zone, settings.address) == ("eu-west_1.a", "[::1]:80/questions")

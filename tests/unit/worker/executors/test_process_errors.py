@@ -12,7 +12,7 @@ from qdo import outcomes
 from qdo.brokers.kinesis.positions import POSITIONS, pack
 from qdo.brokers.sqs.codec import SQS_POSITIONS
 from qdo.jobs.retry import Rule
-from qdo.message import Message
+from qdo.message import Message, Origin
 from qdo.positions import Positions, position_of_time
 from qdo.system.processes import StopFlag
 from qdo.text import describe, describe_traceback
@@ -188,6 +188,20 @@ def test_a_message_is_the_same_in_the_job_s_process(
     assert found.time == pytest.approx(SENT)
     assert (found.queue, found.body, found.key, found.headers) == ("q", {"n": 1}, "k", {"a": "b"})
     assert (found.fence, found.attempt) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x00\xff" * 10, {"a": [1.5, None, True, "\ud800 \u00fc"]}, 2**80, ""]
+)
+def test_odd_bodies_and_origins_arrive_unchanged(body: Any) -> None:
+    sent = Message("q", 5, body, "k", {"h": "v"}, 7, 3, Origin("shop", "s", "id-1"))
+    read = reader(wire.pack_message(sent, 9))
+    frame = wire.read(read)
+    assert frame is not None
+    found = wire.message_of(*frame)
+    for name in ("body", "key", "headers", "attempt", "id", "app", "stream"):
+        assert getattr(found, name) == getattr(sent, name)
+    assert wire.read(read) is None
 
 
 def test_the_sign_is_seen_where_it_is_shared() -> None:
