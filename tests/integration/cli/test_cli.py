@@ -419,10 +419,10 @@ def test_tree(cli: Run, client: Client, coordinator: str) -> None:
     assert everything[:2] == ["/mozilla/services/qdo", "└─ a"]
 
 
-def test_ten_thousand_queues_take_moments(
+def test_ten_thousand_queues_take_few_requests(
     cli: Run, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reads are pipelined: a large app is listed in seconds, not minutes."""
+    """A large app is listed in seconds, not minutes: no request waits for each of its queues."""
     with connected(zookeeper_url) as client:
         layout = Layout.of("a")
         client.ensure_path(layout.queues)
@@ -431,11 +431,17 @@ def test_ten_thousand_queues_take_moments(
             for number in range(start, start + 500):
                 transaction.create(layout.queue(f"q{number:05}"), QueueNode(last=number).encode())
             transaction.commit()
-    began = time.monotonic()
+    requests: list[object] = []
+    call = Client._call
+
+    def counted(client: Client, request: Any, answer: Any) -> Any:
+        requests.append(request)
+        return call(client, request, answer)
+
+    monkeypatch.setattr(Client, "_call", counted)
     ended = cli("queues", "--app", "a", "--coordinator", zookeeper_url)
-    took = time.monotonic() - began
     assert len(ended.out.splitlines()) == 10_001
-    assert took < 10  # 1 s on a quiet machine
+    assert 0 < len(requests) < 200
 
 
 # --- config, help, errors ---

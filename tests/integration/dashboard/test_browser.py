@@ -5,6 +5,8 @@ Pictures of all pages are in tests/screenshots, which git ignores.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import tempfile
 import time
@@ -127,10 +129,8 @@ def log_in(browser: Browser, address: str) -> None:
     wait_until(lambda: browser.heading() == "Queues", "the page that was asked for is shown")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_shown_without_complaint(
-    browser: Browser, served: str, local_shop: FilledShop, width: int, scheme: str
+    browser: Browser, served: str, local_shop: FilledShop
 ) -> None:
     """No error on the console, nothing refused by the policy, nothing wider than the window."""
     browser.look(WIDTHS[-1])
@@ -138,14 +138,15 @@ def test_every_page_is_shown_without_complaint(
     browser.driver.get(f"{served}/events")
     change(local_shop)
     wait_until(lambda: "the warehouse moves" in browser.text(), "the changes are shown", 30)
-    browser.look(width, scheme)
-    for name, path in PAGES.items():
-        browser.driver.get(served + path)
-        browser.picture(PICTURES / f"{name}-{width}-{scheme}.png")
-        assert browser.complaints() == [], path
-        assert browser.overflow() == 0, path
-        assert browser.heading(), path
-        assert browser.unnamed() == [], path
+    for width, scheme in itertools.product(WIDTHS, SCHEMES):
+        browser.look(width, scheme)
+        for name, path in PAGES.items():
+            browser.driver.get(served + path)
+            browser.picture(PICTURES / f"{name}-{width}-{scheme}.png")
+            assert browser.complaints() == [], path
+            assert browser.overflow() == 0, path
+            assert browser.heading(), path
+            assert browser.unnamed() == [], path
 
 
 def test_an_operator_asks_a_worker(browser: Browser, served: str, local_shop: FilledShop) -> None:
@@ -153,23 +154,19 @@ def test_an_operator_asks_a_worker(browser: Browser, served: str, local_shop: Fi
     stack = ["/srv/shop/jobs.py:12 deliver", "/srv/shop/carriers/parcels.py:345 wait_for_carrier"]
     run = {"id": "8b907075-e805-11f1-8000-632a399f95cb", "attempt": 2, "seconds": 754.2}
     output = json.dumps({"total": 45, "runs": [{**run, "stack": stack}, {**run, "stack": []}]})
-    worker = AnsweringWorker(local_shop.places["coordinator"], output, "asked")
-    try:
-        for width in WIDTHS:
-            for scheme in SCHEMES:
-                browser.look(width, scheme)
-                log_in(browser, served)
-                browser.driver.get(f"{served}/queue?name=asked")
-                while browser.tab() != "Ask its worker":
-                    pass
-                browser.enter()
-                wait_until(lambda: "wait_for_carrier" in browser.text(), "the answer is shown")
-                browser.picture(PICTURES / f"runs-{width}-{scheme}.png")
-                assert browser.complaints() == []
-                assert browser.overflow() == 0, width
-                assert browser.unnamed() == []
-    finally:
-        worker.close()
+    with contextlib.closing(AnsweringWorker(local_shop.places["coordinator"], output, "asked")):
+        for width, scheme in itertools.product(WIDTHS, SCHEMES):
+            browser.look(width, scheme)
+            log_in(browser, served)
+            browser.driver.get(f"{served}/queue?name=asked")
+            while browser.tab() != "Ask its worker":
+                pass
+            browser.enter()
+            wait_until(lambda: "wait_for_carrier" in browser.text(), "the answer is shown")
+            browser.picture(PICTURES / f"runs-{width}-{scheme}.png")
+            assert browser.complaints() == []
+            assert browser.overflow() == 0, width
+            assert browser.unnamed() == []
 
 
 def test_an_open_page_follows_the_app(

@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -150,9 +149,10 @@ def test_rude_clients_delay_no_other_and_store_nothing(receivers: Receivers, gon
                 client.send(request)
             if gone:
                 client.close()
-        began = time.monotonic()
         assert [sent(port, 1) for _ in range(20)] == [202] * 20
-        assert time.monotonic() - began < 5.0
+        if not gone:
+            with pytest.raises(BlockingIOError):
+                client.recv(1)  # the receiver still waits for the last one
     assert receivers.stored() == [1]
     assert "Traceback" not in receiver.output
 

