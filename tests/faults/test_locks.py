@@ -25,19 +25,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
 LAYOUT = Layout.of("shop")
-CONTENDER = """
-import os, sys
-from qdo import App
-
-app = App("shop", coordinator=sys.argv[1], session_timeout_seconds=1)
-said = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-while True:
-    with app.lock("export") as held:
-        # Two lines of one process in a row, unless another process was inside.
-        for word in ("in", "out"):
-            held.check()
-            os.write(said, f"{word} {os.getpid()} {held.fence}\\n".encode())
-"""
+CONTENDER = ("-m", "tests.apps.callers.contender")
 
 
 @pytest.fixture
@@ -56,7 +44,7 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
     with contextlib.ExitStack() as stack:
 
         def start() -> Proc:
-            argv = ("-c", CONTENDER, coordinator_url, str(said))
+            argv = (*CONTENDER, coordinator_url, str(said))
             return stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
 
         running = [start() for _ in range(4)]
@@ -85,21 +73,7 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
 
 
 def test_a_frozen_holder_knows_that_it_has_lost_the_lock(app: App, coordinator_url: str) -> None:
-    script = f"""
-import time
-from qdo import App
-from qdo.errors import LockLostError
-app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=3)
-with app.lock("export") as held:
-    print("held", flush=True)
-    try:
-        while True:
-            held.check()
-            time.sleep(0.001)
-    except LockLostError:
-        print("lost", flush=True)
-"""
-    with Proc.python("-c", script, env={"PYTHONPATH": str(ROOT)}) as holder:
+    with Proc.python("-m", "tests.apps.callers.holder", coordinator_url, "lock") as holder:
         holder.wait_for_line("^held$")
         with pytest.raises(LockTimeoutError) as caught, app.lock("export", timeout_seconds=0.1):
             pass

@@ -26,51 +26,8 @@ from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import read_log
 
 LAYOUT = Layout.of("shop")
-CALLER = """
-import os, sqlite3, sys, threading, time
-from qdo import App
-from qdo.errors import PermitLostError
-
-app = App("shop", coordinator=sys.argv[1], session_timeout_seconds=1)
-
-def call():
-    db = sqlite3.connect(sys.argv[2], timeout=30, isolation_level=None)
-    while True:
-        with app.limit("crm") as held:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                held.check()
-            except PermitLostError:
-                db.execute("ROLLBACK")
-                continue
-            me = f"{os.getpid()} {threading.get_ident()}"
-            db.execute("INSERT INTO busy VALUES (?, ?)", (os.getpid(), me))
-            rows = db.execute("SELECT pid FROM busy").fetchall()
-            now = sum(os.path.exists(f"/proc/{pid}") for (pid,) in rows)
-            db.execute("INSERT INTO seen VALUES (?, ?)", (now, os.getpid()))
-            db.execute("COMMIT")
-            time.sleep(0.005)
-            db.execute("DELETE FROM busy WHERE who = ?", (me,))
-
-threads = [threading.Thread(target=call) for _ in range(3)]
-for thread in threads:
-    thread.start()
-"""
-
-TAKER = """
-import sys, threading, time
-from qdo import App
-
-app = App("shop", coordinator=sys.argv[1])
-
-def call():
-    while True:
-        with app.limit("crm"):
-            time.sleep(0.002)
-
-for _ in range(int(sys.argv[2])):
-    threading.Thread(target=call).start()
-"""
+CALLER = ("-m", "tests.apps.callers.caller")
+TAKER = ("-m", "tests.apps.callers.taker")
 TAKERS = 12
 
 
@@ -108,7 +65,7 @@ def test_scripts_keep_to_a_limit_while_processes_end(
     with contextlib.ExitStack() as stack:
 
         def start() -> Proc:
-            argv = ("-c", CALLER, coordinator_url, str(tmp_path / "audit.db"))
+            argv = (*CALLER, coordinator_url, str(tmp_path / "audit.db"))
             return stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
 
         running = [start() for _ in range(3)]
@@ -141,7 +98,7 @@ def test_shares_keep_to_the_limit_and_go_round(zookeeper_server: Ensemble) -> No
         stack.callback(client.stop)
         _limit(client, "crm", max="2")
         for number in range(TAKERS):
-            argv = ("-c", TAKER, url, str(1 + number % 3))
+            argv = (*TAKER, url, str(1 + number % 3))
             stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
         for most in ("1", "5", "2"):
             before = rules().turns
@@ -164,25 +121,7 @@ def test_a_frozen_holder_knows_that_its_permit_is_lost(
 ) -> None:
     """Its permit goes to others when its session has ended; not before."""
     _limit(outsider, "crm", max="1")
-    script = f"""
-import os
-import time
-from qdo import App
-from qdo.errors import PermitLostError
-app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=3)
-with app.limit("crm") as held:
-    os.write(1, b"held\\n")
-    try:
-        while True:
-            held.check()
-            time.sleep(0.001)
-    except PermitLostError:
-        os.write(1, b"lost\\n")
-with app.limit("crm") as held:
-    held.check()
-    os.write(1, b"again\\n")
-"""
-    with Proc.python("-c", script, env={"PYTHONPATH": str(ROOT)}) as holder:
+    with Proc.python("-m", "tests.apps.callers.holder", coordinator_url, "limit") as holder:
         holder.wait_for_line("^held$")
         assert app.limit("crm").try_acquire() is None
         freeze(holder.pid, coordinator_url)

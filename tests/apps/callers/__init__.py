@@ -1,0 +1,1 @@
+"""Programs that take locks and permits of the app `shop`; they end when they are killed."""
