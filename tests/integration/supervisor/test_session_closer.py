@@ -1,4 +1,4 @@
-"""The parent closes the coordinator sessions of its dead children."""
+"""The parent closes the sessions of its dead children, and keeps those of blocked ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from kazoo.security import ACL, Id, Permissions
 
-from qdo.coordination.client import Client
-from qdo.worker.supervisor.sessions import Session, SessionCloser, close_session
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.worker.supervisor.sessions import Session, SessionCloser, SessionKeeper, close_session
 from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, alive, paused, stopped
 
@@ -179,3 +181,29 @@ def test_closer_stops_at_give_up():
     closer.give_up()
     assert ended.wait(10.0)
     closer.join(5.0)
+
+
+def test_protected_nodes_do_not_end_the_keeper(coordinator_url: str, outsider: Client) -> None:
+    """It cannot describe the session in its component node, and attaches to it all the same."""
+    layout = Layout.of("app")
+    nobody = [ACL(Permissions.ADMIN, Id("ip", "127.0.0.1"))]
+    outsider.ensure_path(f"{layout.components}/worker")
+    outsider.set_acls(f"{layout.components}/worker", nobody)
+    owner = connect(coordinator_url)
+    owner.open()
+    identity, password = owner.client_id
+    owner.detach()
+    looks = 0
+
+    def is_blocked() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks < 4
+
+    session = Session(coordinator_url, identity, password, layout.root, 2.0)
+    keeper = SessionKeeper("process 1", session, {"blocked": True}, is_blocked)
+    keeper.start()
+    keeper.join(20.0)
+    assert not keeper.is_alive()
+    assert looks == 4
+    assert keeper.kept_at > 0
