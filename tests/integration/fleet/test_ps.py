@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.audit_entries import AuditEntry
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended
 from tests.support.processes import children, freeze, wait_until
@@ -117,8 +116,3 @@ def test_a_frozen_worker_is_missed(runs: AppRuns) -> None:
 def _answers(runs: AppRuns, count: int) -> bool:
     ended = ps(runs, "-o", "json")
     return ended.code == 0 and len(json.loads(ended.out)["items"]) == count
-
-
-def _entry(runs: AppRuns, name: str) -> AuditEntry:
-    data, _ = runs.client.get(LAYOUT.fleet.log_entry(name))
-    return AuditEntry.parse(name, data, 0.0, None)
