@@ -7,12 +7,18 @@ from collections import deque
 
 from qdo.coordination.protocol.machine import (
     Callback,
+    Commit,
+    CommitError,
+    Committed,
     Get,
     Machine,
     NodeMissing,
     NodeRead,
     NoResponse,
+    Rejected,
     Request,
+    Response,
+    SetOp,
 )
 
 
@@ -30,9 +36,12 @@ class OneNode:
     def node(self) -> NodeRead | None:
         return self.states[-1]
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
+        """Set the node; return the zxid."""
+        zxid = len(self.states)
         version = self.node.version + 1 if self.node else 0
-        self.states.append(NodeRead(data, version, len(self.states)))
+        self.states.append(NodeRead(data, version, zxid))
+        return zxid
 
     def delete(self) -> None:
         self.states.append(None)
@@ -49,7 +58,7 @@ class OneNodeSession:
         self._armed: int | None = None
         self._asked: deque[tuple[Request, Callback]] = deque()
         machine.connected()
-        self._send()
+        self.send()
 
     @property
     def settled(self) -> bool:
@@ -60,11 +69,22 @@ class OneNodeSession:
         """Answer the oldest request."""
         if self._asked:
             request, then = self._asked.popleft()
-            assert isinstance(request, Get)
-            self._seen = self._world.random.randint(self._seen, len(self._world.states) - 1)
+            then(self.perform(request))
+            self.send()
+
+    def perform(self, request: Request) -> Response:
+        """Read the node, or write it at a version."""
+        world = self._world
+        if isinstance(request, Get):
+            self._seen = world.random.randint(self._seen, len(world.states) - 1)
             self._armed = self._seen
-            then(self._world.states[self._seen] or NodeMissing())
-            self._send()
+            return world.states[self._seen] or NodeMissing()
+        assert isinstance(request, Commit)
+        (op,) = request.ops
+        assert isinstance(op, SetOp)
+        if world.node is None or world.node.version != op.version:
+            return Rejected(0, CommitError.BAD_VERSION)
+        return Committed(world.write(op.data), (op.version + 1,))
 
     def notify(self) -> None:
         """Report a change behind the last read, if there is one."""
@@ -72,7 +92,7 @@ class OneNodeSession:
             self._seen = max(self._seen, self._armed + 1)
             self._armed = None
             self._machine.changed(self._path)
-            self._send()
+            self.send()
 
     def reconnect(self) -> None:
         """Lose the connection with all requests and watches, and connect again."""
@@ -83,8 +103,9 @@ class OneNodeSession:
         self._machine.suspended()
         self._machine.outbox.clear()
         self._machine.connected()
-        self._send()
+        self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Take the requests of the machine."""
         self._asked.extend(self._machine.outbox)
         self._machine.outbox.clear()

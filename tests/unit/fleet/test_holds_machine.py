@@ -7,28 +7,14 @@ no message may be in flight. Mutants leave out one rule each, and must be found.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from qdo.coordination.protocol.machine import (
-    Callback,
-    Commit,
-    CommitError,
-    Committed,
-    Get,
-    NodeMissing,
-    NodeRead,
-    NoResponse,
-    Rejected,
-    Request,
-    Response,
-    SetOp,
-    Stat,
-)
+from qdo.coordination.protocol.machine import NodeMissing, NodeRead, Request, Response, Stat
 from qdo.fleet.hold_machine import Hold, HoldNode, HoldsWatch
+from tests.support.fakes.one_node import OneNode, OneNodeSession
 
 HOLDS = "/app/holds"
 STEPS = 300
@@ -40,17 +26,15 @@ MUTANTS = (
 )
 
 
-class HoldsWorld:
-    """A coordinator, whose states are all kept, and its clients.
+class HoldsWorld(OneNode):
+    """The node of the holds, and its clients.
 
-    :ivar states: the node after each change; None while it is missing. The index is its zxid.
     :ivar registered: the workers with a session, and up to where each has acknowledged.
     """
 
     def __init__(self, seed: int, mutant: str = "") -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.mutant = mutant
-        self.states: list[NodeRead | None] = [None]
         self.registered: dict[int, int] = {}
         self.makers: dict[str, bool] = {}
         self.workers: list[HeldWorker] = []
@@ -59,18 +43,8 @@ class HoldsWorld:
         self.in_force = 0
         self.messages = 0
 
-    @property
-    def node(self) -> NodeRead | None:
-        return self.states[-1]
-
     def holds(self) -> tuple[Hold, ...]:
         return HoldNode.parse(self.node.data).holds if self.node else ()
-
-    def write(self, data: bytes) -> int:
-        zxid = len(self.states)
-        version = self.node.version + 1 if self.node else 0
-        self.states.append(NodeRead(data, version, zxid))
-        return zxid
 
     def mark(self, zxid: int) -> int:
         """Return what is acknowledged for a state of the node."""
@@ -80,7 +54,7 @@ class HoldsWorld:
     def spoil(self) -> None:
         """Let another program delete the node while nothing is held: its versions begin again."""
         if not self.holds():
-            self.states.append(None)
+            self.delete()
 
     def play(self) -> None:
         for _ in range(STEPS):
@@ -165,6 +139,35 @@ class PlainGate:
         return self.busy
 
 
+class HeldSession(OneNodeSession):
+    """A session that also watches the nodes of those that made holds."""
+
+    def __init__(self, world: HoldsWorld, machine: HoldsWatch) -> None:
+        self._makers = world.makers
+        self._watched: set[str] = set()
+        super().__init__(world, HOLDS, machine)
+
+    def perform(self, request: Request) -> Response:
+        if not isinstance(request, Stat):
+            return super().perform(request)
+        if not self._makers[request.path]:
+            return NodeMissing()
+        self._watched.add(request.path)
+        return NodeRead(b"", 0)
+
+    def notify(self) -> None:
+        super().notify()
+        for path in sorted(self._watched):
+            if not self._makers[path]:
+                self._watched.remove(path)
+                self._machine.changed(path)
+        self.send()
+
+    def reconnect(self) -> None:
+        self._watched.clear()
+        super().reconnect()
+
+
 class HeldWorker:
     """A worker: its session, its machine and its message."""
 
@@ -176,9 +179,6 @@ class HeldWorker:
         if world.mutant == "acknowledge with one in flight":
             self.gate.in_flight = lambda: False  # type: ignore[method-assign]
         self._clock = 0.0
-        self._seen = len(world.states) - 1
-        self._armed: dict[str, int] = {}
-        self._asked: deque[tuple[Request, Callback]] = deque()
         self._acknowledged: deque[int] = deque()
         self._machine = HoldsWatch(
             HOLDS,
@@ -188,20 +188,18 @@ class HeldWorker:
             clock=lambda: self._clock,
             wall=lambda: 0.0,
         )
-        self._machine.connected()
+        self._session = HeldSession(world, self._machine)
 
     def step(self) -> None:
         actions: list[Callable[[], None]] = [self._message, self._message, self._tick]
-        actions += [self._answer] * 3 + [self._notify, self._acknowledge]
+        actions += [self._session.answer] * 3 + [self._session.notify, self._acknowledge]
         chance = self._world.random.random()
         if chance < 0.02:
             self._end()
         elif chance < 0.05:
-            self._reconnect()
+            self._session.reconnect()
         else:
             self._world.random.choice(actions)()
-        self._asked.extend(self._machine.outbox)
-        self._machine.outbox.clear()
 
     def _message(self) -> None:
         """Start a message, or end the one in flight."""
@@ -212,54 +210,11 @@ class HeldWorker:
         self._clock += 0.6
         if self._machine.due() <= self._clock:
             self._machine.tick()
-
-    def _answer(self) -> None:
-        if self._asked:
-            request, then = self._asked.popleft()
-            then(self._performed(request))
-
-    def _performed(self, request: Request) -> Response:
-        world = self._world
-        if isinstance(request, Stat):
-            if world.makers[request.path]:
-                self._armed[request.path] = 0
-                return NodeRead(b"", 0)
-            return NodeMissing()
-        if isinstance(request, Get):
-            # Stale, but not older than what this session has seen.
-            self._seen = world.random.randint(self._seen, len(world.states) - 1)
-            self._armed[HOLDS] = self._seen
-            return world.states[self._seen] or NodeMissing()
-        assert isinstance(request, Commit)
-        (op,) = request.ops
-        assert isinstance(op, SetOp)
-        if world.node is None or world.node.version != op.version:
-            return Rejected(0, CommitError.BAD_VERSION)
-        zxid = world.write(op.data)
-        return Committed(zxid, (op.version + 1,))
-
-    def _notify(self) -> None:
-        at = self._armed.get(HOLDS)
-        if at is not None and at + 1 < len(self._world.states):
-            del self._armed[HOLDS]
-            self._seen = max(self._seen, at + 1)
-            self._machine.changed(HOLDS)
-        for path in [path for path in self._armed if not self._world.makers.get(path, True)]:
-            del self._armed[path]
-            self._machine.changed(path)
+            self._session.send()
 
     def _acknowledge(self) -> None:
         if self._acknowledged:
             self._world.registered[self.number] = self._acknowledged.popleft()
-
-    def _reconnect(self) -> None:
-        self._armed.clear()
-        asked, self._asked = self._asked, deque()
-        for _, then in asked:
-            then(NoResponse())
-        self._machine.suspended()
-        self._machine.outbox.clear()
-        self._machine.connected()
 
     def _end(self) -> None:
         """The session ends, after the lease and so without a message in flight."""
