@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -142,11 +141,12 @@ def test_long_words_are_cut_at_the_front() -> None:
     assert len(str(caught.value)) < 2500
 
 
-def test_a_grandchild_that_stays_holds_nothing_up() -> None:
+def test_a_grandchild_that_stays_holds_nothing_up(tmp_path: Path) -> None:
     """The attempt ends with the command, not with its background processes."""
-    began = time.monotonic()
-    run("sleep 15 & exit 0")
-    assert time.monotonic() - began < 10
+    run(f"sleep 600 & echo $! > {tmp_path}/child; exit 0")
+    child = int((tmp_path / "child").read_text())
+    assert alive(child)
+    os.kill(child, signal.SIGKILL)
 
 
 def test_time_out_ends_the_whole_group(tmp_path: Path) -> None:
@@ -166,11 +166,9 @@ def test_time_out_ends_the_whole_group(tmp_path: Path) -> None:
 
 def test_a_command_that_ignores_sigterm_is_killed() -> None:
     """After the time that it has to end."""
-    began = time.monotonic()
     with pytest.raises(CommandFailedError) as caught:
-        run("trap '' TERM; sleep 60 & wait; wait", timeout_seconds=0.2, kill_seconds=0.2)
+        run("trap '' TERM; sleep 600 & wait; wait", timeout_seconds=0.2, kill_seconds=0.2)
     assert caught.value.details["ended"].endswith(" 0.2 s")
-    assert time.monotonic() - began < 10
 
 
 def test_a_command_ends_with_its_worker(tmp_path: Path) -> None:

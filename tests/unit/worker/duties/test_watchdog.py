@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -108,11 +107,13 @@ def test_the_wait_for_a_processor_is_measured() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        before, deadline = waited_seconds(threading.get_native_id()), time.monotonic() + 10
+        before = waited_seconds(threading.get_native_id())
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-            while waited_seconds(threading.get_native_id()) < before + 0.01:
-                assert time.monotonic() < deadline
-            other.kill()
+            try:
+                while waited_seconds(threading.get_native_id()) < before + 0.01:
+                    pass
+            finally:
+                other.kill()
     finally:
         os.sched_setaffinity(0, allowed)
     assert waited_seconds(0) == 0.0
