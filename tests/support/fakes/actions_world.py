@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,6 @@ from qdo.coordination.protocol.machine import (
     Get,
     NodeMissing,
     NodeRead,
-    NoResponse,
     Rejected,
     Request,
     Response,
@@ -171,25 +169,6 @@ class Actor:
             return NodeMissing() if node is None else NodeRead(*node)
         assert isinstance(request, Commit)
         return world.commit(request)
-
-    def lose(self, choice: random.Random) -> None:
-        """Lose the connection: some of the requests took effect, none has an answer."""
-        lost = [then for then, _ in self.answers]
-        self.answers.clear()
-        commits = False
-        for request, then in [*self.machine.outbox]:
-            if choice.random() < 0.5:
-                self.answer(request)
-                commits = commits or isinstance(request, Commit)
-            lost.append(then)
-        self.machine.outbox.clear()
-        for then in lost:
-            then(NoResponse())
-        self.watched = False
-        self.machine.suspended()
-        self.machine.connected()
-        if commits:
-            self._world.notify()
 
     def step(self) -> bool:
         """Do one thing; return whether there was one."""

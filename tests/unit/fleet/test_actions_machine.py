@@ -7,8 +7,6 @@ leaves out one rule at a time.
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
 
 import pytest
 
@@ -24,48 +22,6 @@ from qdo.fleet.action_machine import (
 )
 from qdo.fleet.audit_entries import entry_name
 from tests.support.fakes.actions_world import FLEET, NAME, NOW, ActionsWorld
-
-RUNS = {"mark", "later"}
-
-
-def play(seed: int) -> None:
-    """Send actions, lose connections, and let the parent come and go."""
-    choice, world = random.Random(seed), ActionsWorld()
-    world.worker.machine.connected()
-    parent, sent = None, []
-    for number in range(60):
-        if choice.random() < 0.3:
-            sent.append(world.send(number, choice.choice(sorted(RUNS))))
-        if choice.random() < 0.1:
-            parent = parent or world.add_parent()
-        if parent is not None and choice.random() < 0.05:
-            parent.machine.close()
-        for actor in world.actors:
-            if choice.random() < 0.15:
-                actor.lose(choice)
-            for _ in range(choice.randrange(6)):
-                actor.step()
-    world.finish()
-    assert world.done == Counter(sent)
-    assert sorted(entry.id for entry in world.entries()) == sorted(sent)
-    assert set(world.outcomes()) <= {"done"}
-    assert world.waiting() == []
-    for actor in world.actors:
-        actor.machine.close()
-        assert actor.machine.ended
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_actions_run_once_and_end_in_the_log(seed: int) -> None:
-    play(seed)
-
-
-def test_actions_beyond_the_limit_wait() -> None:
-    world = ActionsWorld()
-    sent = [world.send(number) for number in range(3 * AT_ONCE)]
-    world.worker.machine.connected()
-    world.finish()
-    assert world.done == Counter(sent)
 
 
 @pytest.mark.parametrize(

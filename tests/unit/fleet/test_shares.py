@@ -15,7 +15,6 @@ from qdo.coordination.protocol.machine import (
     Get,
     NodeMissing,
     NodeRead,
-    NoResponse,
     Rejected,
     Request,
     SetOp,
@@ -63,15 +62,6 @@ class ShareSetup:
         self.share.flush()
         while self.share.outbox:
             self.answer(*self.share.outbox.popleft())
-
-    def next_commit(self) -> Callback:
-        """Answer what comes before the next transaction; return the function for its answer."""
-        self.share.flush()
-        while True:
-            request, then = self.share.outbox.popleft()
-            if isinstance(request, Commit):
-                return then
-            self.answer(request, then)
 
     def answer(self, request: Request, then: Callback) -> None:
         self.requests += 1
@@ -134,57 +124,6 @@ def test_a_share_grows_to_the_demand() -> None:
     assert setup.node is not None
     assert setup.node.permits == (ShareHolder(ME, 4, 4),)
     assert setup.taken() == 4
-
-
-def test_only_free_permits_are_taken() -> None:
-    """The target is half, but the other holder must give up its permits first."""
-    setup = _wanting(LimitNode(max=4, permits=(ShareHolder(OTHER, 3, 4),)), 4)
-    assert setup.taken() == 1
-    setup.set(LimitNode(max=4, permits=(ShareHolder(OTHER, 2, 4), ShareHolder(ME, 1, 4))))
-    setup.step(WRITE_SECONDS)
-    assert setup.taken() == 1
-
-
-def test_permits_in_use_are_given_up_as_they_come_back() -> None:
-    """The cap falls at once, the written share with the permits."""
-    setup = _wanting(LimitNode(max=4), 4)
-    assert setup.taken() == 4
-    setup.set(LimitNode(max=4, permits=(ShareHolder(ME, 4, 4), ShareHolder(OTHER, 0, 4))))
-    setup.step(WRITE_SECONDS)
-    assert setup.node is not None
-    assert setup.node.permits[0].held == 4
-    for _ in range(2):
-        assert setup.share.give_back()
-        assert setup.taken() == 0
-    setup.step(WRITE_SECONDS)
-    assert setup.node.permits[0].held == 2
-
-
-def test_the_dead_are_taken_out() -> None:
-    """Their permits are free as soon as another process lacks them."""
-    dead = ShareHolder("worker-0000000000", 4, 4)
-    setup = _wanting(LimitNode(max=4, permits=(dead,)), 4)
-    assert setup.taken() == 4
-
-
-def test_a_lost_answer_is_written_again() -> None:
-    """What the node says afterwards proves nothing until then."""
-    setup = ShareSetup(LimitNode(max=4))
-    setup.share.wait(2)
-    setup.share.flush()
-    request, then = setup.share.outbox.popleft()
-    then(NodeRead(LimitNode(max=4).encode(), 0))
-    setup.share.flush()
-    request, then = setup.share.outbox.popleft()
-    assert isinstance(request, Commit)
-    setup.node, setup.version = LimitNode(max=4, permits=(ShareHolder(ME, 2, 2),)), 1  # it landed
-    then(NoResponse())
-    setup.share.suspended()
-    setup.share.connected()
-    assert setup.taken() == 0
-    setup.step()
-    assert setup.writes == 1
-    assert setup.taken() == 2
 
 
 def test_no_permit_is_taken_without_a_lease() -> None:
@@ -296,19 +235,6 @@ def test_a_share_that_another_process_dealt_is_used_at_once() -> None:
     setup.set(LimitNode(max=1, permits=(ShareHolder(ME, 1, 1), ShareHolder(OTHER, 0, 1))))
     assert setup.taken() == 1
     assert setup.writes == writes
-
-
-def test_a_dealt_share_is_not_used_beside_a_lost_answer() -> None:
-    """The write may still take effect, with the smaller share."""
-    setup = ShareSetup(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)))
-    setup.share.wait(1)
-    setup.next_commit()(NoResponse())
-    setup.share.suspended()
-    setup.share.connected()
-    setup.node = LimitNode(max=1, permits=(ShareHolder(ME, 1, 1), ShareHolder(OTHER, 0, 1)))
-    setup.version += 1
-    setup.next_commit()
-    assert setup.taken() == 0
 
 
 def test_so_does_a_process_that_was_cut_off() -> None:

@@ -170,14 +170,6 @@ def test_a_done_message_received_again_is_deleted(
     assert holding.rows(0, 10) == []
 
 
-def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: SettableClock[float]) -> None:
-    """It recorded the names of messages whose deletion was uncertain."""
-    holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
-    taken = holding.take([message(7), message(8)], clock.now)
-    assert [each.receipt for each in taken.again] == ["receipt-7"]
-    assert [row.body for row in holding.rows(0, 10)] == [b"8"]
-
-
 def test_another_message_with_the_same_sequence_number_is_run(clock: SettableClock[float]) -> None:
     """In another group, or in a recreated queue: done, held or neither, it is another message."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)

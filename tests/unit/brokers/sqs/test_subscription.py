@@ -56,15 +56,6 @@ def test_nothing_is_asked_while_messages_are_not_fetched(bench: SubscriptionSetu
     assert bench.requests.open_polls == 0
 
 
-def test_an_empty_queue_is_polled_again(bench: SubscriptionSetup) -> None:
-    """Without idle_seconds at once; it is at its tip meanwhile."""
-    bench.reader.fetch(10)
-    assert not bench.subscription.at_tip()
-    bench.requests.answer([])
-    until(lambda: bench.requests.polls == 2)
-    assert bench.subscription.at_tip()
-
-
 def test_fetched_messages_that_wait_leave_the_queue_at_its_tip(
     bench: SubscriptionSetup,
 ) -> None:
@@ -404,19 +395,6 @@ def test_polled_messages_that_may_not_start_are_released(bench: SubscriptionSetu
     bench.requests.answer([message(1), message(2)])
     until(lambda: bench.requests.released == [1, 2])
     assert bench.reader.fetch(10) == []
-
-
-def test_only_what_runs_is_held_on_while_nothing_may_be_started() -> None:
-    """Messages in flight are extended, the others are released."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    runs, _ = bench.fetched(2, 3)
-    bench.subscription.may_start = lambda: False
-    bench.subscription.in_flight = lambda: (runs.position,)
-    until(lambda: len(bench.requests.extended) >= 2)
-    assert all(batch == [2] for batch in bench.requests.extended)
-    assert bench.requests.released == [3]
-    assert bench.subscription.is_held(runs.position)
-    bench.end()
 
 
 def test_giving_back_is_tried_again(bench: SubscriptionSetup) -> None:

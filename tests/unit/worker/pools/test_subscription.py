@@ -31,21 +31,6 @@ def told(pool: PoolSetup) -> int:
     return len(pool.store.broker.reader("q", 0).fetch(100))
 
 
-def test_a_take_whose_answer_was_lost_runs_once(make: Make) -> None:
-    """The next take returns it: it is this worker's."""
-    pool = make(concurrency=2)
-    pool.hold(1, 2)
-    pool.store.lost["take"] = 1
-    pool.ask(1, 2)
-    until(lambda: pool.running == 2)
-    pool.store.lost["take"] = 3
-    pool.look(6)
-    for gate in pool.gates.values():
-        gate.set()
-    pool.finish(1, 2)
-    assert sorted(pool.runs) == [(1, 1, 2), (2, 1, 2)]
-
-
 @pytest.mark.parametrize(("act", "outcome"), [(lambda request: 1, "done"), (fail, "failed")])
 def test_an_end_whose_answer_was_lost_is_repeated(make: Make, act: Any, outcome: str) -> None:
     """By the job, or by the worker; one message tells of it."""
