@@ -18,7 +18,7 @@ from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.positions import message_id, position_now, time_of_position
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 
 WAIT_SECONDS = 20.0
 

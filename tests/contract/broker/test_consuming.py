@@ -23,7 +23,7 @@ from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageEr
 from qdo.positions import time_of_position
 from tests.support.brokers import KINDS
 from tests.support.consumers import WAIT_SECONDS, BrokerSetup, QueueOwner, bench, recorded
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 
 RAW = '{"content-type": "application/octet-stream"}'
 

@@ -17,7 +17,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from tests.support.brokers import LOGS, MAILBOXES, opening, rows
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 
 START = 1_700_000_000.0
 

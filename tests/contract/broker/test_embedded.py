@@ -238,16 +238,6 @@ def test_a_large_queue_is_deleted_in_parts(broker: EmbeddedBroker) -> None:
 # --- opening ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url", ["", "sqlite", "sqlite:", "sqlite::memory:", "sqlite://x", "amqp:x"]
-)
-def test_an_impossible_address_is_refused(url: str) -> None:
-    """The error names the setting."""
-    with pytest.raises(SettingsError) as caught:
-        open_broker(url, "app")
-    assert caught.value.details["name"] == "broker"
-
-
 @pytest.mark.parametrize("app", ["", "a/b", ".."])
 def test_an_impossible_app_name_is_refused(path: str, app: str) -> None:
     """The app becomes a znode, whichever broker it uses."""

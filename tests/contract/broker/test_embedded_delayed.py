@@ -20,7 +20,7 @@ from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
 from qdo.system.sqlite import Format, open_database
 from tests.support.fakes.clocks import SettableClock
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.processes import wait_until
 
 NOW = 1_700_000_000.0

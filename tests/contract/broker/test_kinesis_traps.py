@@ -25,8 +25,8 @@ from qdo.positions import position_now
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.kinesis import BRISK, ShardOwner, opened, outgoing
-from tests.support.letters import dead_letter
 from tests.support.policies import in_force
 from tests.support.processes import wait_until
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+import qdo
 from qdo import App, Batch, Message, NewMessage
 from qdo.brokers.base import Capabilities
 from qdo.errors import UnreachableError, UnsupportedError, UsageError
+from qdo.jobs.timers import Occurrence
 from qdo.sending import messages, sender
+from qdo.sending.timers import recognizes, send_occurrences
 from qdo.settings.settings import Settings
 from tests.simulation.mutants.edits import mutated
-from tests.support.brokers import LOGS, opening, rows
+from tests.support.brokers import ADDRESSES, LOGS, opening, rows
 
 
 @pytest.fixture
@@ -105,3 +108,22 @@ def test_a_broker_must_deduplicate_for_days(app: App, monkeypatch: pytest.Monkey
     with pytest.raises(UnsupportedError) as caught:
         app.send("q", 1, once=MESSAGE)
     assert caught.value.details["remedy"] == "send without once"
+
+
+STORED = {"embedded": 1, "postgresql": 1, "sqs-fifo": 1, "sqs-standard": 3}
+"""Messages after three leaders have sent the same occurrence."""
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_an_occurrence_sent_again(
+    kind: str, tmp_path: Path, aws_stream: str, request: pytest.FixtureRequest
+) -> None:
+    queue = "nightly.fifo" if kind == "sqs-fifo" else "nightly"
+    with qdo.App("clock", broker=ADDRESSES[kind](tmp_path, aws_stream, request)) as app:
+        app.timer("nightly", every_seconds=86_400, queue=queue)
+        due = [(app.timers["nightly"], Occurrence(86_400))]
+        ids = {send_occurrences(app, due)[0] for _ in range(3)}
+        assert (len(ids) == 1) == (STORED[kind] == 1)
+        assert recognizes(app.broker.capabilities) == (not kind.startswith("sqs"))
+        send_occurrences(app, due, runs=True)
+        assert app.broker.catalog.backlog(queue, 0).count == STORED[kind] + 1

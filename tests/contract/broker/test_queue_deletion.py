@@ -8,8 +8,8 @@ import pytest
 
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.fakes.scripted_broker import ScriptedBroker
-from tests.support.letters import dead_letter
 
 
 def test_a_done_queue_is_deleted(broker: Broker) -> None:

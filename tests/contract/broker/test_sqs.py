@@ -29,7 +29,7 @@ from qdo.errors import MessageTooLargeError, UnsupportedError
 from tests.support.aws.clients import client, new_session
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.policies import in_force
 
 REGION = "eu-west-1"

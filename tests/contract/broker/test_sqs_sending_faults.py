@@ -23,7 +23,7 @@ from qdo.errors import PartialSendError, QdoError
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
-from tests.support.letters import dead_letter
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.processes import wait_until
 
 REGION = "eu-west-1"

@@ -15,7 +15,6 @@ from qdo.coordination.protocol.machine import NoResponse, Op, Response, SetOp
 from qdo.errors import (
     CoordinatorUnreachableError,
     DatabaseCorruptError,
-    SettingsError,
 )
 from tests.support.coordinator_process import connected
 from tests.support.zookeeper import free_ports
@@ -68,15 +67,6 @@ def test_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(DatabaseCorruptError):
         connect(f"sqlite:{path}").open(5)
     assert path.read_bytes() == b"garbage" * 1000
-
-
-@pytest.mark.parametrize(
-    "url", ["", "http://host", "zookeeper://", "sqlite:", "zk:2181", "zookeeper:///chroot"]
-)
-def test_bad_address(url: str) -> None:
-    with pytest.raises(SettingsError) as raised:
-        connect(url)
-    assert raised.value.details["name"] == "coordinator"
 
 
 def test_addresses() -> None:

@@ -48,7 +48,7 @@ TOGETHER = {
     "tests/unit/docs/test_reference.py": "reference",
     **dict.fromkeys(
         (
-            *(f"tests/unit/test_{name}.py" for name in ("imports", "layers", "refusals", "shape")),
+            *(f"tests/unit/test_{name}.py" for name in ("layers", "refusals", "shape")),
             "tests/golden/test_wording.py",
             "tests/unit/docs/test_docs.py",
         ),

@@ -51,11 +51,13 @@ def member(clock: SettableClock[float]) -> FakeMember:
     return made
 
 
-def test_discovery_creates_queues_only_as_leader(
-    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
-) -> None:
+@pytest.fixture
+def discovery(broker: ScriptedBroker, clock: SettableClock[float]) -> Discovery:
+    return Discovery(broker, clock)
+
+
+def test_discovery_creates_queues_only_as_leader(discovery: Discovery, member: FakeMember) -> None:
     """A worker that is not sure whether it leads does not lead."""
-    discovery = Discovery(broker, clock)
     member.leading = False
     discovery.names_received(["new"])
     discovery.step(member)
@@ -63,21 +65,17 @@ def test_discovery_creates_queues_only_as_leader(
     assert member.created == []
 
 
-def test_new_leader_creates_every_listed_queue(
-    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
-) -> None:
+def test_new_leader_creates_every_listed_queue(discovery: Discovery, member: FakeMember) -> None:
     """Immediately, and nothing again in the next step."""
-    discovery = Discovery(broker, clock)
     discovery.step(member)
     discovery.step(member)
     assert member.created == ["a", "b"]
 
 
 def test_queue_that_gets_a_message_is_created_without_a_list(
-    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
+    discovery: Discovery, member: FakeMember
 ) -> None:
     """Once, however often its name arrives."""
-    discovery = Discovery(broker, clock)
     discovery.step(member)
     assert discovery.names_received(["a", "new"])
     discovery.step(member)
@@ -87,6 +85,7 @@ def test_queue_that_gets_a_message_is_created_without_a_list(
 
 
 def test_no_queue_is_created_beyond_the_limit(
+    discovery: Discovery,
     broker: ScriptedBroker,
     member: FakeMember,
     clock: SettableClock[float],
@@ -99,7 +98,6 @@ def test_no_queue_is_created_beyond_the_limit(
     broker.max_queues = 3
     broker.put("c", b"1")
     broker.put("d", b"1")
-    discovery = Discovery(broker, clock)
     assert discovery.step(member) < 1.0
     assert member.created == []  # the number of nodes is unknown
     nodes[0] = ("old",)
@@ -119,10 +117,9 @@ def test_no_queue_is_created_beyond_the_limit(
 
 
 def test_leader_lists_all_queues_periodically(
-    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
+    discovery: Discovery, broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
 ) -> None:
     """So a lost node or a missed wake-up is repaired."""
-    discovery = Discovery(broker, clock)
     pause = discovery.step(member)
     assert pause <= broker.catalog.list_seconds
     clock.now += broker.catalog.list_seconds
@@ -131,10 +128,9 @@ def test_leader_lists_all_queues_periodically(
 
 
 def test_second_term_starts_without_memory_of_the_first(
-    broker: ScriptedBroker, member: FakeMember, clock: SettableClock[float]
+    discovery: Discovery, member: FakeMember
 ) -> None:
     """Another leader may have deleted nodes in the meantime."""
-    discovery = Discovery(broker, clock)
     discovery.step(member)
     member.leading = False
     discovery.step(member)
@@ -144,6 +140,7 @@ def test_second_term_starts_without_memory_of_the_first(
 
 
 def test_names_that_no_znode_can_have_are_one_line(
+    discovery: Discovery,
     broker: ScriptedBroker,
     member: FakeMember,
     clock: SettableClock[float],
@@ -152,7 +149,6 @@ def test_names_that_no_znode_can_have_are_one_line(
     """Once, however many a sender makes up; the other queues are created."""
     for number in range(200):
         broker.put(f"\ue000{number}", b"1")
-    discovery = Discovery(broker, clock)
     discovery.step(member)
     clock.now += broker.catalog.list_seconds
     discovery.step(member)
@@ -163,6 +159,7 @@ def test_names_that_no_znode_can_have_are_one_line(
 
 
 def test_failed_list_is_retried(
+    discovery: Discovery,
     broker: ScriptedBroker,
     member: FakeMember,
     clock: SettableClock[float],
@@ -170,7 +167,6 @@ def test_failed_list_is_retried(
 ) -> None:
     """Discovery continues."""
     broker.faults = [OSError("away")]
-    discovery = Discovery(broker, clock)
     discovery.step(member)
     assert member.created == []
     assert [r.name for r in caplog.records] == [LOGGER]

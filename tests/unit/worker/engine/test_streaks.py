@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.slot import Slot
+from tests.support.engine import EngineSetup, until
 
 ROWS = 100
 
@@ -180,3 +182,28 @@ def test_a_rate_holds_in_every_stretch_of_time(seed: int) -> None:
         for last in range(first, len(starts), 7):
             most = rate * (starts[last] - starts[first]) + burst
             assert last - first + 1 <= most + 1e-6
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[EngineSetup]:
+    setup = EngineSetup(tmp_path)
+    yield setup
+    setup.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["message", "interval"])
+def test_a_worker_outlives_a_failure_without_a_permit(setup: EngineSetup, checkpoint: Any) -> None:
+    """After a failure messages run one by one, and the next one may have to wait."""
+    seen: list[tuple[int, int]] = []
+
+    @setup.app.job("own-*", per_queue_rate="50/s", checkpoint=checkpoint)
+    def job(message: Any, context: Any) -> None:
+        seen.append((message.body, message.attempt))
+        if message.body == 1 and message.attempt == 1:
+            raise ValueError("it fails once")
+
+    setup.send("own-1", *range(5))
+    setup.start("own-1")
+    until(lambda: len(seen) == 6, "all messages ran")
+    assert seen == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (4, 1)]
+    assert not setup.ended()
