@@ -11,7 +11,7 @@ import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
 from qdo.brokers.kinesis.api import GetIterator, GetRecords, StartPosition, parse_records
-from qdo.brokers.kinesis.codec import hash_key, is_aggregated, unpack
+from qdo.brokers.kinesis.codec import hash_key, unpack
 from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.encoding import unreadable_reason
 from qdo.system import clock
@@ -28,13 +28,6 @@ def packed(*messages: tuple[Any, ...]) -> bytes:
     return contents
 
 
-def test_what_a_producer_library_packs_is_unpacked_in_order() -> None:
-    """Each message has its key and its number in the record."""
-    data = packed(("a", b"1"), ("b", b"\x00\xff"), ("a", b""))
-    assert is_aggregated(data)
-    assert unpack(data, EVERYTHING) == [(0, "a", b"1"), (1, "b", b"\x00\xff"), (2, "a", b"")]
-
-
 def test_a_thousand_messages_fit_one_record() -> None:
     """Key tables are shared by the messages."""
     data = packed(*((f"k{number % 7}", b"%d" % number) for number in range(1000)))
@@ -42,18 +35,6 @@ def test_a_thousand_messages_fit_one_record() -> None:
     assert found is not None
     assert [each.data for each in found] == [b"%d" % number for number in range(1000)]
     assert [each.partition_key for each in found] == [f"k{number % 7}" for number in range(1000)]
-
-
-def test_messages_of_other_shards_are_dropped() -> None:
-    """After a reshard their producer sends them again to the shard that they belong to."""
-    data = packed(("here", b"1"), ("there", b"2"), ("here", b"3"), ("there", b"4", "7"))
-    here = hash_key("here")
-    assert unpack(data, (here, here)) == [(0, "here", b"1"), (2, "here", b"3")]
-    assert unpack(data, (7, 7)) == [(3, "there", b"4")]
-    assert unpack(data, (1, 2)) == []
-    found = unpack(data, None)
-    assert found is not None
-    assert len(found) == 4
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 5, 19, 20, 21, -1])

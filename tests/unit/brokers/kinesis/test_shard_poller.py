@@ -12,14 +12,13 @@ from qdo.brokers.kinesis.api import (
     SLACK_SECONDS,
     GetIterator,
     GetRecords,
-    PositionTrimmed,
     Records,
     RetentionPeriod,
     StartPosition,
     Taken,
 )
 from qdo.brokers.kinesis.poller import ANSWER_BYTES, FIRST_RECORDS, READ_BACKOFF, ShardPoller
-from qdo.brokers.kinesis.positions import POSITIONS, end, pack, whole
+from qdo.brokers.kinesis.positions import POSITIONS, pack, whole
 from qdo.positions import position_of_time
 
 NOW = 1_700_000_000.0
@@ -223,21 +222,6 @@ def test_what_a_shard_cannot_give_is_not_asked_for() -> None:
     assert made.not_before == NOW + 5.0
 
 
-def test_the_end_of_a_closed_shard_comes_with_its_last_records() -> None:
-    """Then no further request is needed."""
-    made = reading()
-    assert made.records_received(answer(row(1), more=None), NOW) == [row(1)]
-    assert made.ended
-    assert made.next(NOW) is None
-
-
-def test_a_finished_shard_is_not_read_again() -> None:
-    """Its recorded position shows that it is finished."""
-    made = poll(end(5))
-    assert made.ended
-    assert made.next(NOW) is None
-
-
 # --- iterators ----------------------------------------------------------------------
 
 
@@ -250,13 +234,6 @@ def test_a_new_iterator_begins_at_the_last_record_taken(trouble: str) -> None:
     assert made.next(NOW) == GetIterator("AT_SEQUENCE_NUMBER", sequence=6)
     made.iterator_received("again")
     assert made.records_received(answer(row(6), row(7)), NOW) == [row(7)]
-
-
-def test_the_rest_of_an_aggregated_record_is_taken() -> None:
-    """A position may be within one; sequence numbers alone would skip the rest or repeat it."""
-    made = reading(at(6, sub=1))
-    rows = [row(6, 0), row(6, 1), row(6, 2), row(7)]
-    assert made.records_received(answer(*rows), NOW) == [row(6, 2), row(7)]
 
 
 def test_throttling_keeps_the_iterator_and_slows_down() -> None:
@@ -289,24 +266,6 @@ def test_pauses_are_spread_out() -> None:
 # --- records that are gone ----------------------------------------------------------
 
 
-def test_a_position_that_is_gone_is_noticed() -> None:
-    """The first record behind it is another one, and nothing of the answer is taken."""
-    made = reading(at(5))
-    with pytest.raises(PositionTrimmed):
-        made.records_received(answer(row(9)), NOW)
-    assert made.after == at(5)
-    with pytest.raises(PositionTrimmed):
-        made.records_received(answer(), NOW)  # nothing at all before the tip
-
-
-def test_empty_answers_before_the_record_say_nothing() -> None:
-    """It takes several reads to get to it."""
-    made = reading(at(5))
-    assert made.records_received(answer(behind=10.0), NOW) == []
-    assert made.records_received(answer(behind=5.0), NOW) == []
-    assert made.records_received(answer(row(5), row(6)), NOW) == [row(6)]
-
-
 def test_a_shard_that_was_read_to_its_tip_lost_nothing() -> None:
     """Its last record has expired; messages that came after the look at the tip have not."""
     made = poll(at(5, time=NOW - 10 * DAY))
@@ -323,24 +282,6 @@ def test_a_young_position_lost_nothing() -> None:
     assert poll(at(5, time=NOW - 100)).proves_complete(NOW, RetentionPeriod(DAY))
 
 
-def test_a_stream_made_anew_is_another_one() -> None:
-    """Its records are not those that come after the position."""
-    made = poll(at(5, time=NOW - 100))
-    assert not made.proves_complete(NOW, RetentionPeriod(DAY, since=NOW - 50))
-    assert made.proves_complete(NOW, RetentionPeriod(DAY, since=NOW - 150))
-
-
-def test_who_accepts_a_gap_goes_on_with_the_oldest() -> None:
-    """And from there as always."""
-    made = reading(at(5))
-    with pytest.raises(PositionTrimmed):
-        made.records_received(answer(row(9)), NOW)
-    made.resume_at_oldest()
-    assert made.records_received(answer(row(9)), NOW) == [row(9)]
-    made.iterator_expired()
-    assert made.next(NOW) == GetIterator("AT_SEQUENCE_NUMBER", sequence=9)
-
-
 def test_resume_at_oldest_without_an_iterator() -> None:
     """The position itself was rejected."""
     made = poll(at(5))
@@ -350,15 +291,6 @@ def test_resume_at_oldest_without_an_iterator() -> None:
 
 
 # --- lag ----------------------------------------------------------------------------
-
-
-def test_lag_is_the_age_of_the_oldest_message_not_done() -> None:
-    """It grows while a job runs, whatever the last answer of Kinesis was."""
-    made = reading()
-    made.records_received(answer(row(1), behind=0.0), NOW)
-    oldest = at(1, time=NOW - 30)
-    assert made.behind_seconds(NOW, oldest) == pytest.approx(30)
-    assert made.behind_seconds(NOW + 100, oldest) == pytest.approx(130)
 
 
 def test_lag_without_messages_grows_since_the_last_response() -> None:

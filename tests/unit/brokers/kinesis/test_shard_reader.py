@@ -154,15 +154,6 @@ def test_old_messages_show_the_retention(
     assert reading(client).backlog(oldest, NOW).retention_seconds == kept
 
 
-def test_an_expired_iterator_is_replaced_at_once(client: ScriptedClient) -> None:
-    """Nothing else is wrong."""
-    made = reading(client)
-    assert isinstance(step(made), GetRecords)
-    client.errors = [refusal("ExpiredIteratorException")]
-    assert isinstance(step(made), GetIterator)
-    assert made.poll.consecutive_errors == 0
-
-
 @pytest.mark.parametrize(
     "code",
     ["ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException"],

@@ -177,22 +177,6 @@ def test_an_order_that_sqs_lost_is_named(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.records == []
 
 
-def test_a_request_that_failed_whole_is_repeated_with_its_ids() -> None:
-    """SQS may have taken it: in a FIFO queue it takes nothing twice."""
-    service = ScriptedSqs(failing("ThrottlingException"), boto.ReadTimeoutError(endpoint_url="x"))
-    seen: list[list[str]] = []
-    take = service.call
-
-    def watched(action: str, value: Mapping[str, Any]) -> Any:
-        seen.append([each["MessageDeduplicationId"] for each in value["Entries"]])
-        return take(action, value)
-
-    service.call = watched  # type: ignore[method-assign]
-    sender(service).send(messages(3))
-    assert len(seen) == 3
-    assert seen[0] == seen[1] == seen[2]
-
-
 def test_all_attempts_in_vain() -> None:
     """The sender gets the reason after half a minute; nothing was sent."""
     service = ScriptedSqs(*[failing("ThrottlingException")] * 99)
