@@ -209,7 +209,7 @@ def test_concurrent_senders_each_keep_their_order(
 closing = pytest.mark.parametrize(
     "made", [kind for kind in KINDS if not kind.startswith("sqs")], indirect=True
 )
-"""SQS has nothing to close that a send needs."""
+"""A closed broker of SQS still sends."""
 
 
 @closing
@@ -238,13 +238,14 @@ def test_closing_waits_for_what_was_begun(
                 time.sleep(0)  # not every broker waits, and a greenlet must for others to run
 
     with ThreadPoolExecutor(4) as threads:
-        for _ in range(4):
-            threads.submit(send)
+        senders = [threads.submit(send) for _ in range(4)]
         try:
             assert first.wait(WAIT_SECONDS)
             made.broker.close()
         finally:
             over.set()
+        for each in senders:
+            each.result(WAIT_SECONDS)
     heir = owner()
     heir.take(len(stored))
     assert heir.nothing_comes()
