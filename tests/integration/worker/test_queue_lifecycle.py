@@ -169,6 +169,7 @@ def test_orphans_do_not_wait_for_the_new_leaders_reads(stage: LifecycleSetup) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long("several leaders, one after the other")
 def test_retirement_survives_lost_connections_and_leaders(stage: LifecycleSetup) -> None:
     """The next leader completes the steps of the previous one; no listed queue is touched."""
     names = [f"q{number:03}" for number in range(300)]

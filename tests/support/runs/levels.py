@@ -38,9 +38,12 @@ LONG: dict[str, str | None] = {
 """Files whose items only `make test-rest` runs, with the reason, and exceptions from that. The mark
 `long` names others."""
 SHARES = {
+    "tests/contract/coordinator/test_differential.py": 5,
     "tests/faults/test_decisions.py": 3,
     "tests/faults/test_fault_points.py": 4,
     "tests/faults/test_killed_processes.py": 3,
+    "tests/faults/test_s3.py": 2,
+    "tests/faults/test_sqs.py": 3,
     "tests/integration/cli/messages/test_decisions.py": 3,
 }
 """Files of which `make test` plays every n-th combination of parameters."""
