@@ -18,17 +18,16 @@ from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.worker import ProcessContext, Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
-
-DEADLINE_SECONDS = 10.0
+from tests.support.processes import PATIENCE_SECONDS
 
 
 def until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Let the engine run until `condition()` is true; fail after a deadline."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     pause = 0.002
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true within {DEADLINE_SECONDS:g} s")
+            raise AssertionError(f"{what} did not come true within {PATIENCE_SECONDS:g} s")
         gevent.sleep(pause)
         pause = min(1.25 * pause, 0.03)
 
@@ -99,7 +98,7 @@ class EngineSetup:
 
     def join(self) -> int:
         """Wait for the worker's end; return its exit code, or raise its error."""
-        code: int = self._greenlet.get(timeout=DEADLINE_SECONDS)
+        code: int = self._greenlet.get(timeout=PATIENCE_SECONDS)
         return code
 
     def end(self) -> int:
@@ -115,5 +114,5 @@ class EngineSetup:
         if self._greenlet is not None and not self._greenlet.ready():
             self.worker.request_stop()
             self.worker.request_stop()
-            self._greenlet.join(timeout=DEADLINE_SECONDS)
+            self._greenlet.join(timeout=PATIENCE_SECONDS)
         self.broker.close()

@@ -136,6 +136,7 @@ class Costs:
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
         """Compare, or write the table; decide after all others whether the run has failed."""
+        choice.close()  # only then do its processes count as ended
         whole = processor_seconds()  # without second runs
         yield
         if not self._loops:
