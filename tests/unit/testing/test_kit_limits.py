@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +13,20 @@ from qdo.errors import LimitTimeoutError, SharedNameError, UsageError
 from qdo.testing import TestKit
 
 
-def limited(**options: Any) -> App:
-    """Return an app whose jobs need the limit "crm"."""
+def acting(act: Callable[[qdo.Message], object], queues: str = "*", **options: Any) -> App:
+    """Return an app whose job does with a message what the test says."""
     app = App("shop")
 
-    @app.job("sync-*", limits=["crm"], **options)
-    def sync(message: Any, context: Any) -> None:
-        pass
+    @app.job(queues, **options)
+    def job(message: qdo.Message, context: Any) -> None:
+        act(message)
 
     return app
+
+
+def limited(act: Callable[[qdo.Message], object] = lambda message: None, **options: Any) -> App:
+    """Return an app whose jobs need the limit "crm"."""
+    return acting(act, "sync-*", limits=["crm"], **options)
 
 
 def done_at(kit: TestKit, seconds: float) -> int:
@@ -49,12 +55,7 @@ def test_a_rate_follows_the_clock_of_the_kit() -> None:
 
 
 def test_keys_of_a_queue_wait_for_its_own_rate() -> None:
-    app = App("shop")
-
-    @app.job("*", order="key", concurrency=4, per_queue_rate="1/s")
-    def handle(message: Any, context: Any) -> None:
-        pass
-
+    app = acting(lambda message: None, order="key", concurrency=4, per_queue_rate="1/s")
     with TestKit(app) as kit:
         for number in range(4):
             kit.send("a", number, key=str(number))
@@ -84,16 +85,12 @@ def test_a_max_of_zero_waits_for_an_operator() -> None:
 
 def test_a_limit_is_changed_by_a_job() -> None:
     """The next message asks again, also in the middle of many fetched ones."""
-    app = App("shop")
-    kits: list[TestKit] = []
 
-    @app.job("sync-*", limits=["crm"])
-    def sync(message: Any, context: Any) -> None:
+    def act(message: qdo.Message) -> None:
         if message.body == 5:
-            kits[0].limits.set("crm", max=0)
+            kit.limits.set("crm", max=0)
 
-    with TestKit(app) as kit:
-        kits.append(kit)
+    with TestKit(limited(act)) as kit:
         for number in range(50):
             kit.send("sync-a", number)
         kit.run_until_idle()
@@ -133,20 +130,18 @@ def test_permits_of_a_dead_worker_are_free() -> None:
 
 
 def test_a_frozen_worker_keeps_its_permit_from_nobody() -> None:
-    app = App("shop")
-    kits: list[TestKit] = []
+    fences: list[int] = []
 
-    @app.job("sync-*", limits=["crm"])
-    def sync(message: Any, context: Any) -> None:
-        if kits:
-            kits.pop().lose_lease()
+    def act(message: qdo.Message) -> None:
+        fences.append(message.fence)
+        if len(fences) == 1:
+            kit.lose_lease()
 
-    with TestKit(app) as kit:
-        kits.append(kit)
+    with TestKit(limited(act)) as kit:
         kit.limits.set("crm", max=1)
         kit.send("sync-a", 1)
         kit.run_until_idle()
-        assert len({each.fence for each in kit.attempts()}) == 2
+        assert len({*fences}) == 2
         kit.send("sync-b", 2)
         kit.run_until_idle()
         assert kit.done("sync-b") == [2]
@@ -178,14 +173,11 @@ def test_names_that_cannot_be_limits() -> None:
 
 
 def pausable() -> App:
-    app = App("shop")
-
-    @app.job("*")
-    def handle(message: Any, context: Any) -> None:
+    def act(message: qdo.Message) -> None:
         if message.body == "fails":
             raise qdo.Retry(after=10.0)
 
-    return app
+    return acting(act)
 
 
 def test_a_paused_queue_stands_still() -> None:
@@ -223,16 +215,12 @@ def test_a_pause_survives_the_worker() -> None:
 
 
 def test_a_pause_within_a_job_lets_its_message_end() -> None:
-    app = App("shop")
-    kits: list[TestKit] = []
 
-    @app.job("*")
-    def handle(message: Any, context: Any) -> None:
+    def act(message: qdo.Message) -> None:
         if message.body == 3:
-            kits[0].holds.pause("a")
+            kit.holds.pause("a")
 
-    with TestKit(app) as kit:
-        kits.append(kit)
+    with TestKit(acting(act)) as kit:
         for number in range(10):
             kit.send("a", number)
         kit.run_until_idle()
