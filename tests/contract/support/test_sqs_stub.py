@@ -59,19 +59,6 @@ def advance(stub: ServerProcess, seconds: float) -> None:
 # --- FIFO
 
 
-def test_sequence_numbers_grow(sqs: Any, fifo: str) -> None:
-    """They have 20 digits, and a message keeps the number that its sender got."""
-    told = [
-        sqs.send_message(
-            QueueUrl=fifo, MessageBody=body, MessageGroupId="g", MessageDeduplicationId=body
-        )["SequenceNumber"]
-        for body in "abc"
-    ]
-    found = [message["Attributes"]["SequenceNumber"] for message in receive(sqs, fifo)]
-    assert found == told == sorted(told)
-    assert {len(number) for number in found} == {20}
-
-
 def test_a_deduplication_id_outlives_its_message(stub: ServerProcess, sqs: Any, fifo: str) -> None:
     """For five minutes the first one counts, deleted or not; then it is free."""
     send(sqs, fifo, "same", group="a")
@@ -92,16 +79,6 @@ def test_as_many_of_one_group_as_fit_come_first(sqs: Any, fifo: str) -> None:
     assert found == ["a0", "a1", "a2", "a3", "a4", "a5", "b0", "b1", "b2", "b3"]
 
 
-def test_a_group_stays_locked_while_any_of_it_is_held(sqs: Any, fifo: str) -> None:
-    """Released first messages stay hidden until the last one is released."""
-    send(sqs, fifo, "1", "2", "3", group="a")
-    held = receive(sqs, fifo)
-    assert change(sqs, fifo, held[:2], 0) == []
-    assert receive(sqs, fifo) == []
-    assert change(sqs, fifo, held[2:], 0) == []
-    assert bodies(receive(sqs, fifo)) == ["1", "2", "3"]
-
-
 def test_an_expired_handle_of_a_fifo_queue_is_refused(
     stub: ServerProcess, sqs: Any, fifo: str
 ) -> None:
@@ -120,29 +97,6 @@ def test_an_expired_handle_of_a_fifo_queue_is_refused(
         ("1", "ReceiptHandleIsInvalid"),
     ]
     assert delete(sqs, fifo, new) == []
-
-
-def test_the_same_attempt_receives_the_same(sqs: Any, fifo: str) -> None:
-    """With the same handles, as long as none of it was touched."""
-    send(sqs, fifo, *(f"{number}" for number in range(12)), group="a")
-    first = receive(sqs, fifo, ReceiveRequestAttemptId="one")
-    again = receive(sqs, fifo, ReceiveRequestAttemptId="one")
-    assert [each["ReceiptHandle"] for each in again] == [each["ReceiptHandle"] for each in first]
-    assert receive(sqs, fifo, ReceiveRequestAttemptId="two") == []
-    assert delete(sqs, fifo, first[:1]) == []
-    assert receive(sqs, fifo, ReceiveRequestAttemptId="one") == []
-
-
-def test_a_fifo_message_has_no_delay_of_its_own(sqs: Any, fifo: str) -> None:
-    """Only the queue has one."""
-    with pytest.raises(ClientError, match="not valid for this queue type"):
-        sqs.send_message(
-            QueueUrl=fifo,
-            MessageBody="x",
-            MessageGroupId="g",
-            MessageDeduplicationId="x",
-            DelaySeconds=1,
-        )
 
 
 def test_a_fifo_dead_letter_is_a_new_message(sqs: Any, aws_prefix: str) -> None:
@@ -252,15 +206,6 @@ def test_a_batch_is_limited_as_a_whole(sqs: Any, standard: str) -> None:
         sqs.send_message_batch(QueueUrl=standard, Entries=entries)
     assert error.value.response["Error"]["Code"].endswith("BatchRequestTooLong")
     assert failures(sqs.send_message_batch(QueueUrl=standard, Entries=entries[:8])) == []
-
-
-def test_regions_know_nothing_of_each_other(stub: ServerProcess, sqs: Any, standard: str) -> None:
-    """The region is the one that the signature names."""
-    other = clients.client("sqs", stub.url, region="eu-west-1")
-    with pytest.raises(ClientError) as error:
-        receive(other, standard)
-    assert error.value.response["Error"]["Code"].endswith("NonExistentQueue")
-    assert isinstance(error.value, other.exceptions.QueueDoesNotExist)
 
 
 # --- the side for those who test

@@ -1,17 +1,21 @@
-"""The statistics and tables of the benchmarks."""
+"""The figures, tables and judgements of the benchmarks."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import re
+from pathlib import Path
 
 import pytest
 
+from bench.drill.faults import FAULTS, Evidence, Fault
+from bench.drill.measure import is_right
 from bench.peers import common as tally
+from bench.peers.catalog import Rival
+from bench.support import postgresql_loads as loads
 from bench.support import report
 from bench.support.handover_analysis import OwnershipEvent, handover, owners_at
+from bench.support.postgresql_runs import QDO, WorkerLoad
 from bench.support.statistics import Ages, Goal, Spread, fewest_moves, percentile
-from tests.support.cli import command
 from tests.support.paths import ROOT
 
 SECOND = 10**9
@@ -28,11 +32,6 @@ def test_rates_are_best_when_high_and_costs_when_low() -> None:
 )
 def test_a_percentile_is_one_of_the_values(percent: float, found: int) -> None:
     assert percentile(range(100, 0, -1), percent) == found
-
-
-def test_a_percentile_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="percentile"):
-        percentile([], 50)
 
 
 def test_ages_are_milliseconds() -> None:
@@ -104,32 +103,6 @@ def test_a_table_sets_numbers_to_the_right() -> None:
     ]
 
 
-def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="cells"):
-        report.table(("one", "two"), [("1",)])
-
-
-def test_results_are_written_as_json(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    goal = Goal.at_most("time", 1.0, 2.0)
-    path = report.publish("trial", {"machine": report.machine()}, [goal])
-    written = json.loads(path.read_text())
-    assert written["goals"] == [dataclasses.asdict(goal)]
-    assert written["machine"]["cores"] >= 1
-
-
-def test_bodies_have_their_size() -> None:
-    assert {len(tally.encoded(number)) for number in (0, 9, 123_456_789)} == {tally.BODY_BYTES}
-
-
-def test_the_counting_job_reports_once_and_in_time() -> None:
-    reports: list[dict[str, float]] = []
-    job = tally.counting(3, reports.append)
-    for number in range(5):
-        job(number)
-    assert [found["jobs"] for found in reports] == [3]
-
-
 def test_the_timing_job_reports_ready_and_drops_the_warm_up() -> None:
     reports: list[dict[str, object]] = []
     total = tally.WARM_UP + 2
@@ -144,12 +117,62 @@ def test_the_timing_job_reports_ready_and_drops_the_warm_up() -> None:
     assert min(ages) >= 0
 
 
-@pytest.mark.slow
-def test_the_cost_of_encryption_can_be_measured() -> None:
-    """A small run has every figure; the figures mean nothing."""
-    ended = command("-m", "bench.encryption", "--messages", "2000", "--json", cwd=ROOT)
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
-    assert [each["bytes"] for each in found["sealing"]] == [100, 10_000, 1_000_000]
-    for name in ("in_clear", "accepting", "encrypted"):
-        assert all(rate > 0 for rate in found[name].values())
+# --- PostgreSQL ----------------------------------------------------------------------------
+
+
+def entry(name: str, rate: float, disordered: int = 0, mode: str = "tally") -> loads.LoadResult:
+    """Return a program that ran once, for ten seconds."""
+    run = WorkerLoad(int(10 * rate), 10.0, 5.0, 2.0, disordered)
+    return loads.LoadResult(Rival(name, (), (), "how"), mode=mode, runs=[run])
+
+
+def test_processes_add_their_jobs(tmp_path: Path) -> None:
+    """Another process has its own file; one that is just being created does not count."""
+    job = tally.tallying(tmp_path)
+    for number in range(3):
+        job(tally.body(number))
+    (tmp_path / "other").write_bytes((4).to_bytes(8, "little") + (1).to_bytes(8, "little"))
+    (tmp_path / "new").write_bytes(b"")
+    assert tally.tallies(tmp_path) == (7, 1)
+
+
+def test_a_job_after_a_later_one_of_its_key_is_counted(tmp_path: Path) -> None:
+    """Other keys may overtake."""
+    job = tally.tallying(tmp_path, ordered=True)
+    for number in (0, tally.KEYS, 1, 5 * tally.KEYS, 2 * tally.KEYS, 2):
+        job(tally.body(number))
+    assert tally.tallies(tmp_path) == (6, 1)
+
+
+def test_goals_compare_with_the_fastest_other_program() -> None:
+    """Neither the bare loop nor qdo with two processes is one of them."""
+    entries = [
+        entry(loads.BARE, 100_000), entry(QDO, 60_000), entry(loads.QDO_TWO, 90_000),
+        entry("slow", 100), entry("fast", 4_000),
+    ]  # fmt: skip
+    half, twenty = loads.load_goals(entries)
+    assert (half.found, half.reached) == ("0.60", True)
+    assert (twenty.found, twenty.reached) == ("15.00", False)
+    assert loads.load_goals(entries[:1]) == []
+
+
+def test_qdo_must_keep_the_order_of_keys() -> None:
+    entries = [entry(loads.KEYED, 10, 1, "order"), entry("Procrastinate, lock", 10, 2, "order")]
+    (goal,) = loads.key_goals(entries)
+    assert not goal.reached
+
+
+# --- the drill -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.name)
+def test_the_guide_has_the_section_of_each_fault(fault: Fault) -> None:
+    guide = (ROOT / "docs" / "on-call.rst").read_text()
+    assert re.search(rf"^{re.escape(fault.section)}\n-+$", guide, re.MULTILINE)
+
+
+def test_a_look_is_right_if_it_says_everything() -> None:
+    look = Evidence(("status",), ("pay-7", r"block(ed|s)"))
+    assert look.title == "qdo status"
+    assert is_right("pay-7: blocked", look)
+    assert not is_right("pay-7: ok", look)

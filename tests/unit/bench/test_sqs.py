@@ -9,16 +9,12 @@ import pytest
 from bench.sqs import (
     BARE,
     CELERY,
-    LOAD_HEADER,
     QDO,
-    REST_HEADER,
     consumers,
     goals,
-    load_row,
     middle,
-    rest_row,
 )
-from bench.support.sqs_runs import Consumer, Load, Rest
+from bench.support.sqs_runs import Load, Rest
 from bench.support.sqs_traffic import DELETING, ActionCount, PerMessage, SqsTraffic, per_queue_hour
 
 
@@ -94,16 +90,6 @@ def test_the_middle_run_stands_for_all() -> None:
     runs = [a_load(100), a_load(300), a_load(200)]
     assert middle(runs).rate == pytest.approx(200)
     assert middle(runs[:2]).rate == pytest.approx(300)
-
-
-def test_rows_have_a_cell_for_each_column() -> None:
-    """Of consumers that failed, too."""
-    consumer = Consumer("x", "how", lambda *_: [])
-    for found in ([], [a_load(100)]):
-        assert len(load_row(consumer, found)) == len(LOAD_HEADER)
-    for at_rest in (None, a_rest()):
-        assert len(rest_row(consumer, at_rest)) == len(REST_HEADER)
-    assert load_row(consumer, [a_load(1234.4)])[:2] == ("x", "1,234")
 
 
 @pytest.mark.parametrize(
