@@ -17,7 +17,7 @@ from typing import Any
 import gevent
 import pytest
 
-from qdo.broker_errors import AwsNotFoundError, AwsUnreachableError, CredentialsError
+from qdo.broker_errors import AwsNotFoundError, AwsUnreachableError
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import OPEN_POLL, Outgoing, SendOptions
 from qdo.brokers.catalog import Backlog
@@ -26,7 +26,7 @@ from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import decode_received, make_position
 from qdo.errors import MessageTooLargeError, UnsupportedError
-from tests.support.aws.clients import client, new_session
+from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
 from tests.support.fakes.dead_letters import dead_letter
@@ -157,21 +157,6 @@ def test_a_name_that_no_znode_can_have_is_skipped_with_a_warning(
     assert len(said) == 2
     assert f"queue '{aws_prefix}' is left out" in said[0]
     assert "ZooKeeper reserves it" in said[1]
-
-
-def test_known_queues_are_not_described_with_every_list(
-    broker: SqsBroker, make: Callable[..., str]
-) -> None:
-    """A list is one request for a thousand queues."""
-    for number in range(5):
-        make(f"t{number}")
-    broker.catalog.names()
-    asked: list[str] = []
-    broker.client.meta.events.register(
-        "before-call.sqs", lambda model, **rest: asked.append(model.name)
-    )
-    broker.catalog.names()
-    assert asked == ["ListQueues"]
 
 
 def test_an_owner_forgets_a_queue_that_is_gone(
@@ -442,15 +427,6 @@ def test_nobody_there() -> None:
     """Opening the broker fails."""
     with pytest.raises(AwsUnreachableError, match="SQS in region eu-west-1"):
         open_broker(f"sqs://{REGION}/x-?endpoint=http://127.0.0.1:1", "app")
-
-
-def test_no_credentials(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As well."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    new_session(monkeypatch)
-    with pytest.raises(CredentialsError, match="AWS_ACCESS_KEY_ID"):
-        open_broker(f"sqs://{REGION}/x-?endpoint={moto_url}", "app")
 
 
 def test_opening_makes_one_request(moto_url: str) -> None:

@@ -261,12 +261,6 @@ def test_a_similar_scheme_is_corrected(name: str, address: str, correction: str)
     assert caught.value.details["reason"].endswith(correction)
 
 
-def test_an_unknown_option_of_a_broker_gets_a_suggestion() -> None:
-    """As unknown settings do."""
-    with pytest.raises(SettingsError, match="'wait_seconds'"):
-        Settings(broker="sqs://eu-west-1/a-?wait_second=1")
-
-
 def test_a_wrong_value_names_its_origin() -> None:
     """The error names the place where the setting was made."""
     with pytest.raises(SettingsError, match=r"from 1 to 100000 jobs \(from QDO_CONCURRENCY\)$"):

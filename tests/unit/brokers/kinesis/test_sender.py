@@ -152,14 +152,6 @@ def test_messages_to_a_shard_go_one_after_the_other(
     assert {request[0]["ExplicitHashKey"] for request in stream.requests} == {"100"}
 
 
-def test_closed_and_unknown_shards_are_refused(stream: FakeStream, sender: KinesisSender) -> None:
-    """Nothing is sent then."""
-    for shard in ("c", "d"):
-        with pytest.raises(UsageError, match=f"shard '{shard}'"):
-            sender.send([*messages(3, 3), Outgoing(shard, b"1")])
-    assert stream.requests == []
-
-
 def refusal(code: str, status: int = 400) -> ClientError:
     answer: Any = {
         "Error": {"Code": code, "Message": "no"},
