@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -41,19 +39,6 @@ def test_kept_handles_can_be_read_until_they_are_dropped(memory: int) -> None:
     receipts.drop(first)
     receipts.drop(second)
     assert read_receipts(memory) == []
-
-
-def test_store_outlives_its_process(memory: int) -> None:
-    """Killed with SIGKILL."""
-    code = (
-        "import os, signal\n"
-        "from qdo.worker.shared_memory import SharedReceiptStore\n"
-        f"SharedReceiptStore({memory}).keep('q', 'one')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], pass_fds=(memory,), check=False)
-    assert ended.returncode < 0
-    assert read_receipts(memory) == [("q", "one")]
 
 
 def test_handles_that_do_not_fit_are_not_kept(memory: int) -> None:
