@@ -1,13 +1,17 @@
-"""The common part of the brokers at AWS: they wake their listeners themselves."""
+"""The common part of the brokers at AWS: they wake their listeners, and end with their senders."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Broker
 
 Wake = Callable[[Iterable[str]], None]
+CLOSE_SECONDS = 25.0
+"""How long closing waits for open requests: longer than their timeout."""
 
 
 class AwsBroker(Broker):
@@ -18,6 +22,31 @@ class AwsBroker(Broker):
     def __init__(self) -> None:
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
+        self._sending_now = threading.Condition()
+        self._senders = 0
+
+    @contextlib.contextmanager
+    def _begun_to_send(self) -> Iterator[None]:
+        """Let `close` wait for the block.
+
+        :raises UnusableBrokerError: this broker is closed.
+        """
+        with self._sending_now:
+            if self._stopped.is_set():
+                raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
+            self._senders += 1
+        try:
+            yield
+        finally:
+            with self._sending_now:
+                self._senders -= 1
+                self._sending_now.notify_all()
+
+    def _end_sending(self) -> None:
+        """Refuse further messages, and wait for those that are being sent."""
+        with self._sending_now:
+            self._stopped.set()
+            self._sending_now.wait_for(lambda: self._senders == 0, CLOSE_SECONDS)
 
     def listen(self, wake: Wake) -> Callable[[], None]:
         self._wakes.append(wake)

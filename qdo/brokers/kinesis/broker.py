@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from qdo.broker_errors import UnusableBrokerError
-from qdo.brokers.aws.broker import AwsBroker
+from qdo.brokers.aws.broker import CLOSE_SECONDS, AwsBroker
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.base import Capabilities, Outgoing, Reader, Subscription
 from qdo.brokers.catalog import Backlog, QueueCatalog
@@ -120,8 +118,6 @@ READERS = 256
 """Number of connections that are kept for reads."""
 SENDERS = 16
 """Maximum of open requests with messages."""
-CLOSE_SECONDS = 25.0
-"""How long closing waits for open requests: longer than their timeout."""
 
 
 class KinesisBroker(AwsBroker):
@@ -146,8 +142,6 @@ class KinesisBroker(AwsBroker):
     def __init__(self, address: KinesisAddress, app: str) -> None:
         super().__init__()
         self.address = address
-        self._sending_now = threading.Condition()
-        self._senders = 0
         self._subscriptions: dict[str, KinesisSubscription] = {}
         self._live: set[KinesisSubscription] = set()
         """Subscriptions that may still make a request."""
@@ -187,16 +181,8 @@ class KinesisBroker(AwsBroker):
         return [str(number) for number in self._send(messages)]
 
     def _send(self, messages: Sequence[Outgoing]) -> list[int]:
-        with self._sending_now:
-            if self._stopped.is_set():
-                raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
-            self._senders += 1
-        try:
+        with self._begun_to_send():
             return self._sender.send(messages)
-        finally:
-            with self._sending_now:
-                self._senders -= 1
-                self._sending_now.notify_all()
 
     def _resend(self, letter: DeadLetterRecord) -> int:
         """Send a dead letter again and return its new position.
@@ -268,8 +254,7 @@ class KinesisBroker(AwsBroker):
         subscriptions = list(self._live)
         for each in subscriptions:
             each.close()
-        with self._sending_now:
-            self._sending_now.wait_for(lambda: self._senders == 0, CLOSE_SECONDS)
+        self._end_sending()
         for each in subscriptions:
             each.join(CLOSE_SECONDS)
         self._subscriptions.clear()

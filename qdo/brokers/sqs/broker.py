@@ -204,10 +204,11 @@ class SqsBroker(AwsBroker):
 
         :raises PartialSendError: some were not stored; it says which.
         """
-        try:
-            return [each.id for each in self._sender.send(messages)]
-        finally:  # also of the stored ones where others failed
-            self._notify(m.queue for m in messages if m.terms is None or m.terms.due is None)
+        with self._begun_to_send():
+            try:
+                return [each.id for each in self._sender.send(messages)]
+            finally:  # also of the stored ones where others failed
+                self._notify(m.queue for m in messages if m.terms is None or m.terms.due is None)
 
     def _notify(self, queues: Iterable[str]) -> None:
         if self.on_sent is not None:
@@ -277,7 +278,7 @@ class SqsBroker(AwsBroker):
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
-        self._stopped.set()
+        self._end_sending()
         self.dead_letters.close()
         if self.objects is not None:
             self.objects.close()

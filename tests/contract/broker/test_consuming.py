@@ -206,13 +206,6 @@ def test_concurrent_senders_each_keep_their_order(
             assert found == sorted(found)
 
 
-closing = pytest.mark.parametrize(
-    "made", [kind for kind in KINDS if not kind.startswith("sqs")], indirect=True
-)
-"""A closed broker of SQS still sends."""
-
-
-@closing
 def test_a_closed_broker_refuses_to_send(made: BrokerSetup) -> None:
     """Closing twice is allowed; sending afterwards is a mistake that is named."""
     made.broker.close()
@@ -221,7 +214,6 @@ def test_a_closed_broker_refuses_to_send(made: BrokerSetup) -> None:
         made.broker.send(Outgoing(made.queue(0), b"1"))
 
 
-@closing
 def test_closing_waits_for_what_was_begun(
     made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
