@@ -139,7 +139,8 @@ class Costs:
         choice.close()  # only then do its processes count as ended
         whole = processor_seconds()  # without second runs
         yield
-        if not self._loops:
+        is_second_run = getattr(self._options, "only", None) is not None
+        if is_second_run or not self._loops:
             return
         folders = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
         for file, costs in self._files.items():
