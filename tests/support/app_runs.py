@@ -5,8 +5,10 @@ The jobs are those of `tests.apps.notes`, or a test's own, which append such lin
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from threading import Lock, current_thread, main_thread
 from typing import Any
 
 import qdo
@@ -16,9 +18,11 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
-from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.cli import QDO, WORKER, Ended, command, run_in
+from tests.support.forks.processes import choice
 from tests.support.processes import Proc, wait_until, whole_lines
 
+_STARTING = Lock()
 _JOBS = """
 import qdo
 from tests.apps.notes import app, job
@@ -55,8 +59,18 @@ class AppRuns:
         return self.start(jobs(queues, **options), *arguments)
 
     def qdo(self, *argv: str, stdin: str = "", **env: str) -> Ended:
-        """Run a command for the app."""
+        """Run a command for the app.
+
+        It has a process of its own if it imports the app, starts another program, or runs beside
+        others in threads of a test, which share one folder and one standard output.
+        """
         surroundings = {**self.environment, **env}
+        words = {*argv, surroundings["QDO_APP"]}
+        apart = bool(words & {"--", "edit"}) or any(each.endswith(":app") for each in words)
+        if not apart and current_thread() is main_thread():
+            return run_in(self.folder, *argv, env=surroundings, stdin=stdin.encode())
+        with _STARTING:  # else each of several threads would start a server that forks commands
+            choice.server([sys.executable, *QDO])
         return command(*QDO, *argv, cwd=self.folder, env=surroundings, stdin=stdin.encode())
 
     @property

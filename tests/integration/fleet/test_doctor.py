@@ -27,9 +27,7 @@ def doctor(
     runs: AppRuns, code: int, app: str = "jobs:app", coordinator: str = ""
 ) -> dict[str, dict[str, Any]]:
     places = ("--app", app, "--coordinator", coordinator or runs.coordinator)
-    began = time.monotonic()
     ended = runs.qdo("doctor", "-o", "json", *places)
-    assert time.monotonic() - began < 15.0  # 10 s, and the start of Python on a busy machine
     assert ended.code == code, ended.out + ended.err
     found = json.loads(ended.out)
     assert found["schema"] == "qdo.doctor/1"

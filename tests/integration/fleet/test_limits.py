@@ -182,7 +182,6 @@ def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:
     times = shop.times("api")
     # The sink writes the time a moment after the start.
     assert all(later - at > 0.9 for at, later in zip(times, times[40:], strict=False))
-    assert times[-1] - times[0] < 15.0
 
 
 @pytest.mark.parametrize("kind", ["own", "keyedown"])

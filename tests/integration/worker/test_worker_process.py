@@ -229,29 +229,6 @@ def test_a_worker_outlives_its_coordinator(fleet: ProcessFleet, zookeeper_server
     assert child.wait() == 0
 
 
-def test_a_stopped_worker_comes_back_as_a_new_one(fleet: ProcessFleet) -> None:
-    """SIGSTOP beyond the session: each queue at most finishes the message it was in."""
-    fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
-    stopped = fleet.start(session_timeout_seconds=1.0, burst=True)
-    pid = str(stopped.process.pid)
-    wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
-    fleet.freeze(stopped)
-    before = len(fleet.lines())
-    other = fleet.start(session_timeout_seconds=1.0, burst=True)
-    assert other.wait() == 0
-    stopped.process.send_signal(signal.SIGCONT)
-    assert stopped.wait() == 0
-    late = [line for line in fleet.lines()[before:] if line[3] == pid]
-    assert len(late) <= 20
-    assert len({queue for queue, *_ in late}) == len(late)
-    bodies = fleet.bodies()
-    for queue in bodies:
-        assert once(bodies[queue]) == list(range(200))
-    assert "registering as a new worker" in stopped.errors()
-    sessions = [told["session"] for told in stopped.told()]
-    assert sessions[1::2] == [None, None]
-
-
 def test_sigterm_drains(fleet: ProcessFleet) -> None:
     """The message in flight ends, no other begins; the next worker repeats nothing."""
     fleet.app.send_many([("q", 1), ("q", 2)])
