@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qdo.coordination.znodes.layout import Layout
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended
 from tests.support.processes import children, freeze, wait_until
 
 APP = "from tests.apps.held import app\n"
-LAYOUT = Layout.of("desk")
 QUEUES = ("greenlet", "thread", "process", "async")
 
 
 def ps(runs: AppRuns, *arguments: str) -> Ended:
     return runs.qdo("ps", *arguments)
-
-
-def show(runs: AppRuns, *arguments: str) -> Ended:
-    return runs.qdo("queues", *arguments)
 
 
 def items(runs: AppRuns, *arguments: str) -> list[dict[str, Any]]:
@@ -56,7 +50,7 @@ def test_every_executor_shows_its_messages(runs: AppRuns) -> None:
     assert ps(runs, "--worker", "nobody").code == 6
     assert ps(runs, "--timeout", "0").code == 2
     # A read leaves no entry, which would evict those of changes.
-    assert runs.client.get_children(LAYOUT.fleet.actionlog) == []
+    assert runs.client.get_children(runs.layout.fleet.actionlog) == []
 
     (runs.folder / "go").touch()
     wait_until(lambda: items(runs) == [], "all messages are done")
@@ -66,18 +60,18 @@ def test_queue_show_has_the_messages_in_flight(runs: AppRuns) -> None:
     ids = [runs.app.send("lanes-1", number) for number in range(2)]
     runs.start(APP)
     wait_until(lambda: _answers(runs, 2), "both messages run")
-    (item,) = show(runs, "lanes-1", "-o", "json").items()
+    (item,) = runs.qdo("queues", "lanes-1", "-o", "json").items()
     assert {each["id"] for each in item["runs"]} == set(ids)
     assert (item["in_flight"], item["runs_error"]) == (2, None)
     assert all(each["stack"] and each["attempt"] == 1 for each in item["runs"])
-    ended = show(runs, "lanes-1")
+    ended = runs.qdo("queues", "lanes-1")
     assert all(f"{id}, attempt 1, for ~" in ended.out for id in ids)
     assert ended.out.count("in_lanes") == 1  # the stack of the first
 
-    entries = len(runs.client.get_children(LAYOUT.fleet.actionlog))
-    (item,) = show(runs, "lanes-1", "--no-ask", "-o", "json").items()
+    entries = len(runs.client.get_children(runs.layout.fleet.actionlog))
+    (item,) = runs.qdo("queues", "lanes-1", "--no-ask", "-o", "json").items()
     assert (item["runs"], item["in_flight"], item["runs_error"]) == (None, None, None)
-    assert len(runs.client.get_children(LAYOUT.fleet.actionlog)) == entries
+    assert len(runs.client.get_children(runs.layout.fleet.actionlog)) == entries
 
 
 def test_queue_show_does_without_the_answer_of_the_owner(runs: AppRuns) -> None:
@@ -87,7 +81,7 @@ def test_queue_show_does_without_the_answer_of_the_owner(runs: AppRuns) -> None:
     wait_until(lambda: _answers(runs, 1), "the message runs")
     for pid in children(proc.pid):
         freeze(pid, runs.coordinator)
-    ended = show(runs, "greenlet")
+    ended = runs.qdo("queues", "greenlet")
     assert ended.code == 0, ended.err
     assert "unknown: worker-0000000000 has not answered" in ended.out
     assert "owner" in ended.out

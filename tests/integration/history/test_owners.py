@@ -58,6 +58,9 @@ class ShopWorkers(AppRuns):
         except HistoryUnreadableError:  # no worker has created the file yet
             return []
 
+    def before(self, queue: str) -> RecordedOwner:
+        return self.of(queue)[1]
+
     def newest(self) -> list[RecordedOwner]:
         return [found[0] for each in QUEUES if (found := self.of(each))]
 
@@ -128,14 +131,11 @@ def test_a_rebalance_is_recorded(fleet: ShopWorkers) -> None:
             wait_until(lambda: fleet.owned_by(*pids), "both own some")
             moved = [each for each in QUEUES if fleet.of(each)[0].pid == pids[1]]
             assert len(moved) == len(QUEUES) // 2
+            ends = {(pids[0], "rebalanced")}
             wait_until(
-                lambda: {fleet.of(each)[1].why for each in moved} == {"rebalanced"},
-                "the first one has recorded its ends",
+                lambda: {(row.pid, row.why) for row in map(fleet.before, moved)} == ends, "the ends"
             )
-            for each in moved:
-                before = fleet.of(each)[1]
-                assert before.pid == pids[0]
-                assert before.ended is not None
+            assert None not in {row.ended for row in map(fleet.before, moved)}
             for each in (second, first):
                 each.send(signal.SIGTERM)
                 assert each.wait() == 0
