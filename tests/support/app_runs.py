@@ -5,10 +5,9 @@ The jobs are those of `tests.apps.notes`, or a test's own, which append such lin
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from threading import Lock, current_thread, main_thread
+from threading import current_thread, main_thread
 from typing import Any
 
 import qdo
@@ -19,10 +18,8 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
 from tests.support.cli import QDO, WORKER, Ended, command, run_in
-from tests.support.forks.processes import choice
 from tests.support.processes import Proc, wait_until, whole_lines
 
-_STARTING = Lock()
 _JOBS = """
 import qdo
 from tests.apps.notes import app, job
@@ -69,8 +66,6 @@ class AppRuns:
         apart = bool(words & {"--", "edit"}) or any(each.endswith(":app") for each in words)
         if not apart and current_thread() is main_thread():
             return run_in(self.folder, *argv, env=surroundings, stdin=stdin.encode())
-        with _STARTING:  # else each of several threads would start a server that forks commands
-            choice.server([sys.executable, *QDO])
         return command(*QDO, *argv, cwd=self.folder, env=surroundings, stdin=stdin.encode())
 
     @property

@@ -105,4 +105,5 @@ def run_in(folder: Path, *arguments: str, env: Mapping[str, str], stdin: bytes =
         contextlib.redirect_stderr(err),
     ):
         code = run_command(qdo, "qdo", arguments)
-    return Ended(code, *(each.buffer.getvalue().decode() for each in (out, err)))
+    out_text, err_text = (each.buffer.getvalue().decode() for each in (out, err))
+    return Ended(code, out_text, err_text)

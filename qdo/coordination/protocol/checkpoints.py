@@ -79,6 +79,7 @@ class Checkpoints:
         self._totals = CheckpointTotals() if totals is None else totals
         self._dirty: dict[str, OwnedQueue] = {}
         self._next = 0.0
+        self._hurried = False
         self.in_flight = 0
 
     def mark(self, slot: OwnedQueue) -> None:
@@ -91,16 +92,19 @@ class Checkpoints:
 
     def hurry(self) -> None:
         """Send at the next flush, regardless of the interval."""
-        self._next = 0.0
+        self._hurried = True
 
     def flush(self, now: float) -> None:
         """Send the progress that is due, in transactions of different queues."""
-        if not self._dirty or now < self._next or self.in_flight >= IN_FLIGHT:
+        is_due = self._hurried or now >= self._next
+        if not self._dirty or not is_due or self.in_flight >= IN_FLIGHT:
             return
         room = (IN_FLIGHT - self.in_flight) * BATCH
         chosen = self._choose(room)
         for batch in self._batches(chosen):
             self._send(batch, now)
+        # A queue that is being read or recorded stays, and follows as soon as that is answered.
+        self._hurried = self._hurried and bool(self._dirty)
         # If the coordinator is slow, stretch the interval: be in flight at most half of the time.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
         self._next = now if len(chosen) == room else now + pause

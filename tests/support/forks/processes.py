@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Choice:
     def __init__(self) -> None:
         self.exec_now = False
         self.forked_seconds = 0.0
+        self._lock = threading.Lock()
         self._servers: dict[bool, ForkServer] = {}
 
     def start(self) -> None:
@@ -45,9 +47,10 @@ class Choice:
         return self._server(argv[1:3] == ["-m", "qdo"])
 
     def _server(self, is_command: bool) -> ForkServer:
-        if is_command not in self._servers:
-            self._servers[is_command] = ForkServer(*["optional"] * is_command)
-        return self._servers[is_command]
+        with self._lock:
+            if is_command not in self._servers:
+                self._servers[is_command] = ForkServer(*["optional"] * is_command)
+            return self._servers[is_command]
 
     def close(self) -> None:
         """End the servers."""
