@@ -5,7 +5,9 @@ those included that a warm interpreter has forked. What items share is the row `
 and servers. A folder that costs more than its row of the table by 15 % and 5 s fails the run.
 
 A fixed loop tells the speed of the machine while it runs the items. The table has the seconds of a
-machine whose loop takes 10 ms: a slow or busy machine is not taken for a costly test.
+machine whose loop takes 10 ms. The loop is not slowed down by all that slows tests down, such as
+system calls; so if most folders cost more than their rows, each may. A slow or busy machine is
+thus not taken for a costly test.
 
     pytest -p tests.support.runs.costs --level test --costs tests/golden/costs.txt
     pytest -p tests.support.runs.costs --level test --write-costs tests/golden/costs.txt
@@ -35,6 +37,8 @@ LOOP_EVERY = 100
 MORE = 1.15
 MORE_SECONDS = 5.0
 """By how much the cost of a folder may exceed its row; runs of the same tests differ by this."""
+FOLDERS = 5
+"""How many folders tell together how slow the machine is."""
 HEAD = "# Processor seconds of `make test` by folder; written by: make test COSTS=--write-costs"
 
 
@@ -81,11 +85,14 @@ def read_table(text: str) -> dict[str, float]:
 
 def dearer(found: Mapping[str, float], table: Mapping[str, float]) -> dict[str, float]:
     """Return the folders that cost more than the table allows, with their seconds."""
-    most = {
-        folder: max(MORE * table.get(folder, 0.0), MORE_SECONDS + table.get(folder, 0.0))
-        for folder in found
+    ratios = [seconds / table[folder] for folder, seconds in found.items() if table.get(folder)]
+    machine = max(1.0, statistics.median(ratios)) if len(ratios) >= FOLDERS else 1.0
+    rows = {folder: machine * table.get(folder, 0.0) for folder in found}
+    return {
+        folder: seconds
+        for folder, seconds in found.items()
+        if seconds > max(MORE * rows[folder], MORE_SECONDS + rows[folder])
     }
-    return {folder: seconds for folder, seconds in found.items() if seconds > most[folder]}
 
 
 class Meter:
