@@ -274,7 +274,8 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
 
     Also those that fail or block a queue. Messages that arrive later and dead letters stay. Workers
     may be running: the owner finishes its message in flight, which is neither retried nor kept if
-    it fails. Without --delayed, delayed messages run when they are due.
+    it fails. Until it hears of the purge, a moment later, it may start others: `qdo pause` before
+    prevents that. Without --delayed, delayed messages run when they are due.
 
     WAITING counts the messages after the recorded position, those in flight included. The positions
     move as by `qdo seek`: a seek back runs dropped messages after all, if the broker still has
