@@ -62,6 +62,10 @@ def processor_seconds() -> float:
     return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
 
 
+def _spent() -> float:
+    return processor_seconds() + choice.forked_seconds
+
+
 def loop_seconds() -> float:
     """Return the processor time of the fixed loop."""
     began = time.process_time()
@@ -102,14 +106,20 @@ class Meter:
         self._count = 0
         self._loop: float | None = None
         self._began = 0.0, 0.0
+        self._ended: float | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Iterator[None]:
         """Begin with an item."""
         self._loop = loop_seconds() if self._count % LOOP_EVERY == 0 else None
         self._count += 1
-        self._began = processor_seconds() + choice.forked_seconds, time.monotonic()
+        self._began = _spent(), time.monotonic()
         return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> None:
+        """Leave out the end of what items share, which is in the last teardown of a process."""
+        self._ended = _spent() if nextitem is None else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> Iterator[None]:
@@ -117,8 +127,8 @@ class Meter:
         report: Any = yield
         if call.when == "teardown":
             processor, wall = self._began
-            spent = processor_seconds() + choice.forked_seconds - processor
-            report.cost = [spent, time.monotonic() - wall, self._loop]
+            ended = _spent() if self._ended is None else self._ended
+            report.cost = [ended - processor, time.monotonic() - wall, self._loop]
         return report  # type: ignore[no-any-return]
 
 
