@@ -15,8 +15,22 @@ from tests.simulation.history import describe, play
 from tests.simulation.switches import Switches
 
 REGRESSIONS: tuple[int, ...] = (
-    *(851, 912, 1067, 1222, 1279, 1470, 1859, 1965, 2578, 3066, 4354, 4593, 10085, 11803),
-    *(15638, 21626, 54915, 110687, 138957, 141268, 207679, 209173, 209544, 211427, 213234),
+    *(851, 912, 919, 1067, 1222, 1279, 1470, 1859, 1965, 2578, 3066, 4354, 4593, 10085),
+    *(
+        11803,
+        13910,
+        15638,
+        21626,
+        54915,
+        110687,
+        138957,
+        141268,
+        207679,
+        209173,
+        209544,
+        211427,
+        213234,
+    ),
 )
 """Seeds that failed once, with the machines or the checks of their day."""
 

@@ -268,7 +268,8 @@ class Rebalancer(m.Machine):
             self._relist_at = INFINITY
             self._list_queues()
         if not self._unread:  # a worker that is not read yet would count as one that claims
-            self._plan_at = min(self._plan_at, self._roll.judge(self._assignments.share))
+            for name, queue in self._roll.judge(self._assignments.share).items():
+                self._judge(name, queue)
         if now >= self._plan_at:
             self._publish()
 
@@ -285,6 +286,19 @@ class Rebalancer(m.Machine):
             self._read_moves()
         elif path.startswith(f"{self._layout.assignments}/"):
             self._assignments.check(path.rpartition("/")[2])
+
+    def _judge(self, name: str, queue: str) -> None:
+        """Set a worker aside that claims nothing, unless its queue is deleted: no work to take."""
+
+        def answered(answer: m.Response) -> None:
+            if isinstance(answer, m.NodeRead) and QueueNode.parse(answer.data).deleted:
+                if (known := self._queue_nodes.deleted) is not None:
+                    self.exclude_deleted(known | {queue})
+            elif name in self._roll.workers and not self._roll.workers[name].queues:
+                self._roll.set_aside(name, len(self._assignments.share(name)))
+                self._plan_soon(0.0)
+
+        self._observe(m.Get(self._layout.queue(queue)), answered)
 
     # --- observing --------------------------------------------------------------------
 

@@ -138,37 +138,43 @@ class WorkerRoll:
         }
         return claiming or able
 
-    def judge(self, share_of: Callable[[str], Collection[str]]) -> float:
-        """Find workers that claim none of the queues assigned to them only.
+    def judge(self, share_of: Callable[[str], Collection[str]]) -> dict[str, str]:
+        """Find workers that have long claimed none of the queues assigned to them only.
 
         A worker whose queues are all still owned by others is not to blame.
 
-        :returns: when to plan: now if one was found, else never.
+        :returns: one of these queues for each such worker.
         """
         now = self._clock()
         if now < self.judge_at:
-            return float("inf")
+            return {}
         self.judge_at = now + JUDGE_SECONDS
         suspects = [name for name, node in self.workers.items() if not node.queues]
         suspects = [name for name in suspects if share_of(name)]
-        found = False
+        free = dict[str, str]()
         if suspects:
             owned = {queue for node in self.workers.values() for queue in node.queues}
-            suspects = [name for name in suspects if not owned.issuperset(share_of(name))]
-        self._idle_since = {name: self._idle_since.get(name, now) for name in suspects}
-        for name, since in self._idle_since.items():
-            if now - since >= IDLE_SECONDS and self._aside_until.get(name, 0.0) <= now:
-                found = True
-                self._aside_until[name] = now + ASIDE_SECONDS
-                log.warning(
-                    "rebalancer: %s has claimed none of its %s for %.0f s; assigning them to other"
-                    " workers for %.0f s; check that worker",
-                    name,
-                    pluralize(len(share_of(name)), "queue"),
-                    now - since,
-                    ASIDE_SECONDS,
-                )
-        return now if found else float("inf")
+            shares = {name: set(share_of(name)) - owned for name in suspects}
+            free = {name: min(share) for name, share in shares.items() if share}
+        self._idle_since = {name: self._idle_since.get(name, now) for name in free}
+        return {
+            name: free[name]
+            for name, since in self._idle_since.items()
+            if now - since >= IDLE_SECONDS and self._aside_until.get(name, 0.0) <= now
+        }
+
+    def set_aside(self, name: str, queues: int) -> None:
+        """Let a worker that claims nothing get no queues for a while."""
+        now = self._clock()
+        self._aside_until[name] = now + ASIDE_SECONDS
+        log.warning(
+            "rebalancer: %s has claimed none of its %s for %.0f s; assigning them to other"
+            " workers for %.0f s; check that worker",
+            name,
+            pluralize(queues, "queue"),
+            now - self._idle_since.get(name, now),
+            ASIDE_SECONDS,
+        )
 
 
 REMEMBERED = 20
