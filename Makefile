@@ -1,6 +1,6 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
 # make check  what to run while you work, in a minute: lint, types, and tests of single parts
-# make test   what must hold: lint, types, documentation, tests with their servers; ten minutes
+# make test   what must hold: lint, types, documentation, tests with their servers; nine minutes
 # make test-rest   what `make test` leaves out: other coordinators, whole fleets; takes as long
 # make smoke  an installed qdo on every supported Python that this machine has; part of test-rest
 # make soak   real fleets under random faults, four minutes of them
