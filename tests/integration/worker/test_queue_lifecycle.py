@@ -172,18 +172,18 @@ def test_orphans_do_not_wait_for_the_new_leaders_reads(stage: LifecycleSetup) ->
 @pytest.mark.long("several leaders, one after the other")
 def test_retirement_survives_lost_connections_and_leaders(stage: LifecycleSetup) -> None:
     """The next leader completes the steps of the previous one; no listed queue is touched."""
-    names = [f"q{number:03}" for number in range(300)]
+    names = [f"q{number:03}" for number in range(150)]
     stage.broker.names = list(names)
     stage.join()
     stage.join()
-    stage.wait(lambda: stage.fleet.balanced(300), "all queues are owned")
-    stage.broker.names = names[250:]
+    stage.wait(lambda: stage.fleet.balanced(150), "all queues are owned")
+    stage.broker.names = names[100:]
     stage.fleet.drop_connection(0)
-    stage.wait(lambda: any(stage.node(name).deleted for name in names[:250]), "some are retired")
+    stage.wait(lambda: any(stage.node(name).deleted for name in names[:100]), "some are retired")
     leader = next(n for n, (each, _) in enumerate(stage.fleet.members) if each.leader.is_leader())
     stage.fleet.drop_connection(leader)
     stage.fleet.leave(leader)
-    left = names[:250]
+    left = names[:100]
 
     def are_retired() -> bool:
         """Read each node until it is deleted: the fleet works in this process, too."""
@@ -193,9 +193,9 @@ def test_retirement_survives_lost_connections_and_leaders(stage: LifecycleSetup)
 
     stage.wait(are_retired, "all others are retired")
     stage.wait(lambda: stage.fleet.balanced(50), "the other worker has what is left")
-    assert not any(stage.node(name).deleted for name in names[250:])
+    assert not any(stage.node(name).deleted for name in names[100:])
     stage.broker.names = list(names)
-    stage.wait(lambda: stage.fleet.balanced(300), "all are back")
+    stage.wait(lambda: stage.fleet.balanced(150), "all are back")
     assert not any(stage.node(name).deleted for name in names)
 
 
