@@ -11,6 +11,8 @@ from tests.support.processes import Proc, alive, children, wait_until
 
 PROGRAM = "from qdo.cli.main import main; main()"
 LIMIT_SECONDS = 90.0
+SESSION_MS = 10_000
+"""The session timeout, which a worker whose parent died would cost."""
 
 
 def demo(folder: Path, *options: str) -> Proc:
@@ -42,8 +44,7 @@ def test_queues_of_a_killed_worker_resume_at_once(tmp_path: Path):
     with demo(tmp_path, "--keep") as proc:
         assert proc.wait(LIMIT_SECONDS) == 0, proc.output
         (found,) = proc.wait_for_line(r"kill -9: .* (\d+) ms\b.* (\d+) ms")
-    assert int(found[1]) < 3000
-    assert int(found[2]) < 5000
+    assert int(found[1]) <= int(found[2]) < SESSION_MS
     (kept,) = tmp_path.iterdir()
     assert {"messages.db", "coordination.db", "ledger", "workers.log"} <= {
         each.name for each in kept.iterdir()
