@@ -30,7 +30,8 @@ from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
 TRY_SECONDS = 0.5
-"""How long `try_acquire` waits: a process first asks the coordinator for its share."""
+"""How long `try_acquire` waits for a share, once the coordinator knows that this process wants it.
+Until then it waits as long as for a registration: a slow answer does not mean no."""
 REGISTER_SECONDS = 15.0
 """How long the registration of this process may take."""
 
@@ -141,12 +142,19 @@ def _undo_take(give_back: Callable[[], None] | None) -> None:
 
 
 class _Waiter:
-    """A caller that waits for a permit; changed on the loop of the connection only."""
+    """A caller that waits for a permit; changed on the loop of the connection only.
+
+    :ivar event: set with a permit, with a fault, and once when the coordinator knows of it.
+    """
 
     def __init__(self, event: Any) -> None:
         self.event = event
-        self.granted = self.gone = False
+        self.granted = self.gone = self.asked = False
         self.fault: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.granted or self.fault is not None
 
 
 class _Line:
@@ -188,6 +196,11 @@ class _Line:
             waiter = self.waiting.popleft()
             waiter.fault = fault
             waiter.event.set()
+        if self.share.is_listed:
+            for waiter in self.waiting:
+                if not waiter.asked:
+                    waiter.asked = True
+                    waiter.event.set()
         self.share.wait(len(self.waiting))
 
 
@@ -225,7 +238,7 @@ class CoordinatorPermits:
         kept = False
         try:
             connection.call(partial(self._enter, name, path, waiter))
-            waiter.event.wait(timeout_seconds)
+            self._wait(waiter, timeout_seconds)
             kept = waiter.granted and not connection.over
         finally:  # also if the job is stopped here, for example at its deadline
             connection.waiters.discard(waiter.event)
@@ -243,6 +256,18 @@ class CoordinatorPermits:
         if connection.over:
             raise PermitLostError(name=name)
         return None
+
+    def _wait(self, waiter: _Waiter, timeout_seconds: float | None) -> None:
+        began = clock()
+        is_try = timeout_seconds is not None and timeout_seconds <= TRY_SECONDS
+        waiter.event.wait(REGISTER_SECONDS if is_try else timeout_seconds)
+        waiter.event.clear()
+        if not waiter.asked or waiter.ended or self._connection.over:
+            return
+        if timeout_seconds is None or is_try:
+            waiter.event.wait(timeout_seconds)
+        else:
+            waiter.event.wait(max(0.0, timeout_seconds - (clock() - began)))
 
     # --- on the loop ----------------------------------------------------------------------
 

@@ -248,6 +248,11 @@ class LimitShare(m.Machine):
         return self.fault is None and all(pool.unlimited or pool.cap for pool in self.pools)
 
     @property
+    def is_listed(self) -> bool:
+        """Whether the coordinator knows that this process wants permits."""
+        return self._is_listed and not self._busy
+
+    @property
     def why(self) -> str | None:
         """Why the limit allows nothing at all, None if it does."""
         stopped = self.fault is None and self._node is not None and self._node.max == 0

@@ -20,6 +20,7 @@ from qdo.errors import LimitNotFoundError, LimitTimeoutError, PermitLostError, S
 from qdo.fleet import permits
 from qdo.fleet.limits import LimitWish, delete_limit, set_limit
 from tests.soak.log_rules import LimitRules
+from tests.support.coordinator_process import connected
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until
 from tests.support.zookeeper import Ensemble
@@ -160,6 +161,26 @@ def test_a_free_permit_is_acquired_without_waiting(app: App, outsider: Client) -
         held.check()
         with pytest.raises(LimitTimeoutError), app.limit("crm", timeout_seconds=0):
             pass
+
+
+def test_a_slow_answer_does_not_mean_that_none_is_free(embedded_url: str) -> None:
+    """The coordinator is locked for longer than a try waits for permits of others."""
+    path = embedded_url.removeprefix("sqlite:")
+    with contextlib.ExitStack() as stack:
+        app = stack.enter_context(App("shop", coordinator=embedded_url))
+        outsider = stack.enter_context(connected(embedded_url))
+        for name in ("first", "crm"):
+            _limit(outsider, name, max="1")
+        with app.limit("first", timeout_seconds=0):
+            pass  # from now on the process is registered
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        stack.enter_context(contextlib.closing(other))
+        other.execute("BEGIN IMMEDIATE")
+        unlock = threading.Timer(2 * permits.TRY_SECONDS, other.execute, ("ROLLBACK",))
+        stack.callback(unlock.join)
+        unlock.start()
+        with app.limit("crm", timeout_seconds=0) as held:
+            held.check()
 
 
 def test_an_interrupted_caller_leaves_no_permit_behind(
