@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ WHERE queue = (SELECT id FROM qdo.queues WHERE app = %s AND name = %s) AND posit
 ORDER BY position
 """
 LARGE = b" " * 5000
+SOON_SECONDS = 0.005
+"""Most statements have ended by then."""
 _REFUSED = (
     errors.SerializationFailure,
     errors.DeadlockDetected,
@@ -154,6 +156,7 @@ class Interleaver:
         for place, (number, action) in enumerate((*steps, *ends)):
             session = sessions[number]
             session.running = self._pools[number].submit(session.do, action, str(place), prefix)
+            wait([session.running], SOON_SECONDS)
             self._settle(sessions)
             watch.look()
         for session in sessions:  # one that waited ends once the others have committed
