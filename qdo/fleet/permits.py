@@ -196,7 +196,7 @@ class _Line:
             waiter = self.waiting.popleft()
             waiter.fault = fault
             waiter.event.set()
-        if self.share.is_listed:
+        if self.share.has_asked:
             for waiter in self.waiting:
                 if not waiter.asked:
                     waiter.asked = True

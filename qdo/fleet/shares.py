@@ -190,6 +190,7 @@ class LimitShare(m.Machine):
     """The share of one limit that one registration has.
 
     :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
+    :ivar has_asked: whether the coordinator knows that this process wants permits.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
     :param declared: the terms of the app; the limit gets them unless an operator has set others.
     :param on_change: called when more may be taken, or when `fault` has changed.
@@ -211,6 +212,7 @@ class LimitShare(m.Machine):
         super().__init__()
         self.limit = limit
         self.fault: str | None = None
+        self.has_asked = False
         self.permits, self.starts = Pool(), StartPool()
         self.pools: tuple[Pool, ...] = (self.permits, self.starts)
         self._worker = worker
@@ -246,11 +248,6 @@ class LimitShare(m.Machine):
     def has_share(self) -> bool:
         """Whether permits come back in this process."""
         return self.fault is None and all(pool.unlimited or pool.cap for pool in self.pools)
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether the coordinator knows that this process wants permits."""
-        return self._is_listed and not self._busy
 
     @property
     def why(self) -> str | None:
@@ -513,6 +510,7 @@ class LimitShare(m.Machine):
             self._in_doubt = True
         elif isinstance(answer, m.Committed):
             self._in_doubt, self._is_listed = False, self._worker in after.workers
+            self.has_asked = self._is_listed
             self._conflicts = 0
             for pool, plan in zip(self.pools, plans, strict=True):
                 own = (each.held for each in plan.holders if each.worker == self._worker)
