@@ -16,18 +16,15 @@ from qdo.errors import UsageError
 from qdo.jobs.options import Order
 from qdo.jobs.retry import PolicyInForce
 from qdo.message import Message
-from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker import worker as worker_module
-from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import check_jobs, check_pools
-from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.engine.slot import Slot, TurnResult
-from qdo.worker.executors.router import GreenletExecutor
+from qdo.worker.engine.slot import TurnResult
 from qdo.worker.worker import Worker
-from tests.support.fakes.member import FakeMember, FakeRegistrar
+from tests.support.fakes.member import FakeRegistrar
 from tests.support.fakes.scripted_broker import ScriptedBroker, ScriptedCatalog
 from tests.support.policies import in_force
+from tests.support.turnstile import Turnstile
 
 
 class MixedBroker(ScriptedBroker):
@@ -186,26 +183,11 @@ def test_a_queue_found_later_is_not_processed_and_named_once(
 ) -> None:
     """Its messages wait; those of other queues run."""
     caplog.set_level(logging.ERROR)
-    app, seen = app_of("queue")
-    settings = Settings(app="test", fetch=10, turn_seconds=1.0)
-    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), SettingsInForce(settings)))
-
-    class Listener:
-        """Keeps nothing."""
-
-        def claimed(self, claim: object) -> None:
-            """Nothing."""
-
-    member = FakeMember(Listener())
-    for name, expected in (("plain", 0), ("strict.fifo", 1)):
-        slot = Slot(name)
-        (slot.claim,) = member.grant(name)
-        slot.member = member
-        for _ in range(3):
-            turn = pipeline.turn(slot, member, slot.claim)
-        assert turn is TurnResult.TIP
-        assert slot.claim.done == expected
-    assert seen == [1]
+    stiles = [Turnstile(broker, name) for name in ("plain", "strict.fifo")]
+    for stile, seen in zip(stiles, ([], [1]), strict=True):
+        ends = [stile.turn() for _ in range(3)]
+        assert ends[-1] is TurnResult.TIP
+        assert (stile.seen, stile.claim.done) == (seen, len(seen))
     assert [queue for queue, _ in broker.fetches] == ["strict.fifo"] * 3
     (record,) = caplog.records
     assert record.levelname == "ERROR"
@@ -217,22 +199,16 @@ def test_an_order_that_is_unreachable_is_read_again(
     broker: MixedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No message starts before the broker reports it."""
-    app, seen = app_of("queue")
-    settings = Settings(app="test", fetch=10, turn_seconds=1.0)
-    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), SettingsInForce(settings)))
-    member = FakeMember(type("Listener", (), {"claimed": lambda self, claim: None})())
-    slot = Slot("strict.fifo")
-    (slot.claim,) = member.grant("strict.fifo")
-    slot.member = member
+    stile = Turnstile(broker, "strict.fifo")
     broker.faults = [OSError("away")]
-    assert pipeline.turn(slot, member, slot.claim) is TurnResult.WAIT
+    assert stile.turn() is TurnResult.WAIT
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "UnreachableError" in record.args[-1]
     assert "strict.fifo" in record.args[-1]
-    assert seen == []
-    assert pipeline.turn(slot, member, slot.claim) is TurnResult.MORE
-    assert seen == [1]
+    assert stile.seen == []
+    assert stile.turn() is TurnResult.MORE
+    assert stile.seen == [1]
 
 
 def test_the_worker_ends_before_it_registers(

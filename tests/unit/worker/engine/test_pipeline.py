@@ -14,115 +14,17 @@ import pytest
 from qdo.app import App
 from qdo.brokers.base import Reader, Subscription
 from qdo.brokers.sqs.codec import SQS_POSITIONS, make_position
-from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress
 from qdo.errors import DatabaseFullError, UnsupportedError
 from qdo.jobs.options import Order
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry, Skip
-from qdo.settings.live import SettingsInForce
-from qdo.settings.settings import Settings
-from qdo.worker.engine.context import Engine
 from qdo.worker.engine.fetcher import FIRST_LIMIT
-from qdo.worker.engine.pipeline import Pipeline, running_in
-from qdo.worker.engine.slot import Slot, SlotState, TurnResult
+from qdo.worker.engine.pipeline import running_in
+from qdo.worker.engine.slot import SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
-from qdo.worker.executors.router import GreenletExecutor
-from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
-
-
-class Turnstile:
-    """A pipeline over an in-memory broker, with one queue and a stopped clock."""
-
-    def __init__(
-        self,
-        checkpoint: str = "interval",
-        fetch: int = 1000,
-        order: Order = "queue",
-        broker: ScriptedBroker | None = None,
-    ) -> None:
-        self.now = 1000.0
-        self.broker = ScriptedBroker() if broker is None else broker
-        self.seen: list[Any] = []
-        self.messages: list[Message] = []
-        self.contexts: list[Any] = []
-        self.failures: list[tuple[Message, BaseException]] = []
-        self.act: Callable[[Message], object] = lambda message: None
-        self.app = App("test", job_failure=self._failure)
-        self.app.job(checkpoint="message" if checkpoint == "message" else "interval", order=order)(
-            self._job
-        )
-        settings = Settings(
-            app="test",
-            attempts=3,
-            backoff_seconds=1.0,
-            backoff_max_seconds=10.0,
-            fetch=fetch,
-            turn_seconds=0.02,
-        )
-        self.engine = Engine.build(
-            self.app,
-            self.broker,
-            GreenletExecutor(),
-            SettingsInForce(settings),
-            clock=lambda: self.now,
-            jitter=lambda: 0.0,
-            context={"shared": 1},
-        )
-        self.pipeline = Pipeline(self.engine)
-        self.member = FakeMember(self, now=lambda: self.now)
-        self.slot = Slot("q")
-        (self.claim,) = self.member.grant("q")
-
-    def claimed(self, claim: Claim) -> None:
-        self.slot.claim = claim
-        self.slot.member = self.member
-
-    def releasing(self, claim: Claim) -> None:
-        """The dispatcher's business."""
-
-    def released(self, claim: Claim) -> None:
-        """The counters' business."""
-
-    def undone(self, claim: Claim) -> None:
-        """Do nothing: a release follows."""
-
-    def lost(self, claim: Claim) -> None:
-        self.slot.claim = None
-
-    def repositioned(self, old: Claim, new: Claim) -> None:
-        self.slot.claim = None
-
-    def _job(self, message: Message, context: Any) -> None:
-        self.seen.append(message.body)
-        self.messages.append(message)
-        self.contexts.append(context)
-        self.act(message)
-
-    def _failure(self, message: Message, context: Any, error: BaseException) -> None:
-        self.failures.append((message, error))
-
-    def wait(self, seconds: float) -> Callable[..., None]:
-        """Return what takes so long: a job or a fetch."""
-
-        def wait(*_: Message) -> None:
-            self.now += seconds
-
-        return wait
-
-    def turn(self) -> TurnResult:
-        self.slot.state = SlotState.RUNNING
-        return self.pipeline.turn(self.slot, self.member, self.claim)
-
-    def turns(self) -> list[TurnResult]:
-        """Run turns, each when its time has come, until the queue is at its tip."""
-        ends: list[TurnResult] = []
-        while not ends or ends[-1] in (TurnResult.MORE, TurnResult.WAIT):
-            ends.append(self.turn())
-            if ends[-1] is TurnResult.WAIT:
-                self.now = self.slot.not_before
-        return ends
+from tests.support.turnstile import Turnstile
 
 
 def raising(
@@ -135,6 +37,17 @@ def raising(
             raise error
 
     return job
+
+
+def bury(stile: Turnstile, *faults: BaseException) -> None:
+    """Let the job make its first message a dead letter, which the broker stores after these."""
+
+    def job(message: Message) -> None:
+        if message.position == 1:
+            stile.broker.faults = [*faults]
+            raise DeadLetter("bad")
+
+    stile.act = job
 
 
 @pytest.fixture
@@ -208,11 +121,7 @@ def test_batches_shrink_where_jobs_are_slow(stile: Turnstile) -> None:
 def test_no_message_starts_after_the_lease(stile: Turnstile) -> None:
     """Its end within a turn, and a turn after it."""
     stile.broker.put("q", b"1", b"2")
-
-    def long(message: Message) -> None:
-        stile.now = stile.member.lease.until
-
-    stile.act = long
+    stile.act = stile.wait(stile.member.lease.until - stile.now)
     assert stile.turn() is TurnResult.MORE
     assert stile.turn() is TurnResult.PAUSED
     assert stile.seen == [1]
@@ -225,11 +134,7 @@ def test_no_message_starts_after_the_lease(stile: Turnstile) -> None:
 def test_no_message_starts_after_a_fetch_outlasts_the_lease(stile: Turnstile) -> None:
     """The lease is looked at again after the broker answered."""
     stile.broker.put("q", b"1")
-
-    def long() -> None:
-        stile.now = stile.member.lease.until + 1
-
-    stile.broker.during_fetch = long
+    stile.broker.during_fetch = stile.wait(stile.member.lease.until - stile.now + 1)
     assert stile.turn() is TurnResult.MORE
     assert stile.turn() is TurnResult.PAUSED
     assert stile.seen == []
@@ -329,12 +234,7 @@ def test_a_failure_keeps_the_record_of_a_later_message(order: Order) -> None:
     stile = Turnstile(order=order)
     later = FailureRecord(3, 1, "it died", crashed=True)
     stile.claim.failure = later
-
-    def fail_once(message: Message) -> None:
-        if message.body == 1 and message.attempt == 1:
-            raise ValueError("no")
-
-    stile.act = fail_once
+    stile.act = raising(ValueError("no"), body=1, attempt=1)
     stile.broker.put("q", b"1", b"2", b"3", b"4")
     assert stile.turn() is TurnResult.WAIT
     if stile.claim.refresh is not None:
@@ -403,13 +303,7 @@ def test_a_dead_letter_is_stored_before_its_message_is_passed(stile: Turnstile) 
 
 def test_a_dead_letter_that_cannot_be_stored_is_tried_again(stile: Turnstile) -> None:
     """Disk full: the queue waits, the job does not run again, nothing is lost."""
-
-    def die(message: Message) -> None:
-        if message.body == 1:
-            stile.broker.faults = [DatabaseFullError(path="p", reason="full")] * 3
-            raise DeadLetter("bad")
-
-    stile.act = die
+    bury(stile, *[DatabaseFullError(path="p", reason="full")] * 3)
     stile.broker.put("q", b"1", b"2")
     assert stile.turn() is TurnResult.WAIT
     assert stile.claim.done == 0
@@ -431,12 +325,7 @@ def test_unsupported_dead_letters_are_logged_as_errors(
     stile: Turnstile, caplog: pytest.LogCaptureFixture, error: Exception, level: int
 ) -> None:
     """A full disk is temporary; a broker without dead letters needs an operator."""
-
-    def die(message: Message) -> None:
-        stile.broker.faults = [error]
-        raise DeadLetter("bad")
-
-    stile.act = die
+    bury(stile, error)
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.WAIT
     (record,) = [each for each in caplog.records if each.name.endswith(".outcomes.broker")]
@@ -445,12 +334,7 @@ def test_unsupported_dead_letters_are_logged_as_errors(
 
 def test_a_dead_letter_waits_for_the_lease(stile: Turnstile) -> None:
     """Without a lease the queue may have another owner already."""
-
-    def die(message: Message) -> None:
-        stile.broker.faults = [DatabaseFullError(path="p", reason="full")]
-        raise DeadLetter("bad")
-
-    stile.act = die
+    bury(stile, DatabaseFullError(path="p", reason="full"))
     stile.broker.put("q", b"1")
     stile.turn()
     stile.now = stile.member.lease.until
@@ -544,11 +428,8 @@ def test_errors_of_the_failure_hook_are_logged(
     def hook(message: Message, context: Any, error: BaseException) -> None:
         raise SystemExit
 
-    def fail(message: Message) -> None:
-        raise DeadLetter("bad")
-
     stile.app.hooks.replace_failure(hook)
-    stile.act = fail
+    stile.act = raising(DeadLetter("bad"))
     stile.broker.put("q", b"1")
     stile.turns()
     assert stile.claim.done == 1
@@ -573,7 +454,7 @@ def test_a_broker_that_fails_is_retried(stile: Turnstile) -> None:
 
 def test_a_job_may_ask_for_a_record_after_every_message() -> None:
     """Before the next message starts."""
-    stile = Turnstile("message")
+    stile = Turnstile(checkpoint="message")
     recorded = []
     stile.act = lambda message: recorded.append(stile.member.recorded.get("q", 0))
     stile.broker.put("q", b"1", b"2", b"3")
@@ -584,13 +465,13 @@ def test_a_job_may_ask_for_a_record_after_every_message() -> None:
 
 def test_a_retried_message_is_recorded_before_the_next_one_too() -> None:
     """Also when its second attempt succeeds."""
-    stile = Turnstile("message")
+    stile = Turnstile(checkpoint="message")
     recorded = []
+    fail_once = raising(ValueError, body=1, attempt=1)
 
     def act(message: Message) -> None:
         recorded.append(stile.member.recorded.get("q", 0))
-        if message.body == 1 and message.attempt == 1:
-            raise ValueError
+        fail_once(message)
 
     stile.act = act
     stile.broker.put("q", b"1", b"2")
@@ -615,7 +496,7 @@ def test_a_queue_without_a_job_waits_and_is_logged_once(
 
 def test_the_next_batch_is_fetched_while_one_is_processed() -> None:
     """Where a fetch takes long; order is kept."""
-    stile = Turnstile(fetch=2)
+    stile = Turnstile(settings={"fetch": 2})
     stile.broker.during_fetch = stile.wait(0.005)
     fetched: list[int] = []
 
@@ -633,7 +514,7 @@ def test_the_next_batch_is_fetched_while_one_is_processed() -> None:
 
 def test_a_prefetch_error_is_raised_when_its_rows_are_due() -> None:
     """The rows before it are processed first."""
-    stile = Turnstile(fetch=2)
+    stile = Turnstile(settings={"fetch": 2})
 
     def long() -> None:
         stile.now += 0.005
@@ -648,7 +529,7 @@ def test_a_prefetch_error_is_raised_when_its_rows_are_due() -> None:
 
 def test_rows_fetched_ahead_are_dropped_with_the_claim() -> None:
     """Also while they are fetched."""
-    stile = Turnstile(fetch=2)
+    stile = Turnstile(settings={"fetch": 2})
     stile.broker.during_fetch = stile.wait(0.005)
     stile.broker.put("q", b"1", b"2", b"3")
     stile.turn()
@@ -660,7 +541,7 @@ def test_rows_fetched_ahead_are_dropped_with_the_claim() -> None:
 
 def test_an_empty_batch_fetched_ahead_is_not_the_tip() -> None:
     """A message that came after that fetch is read in the same turn."""
-    stile = Turnstile(fetch=2)
+    stile = Turnstile(settings={"fetch": 2})
     stile.broker.during_fetch = stile.wait(0.005)
     stile.broker.put("q", b"1")
     stile.turn()
@@ -763,7 +644,6 @@ class HidingBroker(LendingBroker):
 def hiding() -> Turnstile:
     """Return a stile whose message 7 failed once, elsewhere, and is not received yet."""
     stile = Turnstile(order="none", broker=HidingBroker())
-    stile.claim.positions = SQS_POSITIONS
     stile.claim.failure = FailureRecord(
         make_position(50, 0, 7), 1, "the worker was killed", crashed=True
     )
@@ -801,7 +681,6 @@ def test_a_blocked_queue_whose_broker_must_be_asked_is_not_read() -> None:
     """New messages would only be hidden until an operator decides."""
     broker = HidingBroker()
     stile = Turnstile(order="queue", broker=broker)
-    stile.claim.positions = SQS_POSITIONS
     stile.claim.failure = FailureRecord(make_position(60, 0, 1), 3, "no", blocked_since=1.0)
     broker.receive(60, 1)
     assert stile.turn() is TurnResult.HELD
@@ -812,7 +691,6 @@ def test_a_blocked_queue_whose_broker_must_be_asked_is_not_read() -> None:
 def test_a_subscription_is_told_whether_anything_may_be_started() -> None:
     """Not when the lease or the claim is over, nor while the queue waits for an operator."""
     stile = Turnstile(order="none", broker=HidingBroker())
-    stile.claim.positions = SQS_POSITIONS
     stile.turns()
     source = stile.slot.subscription
     assert source is not None
@@ -833,7 +711,6 @@ def test_a_subscription_knows_the_messages_in_flight() -> None:
     """Of a queue with lanes those of all lanes."""
     broker = HidingBroker()
     stile = Turnstile(order="none", broker=broker)
-    stile.claim.positions = SQS_POSITIONS
     broker.receive(60, 1)
     broker.receive(61, 2)
     told: list[list[int]] = []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from qdo.app import App
-from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.message import Message
 from qdo.outcomes import Retry, Skip, Stop
@@ -17,56 +14,27 @@ from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.engine.slot import Slot
+from qdo.worker.engine.slot import TurnResult
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
 from qdo.worker.executors.router import GreenletExecutor
 from tests.support.fakes.scripted_broker import ScriptedBroker
+from tests.support.turnstile import Turnstile
 
 
-class Recorded:
-    """A registration that records nothing."""
-
-    name = "worker-0000000001"
-
-    def progress(self, claim: Claim) -> None:
-        """Do nothing."""
-
-    def finished(self, claim: Claim) -> None:
-        """Do nothing."""
-
-    def record(self, claim: Claim) -> bool:
-        return True
-
-
-class CountedQueue:
+class CountedQueue(Turnstile):
     """One queue of a worker with metrics, whose job does what a test says."""
 
     def __init__(self, **options: Any) -> None:
-        self.now = 1000.0
-        self.act: Callable[[Message], object] = lambda message: None
-        self.broker = ScriptedBroker()
-        app = App("test")
-        app.job("q*", **options)(self._job)
-        settings = Settings(app="test", attempts=2, turn_seconds=60.0, http="127.0.0.1:0")
-        self.pipeline = Pipeline(
-            Engine.build(
-                app,
-                self.broker,
-                GreenletExecutor(),
-                SettingsInForce(settings),
-                clock=lambda: self.now,
-            )
-        )
-        self.slot = Slot("q")
-        self.slot.claim = self.claim = Claim("q", 1, 0, Lease(3600.0, 10.0**9))
-        self.member = self.slot.member = Recorded()
+        settings = {"attempts": 2, "turn_seconds": 60.0, "http": "127.0.0.1:0"}
+        super().__init__(settings=settings, queues="q*", **options)
 
     def _job(self, message: Message, context: Any) -> None:
         self.act(message)
 
-    def turn(self) -> None:
-        self.pipeline.turn(self.slot, self.member, self.claim)
+    def turn(self) -> TurnResult:
+        end = super().turn()
         self.slot.message = None
+        return end
 
     def counts(self) -> tuple[int, dict[str, int], int]:
         """Return messages done, other outcomes, and attempts with a duration."""
@@ -137,11 +105,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
 def test_turns_teach_how_long_messages_take(options: dict[str, Any]) -> None:
     queue = CountedQueue(**options)
     queue.broker.put("q", *[b"1"] * 30)
-
-    def act(message: Message) -> None:
-        queue.now += 2.0
-
-    queue.act = act
+    queue.act = queue.wait(2.0)
     while queue.claim.done < 30:
         queue.turn()
     assert queue.slot.durations.usual_seconds == pytest.approx(2.0)
