@@ -15,7 +15,6 @@ from qdo.brokers.sqs.codec import SqsPositions
 from qdo.errors import UsageError
 from qdo.jobs.options import Order
 from qdo.jobs.retry import PolicyInForce
-from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.worker import worker as worker_module
 from qdo.worker.engine.jobs import check_jobs, check_pools
@@ -53,15 +52,10 @@ class MixedCatalog(ScriptedCatalog):
         return "queue" if queue.endswith(".fifo") else "none"
 
 
-def app_of(order: Order, **options: Any) -> tuple[App, list[Any]]:
+def app_of(order: Order, **options: Any) -> App:
     app = App("test")
-    seen: list[Any] = []
-
-    @app.job(order=order, **options)
-    def job(message: Message, context: Any) -> None:
-        seen.append(message.body)
-
-    return app, seen
+    app.job(order=order, **options)(lambda message, context: None)
+    return app
 
 
 def policy(queue: str) -> PolicyInForce:
@@ -81,9 +75,8 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     broker: MixedBroker, order: Order
 ) -> None:
     """One line names the queues, the job and the remedy."""
-    app, _ = app_of(order)
     with pytest.raises(UsageError) as caught:
-        check_jobs(app, broker, lambda queue: True, policy)
+        check_jobs(app_of(order), broker, lambda queue: True, policy)
     text = str(caught.value)
     assert "plain" in text
     assert "strict.fifo" not in text
@@ -96,7 +89,7 @@ def test_priorities_need_stable_positions(broker: MixedBroker) -> None:
     """Which SQS does not have, whatever its queues are called."""
     broker.positions = SqsPositions()
     with pytest.raises(UsageError) as caught:
-        check_jobs(app_of("priority")[0], broker, lambda queue: False, policy)
+        check_jobs(app_of("priority"), broker, lambda queue: False, policy)
     assert "give urgent messages queues of their own" in caught.value.details["reason"]
 
 
@@ -118,7 +111,7 @@ def test_config_warnings_of_the_broker_are_logged(
     """About the queues that this worker takes, with their policies."""
     monkeypatch.setattr(broker.catalog, "config_warnings", lambda policies: [f"mind {policies!r}"])
     takes = {"plain"}.__contains__
-    check_jobs(app_of("none")[0], broker, takes, policy)
+    check_jobs(app_of("none"), broker, takes, policy)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == f"mind { ({'plain': policy('plain')})!r}"
@@ -135,7 +128,7 @@ def test_a_broker_with_one_order_may_warn_too(caplog: pytest.LogCaptureFixture) 
     broker.capabilities = replace(broker.capabilities, checks_config=True)
     broker.catalog = Advising(broker)
     broker.put("q", b"1")
-    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("queue"), broker, lambda queue: True, policy)
     assert [record.getMessage() for record in caplog.records] == ["mind q"]
 
 
@@ -143,24 +136,24 @@ def test_many_unfit_queues_are_counted(broker: MixedBroker) -> None:
     """An error does not list thousands of names."""
     for number in range(100):
         broker.put(f"q{number:03}", b"1")
-    app, _ = app_of("queue")
+    app = app_of("queue")
     with pytest.raises(UsageError, match=r"plain, q000, q001, q002, q003 and 96 more"):
         check_jobs(app, broker, lambda queue: True, policy)
 
 
 def test_queues_of_other_workers_are_not_checked(broker: MixedBroker) -> None:
     """Queues that it does not take, that have no job, or whose job needs no order."""
-    app, _ = app_of("queue")
+    app = app_of("queue")
     check_jobs(app, broker, lambda queue: queue.endswith(".fifo"), policy)
-    check_jobs(app_of("queue", queues="*.fifo")[0], broker, lambda queue: True, policy)
-    check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("queue", queues="*.fifo"), broker, lambda queue: True, policy)
+    check_jobs(app_of("none"), broker, lambda queue: True, policy)
 
 
 def test_a_broker_with_one_order_need_not_list_its_queues() -> None:
     """There may be a million of them."""
     broker = ScriptedBroker()
     broker.faults = [OSError("listed")]
-    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("queue"), broker, lambda queue: True, policy)
     assert broker.faults
 
 
@@ -168,14 +161,14 @@ def test_an_unreachable_broker_prevents_the_start(broker: MixedBroker) -> None:
     """Whatever the order of the jobs: missing permissions appear at the start."""
     broker.faults = [OSError("no rights")]
     with pytest.raises(OSError, match="no rights"):
-        check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
+        check_jobs(app_of("none"), broker, lambda queue: True, policy)
 
 
 def test_a_timeout_must_not_exceed_the_hold_time(broker: MixedBroker) -> None:
     """Another worker would get its message while it runs."""
-    check_jobs(app_of("none", timeout_seconds=43_200)[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("none", timeout_seconds=43_200), broker, lambda queue: True, policy)
     with pytest.raises(UsageError, match=r"timeout_seconds\b.*43200\b.*43201"):
-        check_jobs(app_of("none", timeout_seconds=43_201)[0], broker, lambda queue: True, policy)
+        check_jobs(app_of("none", timeout_seconds=43_201), broker, lambda queue: True, policy)
 
 
 def test_a_queue_found_later_is_not_processed_and_named_once(
@@ -216,21 +209,19 @@ def test_the_worker_ends_before_it_registers(
 ) -> None:
     """With the error of the check, whose exit code is 2."""
     monkeypatch.setattr(worker_module, "open_broker", lambda *args: broker)
-    app, seen = app_of("queue")
-    settings = Settings(app="test")
+    app, settings = app_of("queue"), Settings(app="test")
     app.use(settings)
     registrar = FakeRegistrar(settings)
     with pytest.raises(UsageError, match="no order in queue plain"):
         Worker(app, settings, members=registrar).run()
     assert registrar.members == []
-    assert seen == []
 
 
 def test_a_replacement_process_starts_with_unfit_queues(
     broker: MixedBroker,
 ) -> None:
     """A queue does not stop a running fleet: each is checked when it is processed."""
-    app, _ = app_of("queue")
+    app = app_of("queue")
     with pytest.raises(UsageError):
         check_jobs(app, broker, lambda queue: True, policy)
     check_jobs(app, broker, lambda queue: True, policy, refuse=False)
