@@ -1,4 +1,4 @@
-"""Recorded positions in the future, and dead letters of other programs."""
+"""Recorded positions in the future."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing, check_reached
-from qdo.brokers.kinesis.dead_letters import read
 from qdo.brokers.registry import open_broker
 from qdo.errors import PositionAheadError
 from qdo.positions import format_position, position_now
@@ -46,19 +45,3 @@ def test_messages_of_a_clock_that_was_ahead_count(
 def test_every_position_has_a_text(position: int) -> None:
     """Tables show whatever a node contains."""
     assert format_position(position).endswith("Z")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[" * 100_000,
-        b"[]",
-        b'{"position": 1e999, "body": ""}',
-        b'{"position": "' + b"9" * 5000 + b'", "body": ""}',
-        b'{"position": null, "body": ""}',
-    ],
-)
-def test_foreign_objects_are_not_dead_letters(text: bytes) -> None:
-    """Only the errors that its callers expect."""
-    with pytest.raises((ValueError, KeyError, TypeError, OverflowError, RecursionError)):
-        read(text)

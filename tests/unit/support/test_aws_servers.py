@@ -27,23 +27,6 @@ def test_processes_get_an_environment_of_their_own() -> None:
     assert clients.surroundings()["PATH"] == os.environ["PATH"]
 
 
-def test_moto_answers_for_every_service(
-    moto_url: str, aws_prefix: str, aws_stream: str, aws_bucket: str
-) -> None:
-    """SQS, Kinesis and S3 are there, each with names of the test's own."""
-    sqs = clients.client("sqs", moto_url)
-    url = sqs.create_queue(QueueName=f"{aws_prefix}one")["QueueUrl"]
-    assert sqs.list_queues(QueueNamePrefix=aws_prefix)["QueueUrls"] == [url]
-    kinesis = clients.client("kinesis", moto_url)
-    kinesis.create_stream(StreamName=aws_stream, ShardCount=1)
-    found = kinesis.describe_stream_summary(StreamName=aws_stream)["StreamDescriptionSummary"]
-    assert found["StreamName"] == aws_stream
-    s3 = clients.client("s3", moto_url)
-    s3.create_bucket(Bucket=aws_bucket)
-    s3.put_object(Bucket=aws_bucket, Key="key", Body=b"body")
-    assert s3.get_object(Bucket=aws_bucket, Key="key")["Body"].read() == b"body"
-
-
 def test_a_server_that_ends_at_start_says_why() -> None:
     """Its own words are in the error."""
     server = ServerProcess(["-c", "raise SystemExit('no such thing')"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.sqs.codec import Received, decode_received
+from qdo.brokers.sqs.codec import decode_received
 from qdo.brokers.sqs.dead_letter_codec import letter_entry, letter_of
 from qdo.encoding import parsed
 from tests.support.aws.messages import received_message
@@ -39,36 +39,29 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def received(name: str) -> Received:
-    body, attributes = HOSTILE[name]
-    return decode_received(received_message(body, attributes))
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_message_is_received(name: str) -> None:
-    """With its receipt, so that it can be deleted once its policy has ended it."""
-    found = received(name)
-    assert (found.receipt, found.pointer) == ("handle", None)
-    assert all(isinstance(value, str) for value in (parsed(found.headers) or {}).values())
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_message_becomes_a_dead_letter(name: str) -> None:
-    """It can be stored, sent to SQS as UTF-8, and read again."""
-    found = received(name)
-    letter = DeadLetterRecord("q", 1, found.body, found.key, found.headers, "e", "", 1, "w", 1, 1.0)
-    made = letter_entry(letter, fifo=False)
-    json.dumps(made, ensure_ascii=False).encode()
+    """It has its receipt, so it is deleted then; it is sent to SQS as UTF-8, and read again."""
+    found = decode_received(received_message(*HOSTILE[name]))
+    assert (found.receipt, found.pointer) == ("handle", None)
+    assert all(isinstance(value, str) for value in (parsed(found.headers) or {}).values())
+    made = entry_of(found.body, found.key, found.headers)
     again = letter_of(received_message(made["MessageBody"], made["MessageAttributes"]))
     assert again is not None
     assert (again.record.body, again.record.key) == (found.body, found.key)
 
 
-def test_headers_that_are_no_text_are_stored_spelled_out() -> None:
-    """A broken header may hold anything; its message must not wait for ever because of it."""
-    letter = DeadLetterRecord("q", 1, b"1", "\ud800", "{\x00\ud800", "e", "", 1, "w", 1, 1.0)
+def entry_of(body: bytes, key: str | None = None, headers: str | None = None) -> dict[str, Any]:
+    """Return the entry of a dead letter, which can be sent."""
+    letter = DeadLetterRecord("q", 1, body, key, headers, "e", "", 1, "w", 1, 1.0)
     made = letter_entry(letter, fifo=False)
     json.dumps(made, ensure_ascii=False).encode()
+    return made
+
+
+def test_headers_that_are_no_text_are_stored_spelled_out() -> None:
+    """A broken header may hold anything; its message must not wait for ever because of it."""
+    made = entry_of(b"1", "\ud800", "{\x00\ud800")
     headers = made["MessageAttributes"]["qdo-headers"]["StringValue"]
     assert json.loads(headers) == "{\x00\ud800"
 
@@ -91,8 +84,7 @@ def test_headers_that_are_no_text_are_stored_spelled_out() -> None:
 )
 def test_a_forged_letter_is_not_a_dead_letter(field: str, value: Any) -> None:
     """It stays where it is, and hides no other."""
-    letter = DeadLetterRecord("q", 1, b"1", None, None, "e", "", 1, "w", 1, 1.0)
-    made = letter_entry(letter, fifo=False)
+    made = entry_of(b"1")
     fields = json.loads(made["MessageAttributes"]["qdo-dead-letter"]["StringValue"])
     for changed, expected in (({}, True), ({field: value}, False)):
         forged = text(json.dumps({**fields, **changed}), "String.json")
@@ -104,7 +96,6 @@ def test_a_forged_letter_is_not_a_dead_letter(field: str, value: Any) -> None:
 @pytest.mark.parametrize("attribute", ["qdo-dead-letter", "qdo-traceback"])
 def test_a_letter_of_deep_json_is_not_a_dead_letter(attribute: str) -> None:
     """RecursionError is not a ValueError."""
-    letter = DeadLetterRecord("q", 1, b"1", None, None, "e", "", 1, "w", 1, 1.0)
-    made = letter_entry(letter, fifo=False)
+    made = entry_of(b"1")
     attributes = {**made["MessageAttributes"], attribute: text(DEEP, "String.json")}
     assert letter_of(received_message(made["MessageBody"], attributes)) is None

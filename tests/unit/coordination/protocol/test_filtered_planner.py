@@ -28,11 +28,11 @@ FILTERS = st.builds(
 
 @st.composite
 def fleets(draw: st.DrawFn, most_queues: int = 24, most_workers: int = 7) -> Fleet:
-    """Queues of three families, workers with filters, and the current owners."""
+    """Queues of three families, workers with and without filters, and the current owners."""
     name = st.builds("{}{}".format, st.sampled_from("abc"), st.integers(0, 9))
     queues = draw(st.lists(name, unique=True, max_size=most_queues))
     names = draw(st.lists(st.integers(0, 9).map("w{}".format), unique=True, max_size=most_workers))
-    kinds = draw(st.lists(FILTERS, min_size=1, max_size=4))
+    kinds = draw(st.just([EVERYTHING]) | st.lists(FILTERS, min_size=1, max_size=4))
     workers = {name: draw(st.sampled_from(kinds)) for name in names}
     held = st.lists(name, unique=True, max_size=10)
     return queues, workers, {name: draw(held) for name in (*workers, "stranger")}

@@ -120,20 +120,6 @@ def test_a_running_request_is_cancelled_once(make: Make) -> None:
     assert (handle.cancel(), told(pool), pool.runs) == (True, 1, [(1, 1, 1)])
 
 
-def test_a_cancelled_request_in_hand_does_not_wait_for_its_turn(make: Make) -> None:
-    """It waited for the backoff of a crash; its place is free, and it never runs."""
-    policy = qdo.Policy(attempts=3, backoff_seconds=600, backoff_max_seconds=600)
-    pool = make(policy=policy, start=False)
-    (handle,) = pool.ask(1)
-    pool.store.take("gone", "p", 1, [])
-    pool.store.give_back("gone")
-    pool.start()
-    until(lambda: pool.counts() == (0, 1))
-    handle.cancel()
-    pool.finish(1)
-    assert (pool.outcome(1), pool.runs) == ("cancelled", [])
-
-
 def test_a_pause_outlasts_a_lapse_of_the_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request does not begin again, and its answers are not lost."""
     looks: list[bool] = []
