@@ -13,20 +13,11 @@ from qdo.dashboard.pages import glob_of
 from qdo.dashboard.reading import QueueSamples
 from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart
 from qdo.ops.status import QueueStatus, Statuses
+from tests.support.fakes.statuses import queue_status
 
 
 def status(queue: str, age: float | None, backlog: int | None) -> QueueStatus:
-    return QueueStatus(
-        queue=queue,
-        owner=None,
-        owner_gone=False,
-        last=0,
-        backlog=backlog,
-        oldest=None,
-        dead_letters=0,
-        fault=None,
-        behind_seconds=age,
-    )
+    return queue_status(queue, backlog=backlog, behind_seconds=age)
 
 
 def test_a_line_goes_through_its_points() -> None:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from qdo.dashboard.reading import MOST_EVENTS, EventLog
 from qdo.ops.changes import MOST_OF_A_KIND, Difference, summed_up
 from qdo.ops.items import Judged
-from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
+from tests.support.fakes.statuses import queue_status
 
 
 def judged(owners: dict[str, str], state: QueueHealth = QueueHealth.OK) -> Judged:
-    empty: dict[str, Any] = {
-        "last": 0,
-        "backlog": 0,
-        "oldest": None,
-        "dead_letters": 0,
-        "fault": None,
-    }
     return [
-        (QueueStatus(queue=name, owner=owner or None, owner_gone=False, **empty), Verdict(state))
-        for name, owner in owners.items()
+        (queue_status(name, owner=owner or None), Verdict(state)) for name, owner in owners.items()
     ]
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from qdo.demo.ledger import Ledger, LedgerReader, Record, audit
 from qdo.demo.report import DemoReport, Display, KilledWorker, TableRow, print_report, running_again
 from qdo.ops.status import QueueStatus
+from tests.support.fakes.statuses import queue_status
 
 
 def record(number: int, at: float, fence: int = 5, pid: int = 1, queue: str = "q") -> Record:
@@ -61,46 +62,40 @@ def test_audit_counts_the_wait_for_a_retry_after_a_kill():
     assert found.pauses == pytest.approx({"stayed": 0.5, "handed over": 0.0, "killed": 0.9})
 
 
-@pytest.mark.parametrize(
-    ("records", "pattern"),
-    [
-        pytest.param(GOOD[:3], r"queue q: 1 \D+", id="lost at the end"),
-        pytest.param([GOOD[0], *GOOD[2:]], r"queue q, message 3: \D+2", id="gap at a handover"),
-        pytest.param(
-            [record(1, 0.0), record(3, 1.0), record(2, 2.0), record(4, 3.0)],
-            r"queue q, message 3: \D+2",
-            id="out of order",
-        ),
-        pytest.param(
-            [*GOOD, record(4, 4.0, fence=9, pid=2)],
-            r"queue q, message 4: \D+4\D+",
-            id="repeated within a claim",
-        ),
-        pytest.param(
-            [*GOOD[:2], record(2, 1.6, fence=9, pid=2), *GOOD[2:]],
-            r"queue q, message 2: \D+",
-            id="repeated at a handover",
-        ),
-        pytest.param(
-            [*GOOD[:2], record(3, 2.0, fence=3, pid=2), record(4, 3.0, fence=3, pid=2)],
-            r"queue q, message 3: \D+3\D+5",
-            id="fence went back",
-        ),
-        pytest.param(
-            [*GOOD[:2], record(3, 2.0, fence=5, pid=2), record(4, 3.0, fence=5, pid=2)],
-            r"queue q, message 3: two processes \D+5",
-            id="shared fence",
-        ),
-        pytest.param(
-            [*GOOD[:2], record(3, 1.2, fence=9, pid=2), record(4, 3.0, fence=9, pid=2)],
-            r"queue q, message 3: \D+2\D+",
-            id="two owners at once",
-        ),
-        pytest.param([*GOOD, record(5, 4.0, 9, 2)], r"queue q: 1 \D+", id="message from nowhere"),
-        pytest.param([*GOOD, record(1, 4.0, queue="r")], r"queue r \D+", id="queue unknown"),
-        pytest.param([], r"queue q: 4 \D+", id="nothing happened"),
-    ],
-)
+VIOLATIONS = {
+    "lost at the end": (GOOD[:3], r"queue q: 1 \D+"),
+    "gap at a handover": ([GOOD[0], *GOOD[2:]], r"queue q, message 3: \D+2"),
+    "out of order": (
+        [record(1, 0.0), record(3, 1.0), record(2, 2.0), record(4, 3.0)],
+        r"queue q, message 3: \D+2",
+    ),
+    "repeated within a claim": (
+        [*GOOD, record(4, 4.0, fence=9, pid=2)],
+        r"queue q, message 4: \D+4\D+",
+    ),
+    "repeated at a handover": (
+        [*GOOD[:2], record(2, 1.6, fence=9, pid=2), *GOOD[2:]],
+        r"queue q, message 2: \D+",
+    ),
+    "fence went back": (
+        [*GOOD[:2], record(3, 2.0, fence=3, pid=2), record(4, 3.0, fence=3, pid=2)],
+        r"queue q, message 3: \D+3\D+5",
+    ),
+    "shared fence": (
+        [*GOOD[:2], record(3, 2.0, pid=2), record(4, 3.0, pid=2)],
+        r"queue q, message 3: two processes \D+5",
+    ),
+    "two owners at once": (
+        [*GOOD[:2], record(3, 1.2, fence=9, pid=2), GOOD[3]],
+        r"queue q, message 3: \D+2\D+",
+    ),
+    "message from nowhere": ([*GOOD, record(5, 4.0, 9, 2)], r"queue q: 1 \D+"),
+    "queue unknown": ([*GOOD, record(1, 4.0, queue="r")], r"queue r \D+"),
+    "nothing happened": ([], r"queue q: 4 \D+"),
+}
+
+
+@pytest.mark.parametrize(("records", "pattern"), VIOLATIONS.values(), ids=VIOLATIONS)
 def test_audit_finds_every_violation(records: list[Record], pattern: str):
     faults = audit(records, {"q": 4}).faults
     assert any(re.fullmatch(pattern, fault) for fault in faults), faults
@@ -130,19 +125,6 @@ def test_ledger_reader_waits_for_the_end_of_a_line(tmp_path: Path):
     assert [(each.number, each.pid) for each in reader.read()] == [(2, 42)]
 
 
-def status(queue: str = "q", backlog: int = 0, owner: str | None = None) -> QueueStatus:
-    return QueueStatus(
-        queue=queue,
-        owner=owner,
-        owner_gone=False,
-        last=1,
-        backlog=backlog,
-        oldest=None,
-        dead_letters=0,
-        fault=None,
-    )
-
-
 def report(records: list[Record], recorded: QueueStatus) -> DemoReport:
     return DemoReport(
         records=records,
@@ -161,11 +143,12 @@ def report(records: list[Record], recorded: QueueStatus) -> DemoReport:
 @pytest.mark.parametrize(
     ("records", "recorded", "good"),
     [
-        pytest.param(GOOD, status(), True, id="all kept"),
-        pytest.param(GOOD[:3], status(), False, id="not complete"),
-        pytest.param(GOOD, status(backlog=1), False, id="not recorded"),
-        pytest.param(GOOD, status(owner="worker-0000000002"), False, id="not released"),
+        (GOOD, queue_status(), True),
+        (GOOD[:3], queue_status(), False),
+        (GOOD, queue_status(backlog=1), False),
+        (GOOD, queue_status(owner="worker-0000000002"), False),
     ],
+    ids=["all kept", "not complete", "not recorded", "not released"],
 )
 def test_report_passes_only_if_every_check_passes(
     records: list[Record], recorded: QueueStatus, good: bool

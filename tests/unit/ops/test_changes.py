@@ -9,14 +9,11 @@ from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.reports import RecordedOwner
 from qdo.ops.changes import Difference, Look, changes, ends_of, past_changes
-from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import WorkerStatus
+from tests.support.fakes.statuses import queue_status
 
-QUEUE = QueueStatus(
-    queue="q", owner="w-1", owner_gone=False, last=0, backlog=3, oldest=None, dead_letters=1,
-    fault=None,
-)  # fmt: skip
+QUEUE = queue_status(owner="w-1", backlog=3, dead_letters=1)
 OK = Verdict(QueueHealth.OK)
 KILLED = "it died of SIGKILL, and worker-0000000009 replaces it"
 LOST = "it released none of its queues: host a"

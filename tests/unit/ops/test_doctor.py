@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +20,13 @@ from qdo.ops import doctor
 from qdo.ops.doctor import CHECKS, Check, diagnose, judge_servers, judge_versions, notices
 from qdo.ops.doctor_case import Case, Diagnosis, ok
 from qdo.ops.requests import MANY_DEAD, check_requests
-from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.status import Statuses
 from qdo.ops.worker_status import WorkerStatus
 from qdo.queues import EVERYTHING, QueueFilter
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
+from tests.support.fakes.statuses import queue_status
 
 V = (3, 9, 4)
-EMPTY = QueueStatus(
-    queue="q", owner=None, owner_gone=False, last=0, backlog=0, oldest=None, dead_letters=0,
-    fault=None, delayed=0, marks=None, also_blocking=(), untaken=None,
-)  # fmt: skip
 
 
 def case_of(broker: Broker | None = None, **values: Any) -> Case:
@@ -71,14 +68,17 @@ def test_a_server_that_refuses_has_a_fault() -> None:
     assert read_server("127.0.0.1:1", 1.0).fault is not None
 
 
-def test_the_first_look_names_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "status"), [(50 << 20, "failed"), (500 << 20, "warning"), (50 << 30, "ok")]
+)
+def test_the_first_look_names_a_full_disk(
+    free: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing about checks that are made by `qdo doctor` alone, or that cannot be made."""
-    free = shutil._ntuple_diskusage(1 << 30, 1 << 30, 0)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
-    (found,) = notices(case_of())
-    assert (found["check"], found["status"]) == ("disk", "failed")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: free._replace(free=1 << 40))
-    assert notices(case_of()) == []
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    assert doctor.disk(case_of()).status == status
+    shown = [] if status == "ok" else [("disk", status)]
+    assert [(each["check"], each["status"]) for each in notices(case_of())] == shown
 
 
 def test_a_check_that_hangs_hides_no_other() -> None:
@@ -167,7 +167,7 @@ def test_old_messages_are_compared_with_retention(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], status: str
 ) -> None:
     case = case_of(MemoryBroker(MemoryStore(), "a"))
-    monkeypatch.setattr(Case, "statuses", lambda self: Statuses([replace(EMPTY, **facts)]))
+    monkeypatch.setattr(Case, "statuses", lambda self: Statuses([queue_status(**facts)]))
     assert doctor.retention(case).status == status
 
 
@@ -220,12 +220,3 @@ def test_a_queue_that_no_worker_takes_has_its_remedy(
     found = doctor.queues_without_jobs(case_of())
     assert found.status == status
     assert remedy is None or (found.remedy and remedy in found.remedy)
-
-
-def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, status in ((50 << 20, "failed"), (500 << 20, "warning"), (50 << 30, "ok")):
-        monkeypatch.setattr(
-            "qdo.ops.doctor.shutil.disk_usage",
-            lambda path, free=free: type("Usage", (), {"free": free}),
-        )
-        assert doctor.disk(case_of()).status == status

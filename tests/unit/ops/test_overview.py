@@ -10,14 +10,12 @@ from qdo.ops.items import LONG_SECONDS, MOST_RUNS, group_items, overview
 from qdo.ops.snapshot import MESSAGES, LongRun
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import QueueHealth, Verdict
+from tests.support.fakes.statuses import queue_status
 
 
 def judged(queue: str, seconds: float, state: QueueHealth) -> tuple[QueueStatus, Verdict]:
-    status = QueueStatus(
-        queue=queue, owner="w", owner_gone=False, last=0, backlog=1, oldest=None, dead_letters=0,
-        fault=None, running=LongRun("m", 1, seconds),
-    )  # fmt: skip
-    return status, Verdict(state)
+    running = LongRun("m", 1, seconds)
+    return queue_status(queue, owner="w", backlog=1, running=running), Verdict(state)
 
 
 def test_long_runs_are_named_before_their_queue_is_late() -> None:
@@ -59,11 +57,7 @@ def test_notices_are_part_of_the_item() -> None:
 # --- groups --------------------------------------------------------------------------------
 
 
-QUEUE = QueueStatus(
-    queue="q", owner="w-1", owner_gone=False, last=0, backlog=3, oldest=None, dead_letters=1,
-    fault=None,
-    behind_seconds=5.0,
-)  # fmt: skip
+QUEUE = queue_status(owner="w-1", backlog=3, dead_letters=1, behind_seconds=5.0)
 IDLE = ("idle", 1, 3, None)
 JUDGED = [
     (replace(QUEUE, queue="tenant-1"), Verdict(QueueHealth.OK)),

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -41,9 +42,11 @@ class FakeStream:
     :ivar stored: (partition key, body) of each record, in order.
     :ivar verdict: returns for each record whether it is stored.
     :ivar errors: raised by the next requests, None for none.
+    :ivar stopped: ends the waiting of its sender.
     """
 
     def __init__(self) -> None:
+        self.stopped = threading.Event()
         self.stored: list[tuple[str, bytes]] = []
         self.requests: list[list[dict[str, Any]]] = []
         self.verdict: Callable[[], bool] = lambda: True
@@ -51,6 +54,16 @@ class FakeStream:
         self.after_storing = False
         self.shards = [shown("a", (0, 99)), shown("b", (100, 199)), shown("c", (0, 9), closed=True)]
         self._numbers = itertools.count(1)
+
+    def send(self, messages: list[Outgoing]) -> list[int]:
+        """Send with a clock on which each look takes a second."""
+        return self.sender.send(messages)
+
+    @cached_property
+    def sender(self) -> KinesisSender:
+        shards, limit = Shards(self, ADDRESS), lambda: 1_048_576
+        clock = map(float, itertools.count()).__next__
+        return KinesisSender(self, ADDRESS, shards, limit, self.stopped, clock=clock)
 
     def list_shards(self, **_: Any) -> dict[str, Any]:
         return {"Shards": self.shards}
@@ -75,22 +88,9 @@ class FakeStream:
 
 
 @pytest.fixture
-def stream() -> FakeStream:
-    return FakeStream()
-
-
-@pytest.fixture
-def sender(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> KinesisSender:
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     monkeypatch.setattr(kinesis_sending, "SEND_BACKOFF", Backoff(0.0, 0.0))
-    ticks = itertools.count()
-    return KinesisSender(
-        stream,
-        ADDRESS,
-        Shards(stream, ADDRESS),
-        lambda: 1_048_576,
-        threading.Event(),
-        clock=lambda: float(next(ticks)),
-    )
+    return FakeStream()
 
 
 def messages(count: int, keys: int, queue: str = "s") -> list[Outgoing]:
@@ -98,14 +98,12 @@ def messages(count: int, keys: int, queue: str = "s") -> list[Outgoing]:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_order_of_each_key_survives_partial_failures(
-    stream: FakeStream, sender: KinesisSender, seed: int
-) -> None:
+def test_the_order_of_each_key_survives_partial_failures(stream: FakeStream, seed: int) -> None:
     """Whichever records are rejected, all are stored once, and no key is reordered."""
     dice = random.Random(seed)
     share, keys, count = dice.random() * 0.9, dice.randrange(1, 40), dice.randrange(1, 300)
     stream.verdict = lambda: dice.random() >= share or len(stream.requests) % 5 == 0
-    numbers = sender.send(messages(count, keys))
+    numbers = stream.send(messages(count, keys))
     assert len(numbers) == len(set(numbers)) == count == len(stream.stored)
     for key in {key for key, _ in stream.stored}:
         mine = [int(body) for of, body in stream.stored if of == key]
@@ -114,26 +112,24 @@ def test_the_order_of_each_key_survives_partial_failures(
     assert [int(by_number[number][1]) for number in numbers] == list(range(count))
 
 
-def test_no_request_holds_two_records_of_a_key(stream: FakeStream, sender: KinesisSender) -> None:
+def test_no_request_holds_two_records_of_a_key(stream: FakeStream) -> None:
     """Else one could be stored before the other is."""
-    sender.send(messages(100, 7))
+    stream.send(messages(100, 7))
     for request in stream.requests:
         keys = [record["PartitionKey"] for record in request]
         assert len(keys) == len(set(keys))
     assert len(stream.requests) == 15  # as many as the busiest key has messages
 
 
-def test_messages_without_a_key_fill_requests(stream: FakeStream, sender: KinesisSender) -> None:
+def test_messages_without_a_key_fill_requests(stream: FakeStream) -> None:
     """They need not wait for other messages."""
-    sender.send([Outgoing("s", b"1") for _ in range(2 * MOST_RECORDS + 1)])
+    stream.send([Outgoing("s", b"1") for _ in range(2 * MOST_RECORDS + 1)])
     assert [len(request) for request in stream.requests] == [MOST_RECORDS, MOST_RECORDS, 1]
 
 
-def test_requests_are_no_larger_than_kinesis_takes(
-    stream: FakeStream, sender: KinesisSender
-) -> None:
+def test_requests_are_no_larger_than_kinesis_takes(stream: FakeStream) -> None:
     """Keys count as well."""
-    sender.send([Outgoing("s", bytes(1_000_000)) for _ in range(12)])
+    stream.send([Outgoing("s", bytes(1_000_000)) for _ in range(12)])
     sizes = [
         sum(len(each["Data"]) + len(each["PartitionKey"]) for each in request)
         for request in stream.requests
@@ -142,11 +138,9 @@ def test_requests_are_no_larger_than_kinesis_takes(
     assert len(sizes) == 3
 
 
-def test_messages_to_a_shard_go_one_after_the_other(
-    stream: FakeStream, sender: KinesisSender
-) -> None:
+def test_messages_to_a_shard_go_one_after_the_other(stream: FakeStream) -> None:
     """It is a queue: all of it keeps its order, with or without keys."""
-    sender.send([Outgoing("b", b"%d" % number) for number in range(5)])
+    stream.send([Outgoing("b", b"%d" % number) for number in range(5)])
     assert [body for _, body in stream.stored] == [b"%d" % number for number in range(5)]
     assert [len(request) for request in stream.requests] == [1] * 5
     assert {request[0]["ExplicitHashKey"] for request in stream.requests} == {"100"}
@@ -169,23 +163,19 @@ def refusal(code: str, status: int = 400) -> ClientError:
         ConnectTimeoutError(endpoint_url="http://x"),
     ],
 )
-def test_what_passes_is_waited_for(
-    stream: FakeStream, sender: KinesisSender, error: Exception
-) -> None:
+def test_what_passes_is_waited_for(stream: FakeStream, error: Exception) -> None:
     """The whole request is made again."""
     stream.errors = [None, error, error]
-    sender.send(messages(10, 2))
+    stream.send(messages(10, 2))
     assert [int(body) for _, body in stream.stored] == list(range(10))
 
 
-def test_a_lost_answer_repeats_and_does_not_reorder(
-    stream: FakeStream, sender: KinesisSender
-) -> None:
+def test_a_lost_answer_repeats_and_does_not_reorder(stream: FakeStream) -> None:
     """Records may be stored twice, one copy right behind the other within their key."""
     stream.after_storing = True
     lost = ReadTimeoutError(endpoint_url="http://x")
     stream.errors = [None, lost, None, lost, lost]
-    sender.send(messages(20, 4))
+    stream.send(messages(20, 4))
     for key in range(4):
         mine = [int(body) for of, body in stream.stored if of == f"k{key}"]
         assert mine == sorted(mine)
@@ -193,65 +183,63 @@ def test_a_lost_answer_repeats_and_does_not_reorder(
     assert len(stream.stored) == 20 + 3 * 4
 
 
-def test_patience_ends_where_nothing_is_stored(stream: FakeStream, sender: KinesisSender) -> None:
+def test_patience_ends_where_nothing_is_stored(stream: FakeStream) -> None:
     """The error states the reason, and the messages stored before it are counted."""
     stream.verdict = lambda: False
     with pytest.raises(ThrottledError) as throttled:
-        sender.send(messages(3, 3))
+        stream.send(messages(3, 3))
     assert throttled.value.details["action"] == "kinesis:PutRecords"
     assert throttled.value.details["resource"] == "stream 's'"
     stream.verdict = lambda: len(stream.stored) < 7
     with pytest.raises(PartialSendError) as partial:
-        sender.send(messages(20, 20))
+        stream.send(messages(20, 20))
     details = partial.value.details
     assert (details["done"], details["total"]) == (7, 20)
     assert details["unsent"] == tuple(range(7, 20))
     assert "7, 8, 9" in details["rest"]
 
 
-def test_what_does_not_pass_is_told_at_once(stream: FakeStream, sender: KinesisSender) -> None:
+def test_what_does_not_pass_is_told_at_once(stream: FakeStream) -> None:
     """One request, no waiting."""
     stream.errors = [refusal("AccessDeniedException")]
     with pytest.raises(AccessDeniedError):
-        sender.send(messages(3, 3))
+        stream.send(messages(3, 3))
     assert len(stream.requests) == 1
 
 
 def test_closing_ends_waiting(stream: FakeStream) -> None:
     """A sender that waits for its next attempt gets the reason of the wait."""
-    stopped = threading.Event()
-    sender = KinesisSender(stream, ADDRESS, Shards(stream, ADDRESS), lambda: 1, stopped)
 
     def refuse() -> bool:
-        stopped.set()
+        stream.stopped.set()
         return False
 
     stream.verdict = refuse
     with pytest.raises(ThrottledError):
-        sender.send(messages(1, 1))
+        stream.send(messages(1, 1))
     assert len(stream.requests) == 1
 
 
 def test_records_that_kinesis_failed_to_store_are_sent_again(
-    stream: FakeStream, sender: KinesisSender, monkeypatch: pytest.MonkeyPatch
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """InternalFailure is the other reason that it names for a single record."""
     monkeypatch.setattr(
         stream, "_put", lambda record: {"ErrorCode": "InternalFailure", "ErrorMessage": "no"}
     )
     with pytest.raises(AwsUnreachableError) as caught:
-        sender.send(messages(1, 1))
+        stream.send(messages(1, 1))
     assert "InternalFailure: no" in caught.value.details["reason"]
     assert len(stream.requests) > 3
 
 
 def test_a_shard_that_was_closed_meanwhile_is_noticed(
-    stream: FakeStream, sender: KinesisSender, caplog: pytest.LogCaptureFixture
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record went to a child shard; the next one is rejected."""
     stream.shards = [shown("old", (0, 199))]
-    sender.send([Outgoing("old", b"1")])
+    stream.send([Outgoing("old", b"1")])
     assert [each.args for each in caplog.records] == [("old", "s", "a")]
     stream.shards = [shown("old", (0, 199), closed=True), shown("a", (0, 199))]
     with pytest.raises(UsageError, match="'old'"):
-        sender.send([Outgoing("old", b"2")])
+        stream.send([Outgoing("old", b"2")])

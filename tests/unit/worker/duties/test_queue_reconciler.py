@@ -110,8 +110,10 @@ class FakeLeader:
 class ReconcilerSetup:
     """A discovery, its broker and its leader, on a clock that the test sets."""
 
-    def __init__(self, broker: ShardBroker) -> None:
-        self.broker = broker
+    def __init__(self, log: pytest.LogCaptureFixture) -> None:
+        log.set_level("INFO")
+        self._log = log
+        self.broker = broker = ShardBroker()
         self.leader = FakeLeader()
         self.now = 1000.0
         self.discovery = Discovery(broker, lambda: self.now)
@@ -125,20 +127,21 @@ class ReconcilerSetup:
     def names(self) -> list[str]:
         return sorted(self.leader.queue_names() or ())
 
+    def said(self, level: str) -> list[Any]:
+        """Return the arguments of the lines of a level."""
+        return [each.args for each in self._log.records if each.levelname == level]
+
 
 @pytest.fixture
-def stage() -> ReconcilerSetup:
-    return ReconcilerSetup(ShardBroker())
+def stage(caplog: pytest.LogCaptureFixture) -> ReconcilerSetup:
+    return ReconcilerSetup(caplog)
 
 
 # --- vanishing and returning --------------------------------------------------------
 
 
-def test_a_queue_that_vanishes_is_retired(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_queue_that_vanishes_is_retired(stage: ReconcilerSetup) -> None:
     """After several lists in a row without it; its node stays unchanged otherwise."""
-    caplog.set_level("INFO")
     stage.broker.names = ["a", "b"]
     stage.run()
     stage.leader.put("b", last=7, position="here", owner="")
@@ -151,12 +154,10 @@ def test_a_queue_that_vanishes_is_retired(
     assert stage.leader["b"].seek == 0
     assert stage.leader.excluded == {"b"}
     assert not stage.leader["a"].deleted
-    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [("1 queue", "b")]
+    assert stage.said("INFO") == [("1 queue", "b")]
 
 
-def test_only_missing_lists_in_a_row_retire_a_queue(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_missing_lists_in_a_row_retire_a_queue(stage: ReconcilerSetup) -> None:
     """A failed list is not a miss."""
     stage.broker.names = ["a"]
     stage.run()
@@ -173,10 +174,8 @@ def test_only_missing_lists_in_a_row_retire_a_queue(
     assert not stage.leader["a"].deleted
     stage.run(20)
     assert stage.leader["a"].deleted
-    warned = [r.args for r in caplog.records if r.levelname == "WARNING" and r.args]
-    assert [args for args in warned if isinstance(args, tuple) and args[0] == "1 queue"] == [
-        ("1 queue", "3 such responses")
-    ] * 2
+    warned = [args for args in stage.said("WARNING") if args and args[0] == "1 queue"]
+    assert warned == [("1 queue", "3 such responses")] * 2
 
 
 def test_returned_queue_is_restored(stage: ReconcilerSetup) -> None:
@@ -205,16 +204,13 @@ def test_queue_deleted_by_an_operator_stays_deleted(stage: ReconcilerSetup) -> N
     assert stage.leader.excluded == frozenset()
 
 
-def test_corrupt_node_is_not_changed(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_corrupt_node_is_not_changed(stage: ReconcilerSetup) -> None:
     """It is logged once, although it is read repeatedly."""
     path = LAYOUT.queue("spoilt")
     stage.leader.nodes.stored[path] = b'{"last": "x"}', 3
     stage.run(200)
     assert stage.leader.nodes.stored[path][1] == 3
-    errors = [r.args for r in caplog.records if r.levelname == "ERROR"]
-    assert [args[0] for args in errors if args] == ["spoilt"]
+    assert [args[0] for args in stage.said("ERROR")] == ["spoilt"]
 
 
 def test_queues_of_a_broker_without_retirement_stay(stage: ReconcilerSetup) -> None:
@@ -261,9 +257,7 @@ def test_parents_without_list_entry_and_node_are_over(stage: ReconcilerSetup) ->
     assert stage.names() == ["child"]
 
 
-def test_children_of_a_recreated_queue_wait_for_it(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_children_of_a_recreated_queue_wait_for_it(stage: ReconcilerSetup) -> None:
     """Its node belongs to the finished queue of the same name; an operator starts it."""
     stage.leader.put("parent", position=END)
     stage.broker.open_ones = {"parent"}
@@ -271,9 +265,7 @@ def test_children_of_a_recreated_queue_wait_for_it(
     stage.broker.add("child", "parent")
     stage.run(20)
     assert stage.names() == ["parent"]
-    assert [r.args for r in caplog.records if r.levelname == "ERROR"] == [
-        ("parent", "qdo seek parent earliest --yes")
-    ]
+    assert stage.said("ERROR") == [("parent", "qdo seek parent earliest --yes")]
     stage.leader.put("parent", position=None, last=1, deleted=False)
     stage.run(20)
     assert "parent" not in stage.leader.excluded
@@ -327,18 +319,15 @@ def test_child_of_a_retired_parent_starts(stage: ReconcilerSetup) -> None:
     assert "child" in stage.names()
 
 
-def test_finished_queue_is_marked_for_good(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_queue_is_marked_for_good(stage: ReconcilerSetup) -> None:
     """It keeps its position, and is neither started again nor restored while it is listed."""
-    caplog.set_level("INFO")
     stage.broker.add("alone")
     stage.run(1)
     stage.leader.put("alone", last=9, position=END, owner="")
     stage.run(100)
     assert stage.leader["alone"] == QueueNode(last=9, position=END, deleted=True)
     assert stage.leader.excluded == {"alone"}
-    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [("1 queue", "alone")]
+    assert stage.said("INFO") == [("1 queue", "alone")]
     stage.broker.names.clear()
     stage.run(100)
     stage.broker.add("alone")
@@ -391,7 +380,7 @@ def test_parents_are_read_from_the_broker_once(stage: ReconcilerSetup) -> None:
 
 
 def test_unknown_parents_delay_only_until_the_next_list(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stage: ReconcilerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list without parents is ignored, the next one counts."""
     stage.broker.add("child", "parent")
@@ -402,7 +391,7 @@ def test_unknown_parents_delay_only_until_the_next_list(
     monkeypatch.setattr(stage.broker.catalog, "parents", fail)
     stage.run(5)
     assert stage.names() == []
-    assert {(r.levelname, r.args) for r in caplog.records} == {("WARNING", ("OSError: away",))}
+    assert {*stage.said("WARNING")} == {("OSError: away",)}
     monkeypatch.undo()
     stage.run(10)
     assert stage.names() == ["child"]
@@ -423,16 +412,14 @@ def test_discovery_waits_until_the_nodes_are_known(stage: ReconcilerSetup) -> No
     assert stage.names() == ["a"]
 
 
-def test_unreachable_coordinator_is_retried(
-    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreachable_coordinator_is_retried(stage: ReconcilerSetup) -> None:
     """Names that arrive in the meantime are kept."""
     stage.broker.can(end_position_text=None)
     stage.leader.put("known")
     stage.leader.away = True
     stage.run(2)
-    assert {r.name for r in caplog.records} == {"qdo.worker.duties.queues"}
-    assert {r.levelname for r in caplog.records} == {"WARNING"}
+    assert stage.said("WARNING")
+    assert stage.said("ERROR") == []
     stage.discovery.names_received(["new"])
     stage.leader.away = False
     stage.run(2)
