@@ -1,10 +1,13 @@
-"""A receiver of webhooks on loopback, with configured answers, which records its requests."""
+"""A receiver of webhooks on loopback, with configured answers, which records its requests.
+
+It also stands for services of AWS that answer in every way.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,12 +28,14 @@ class Answer:
     """A configured answer.
 
     :ivar drip_seconds: pause after each byte of the body.
+    :ivar closes: whether the connection ends behind it, without a word.
     """
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     drip_seconds: float = 0.0
+    closes: bool = False
 
 
 class Receiver(ThreadingHTTPServer):
@@ -38,7 +43,9 @@ class Receiver(ThreadingHTTPServer):
 
     :ivar requests: the received requests, in order.
     :ivar connections: how many were made.
-    :ivar answers: the answers to the next requests; an empty 200 to all others.
+    :ivar answers: the answers to the next requests.
+    :ivar default: the answer to all others, an empty 200.
+    :ivar before_answer: called after each request.
     """
 
     request_queue_size = 128
@@ -50,6 +57,8 @@ class Receiver(ThreadingHTTPServer):
         self.requests: list[WebhookRequest] = []
         self.connections = 0
         self.answers: list[Answer] = []
+        self.default = Answer()
+        self.before_answer: Callable[[], object] = lambda: None
         self.closing = threading.Event()
 
     def get_request(self) -> Any:
@@ -69,7 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.requests.append(WebhookRequest(self.path, headers, body))
-        answer = self.server.answers.pop(0) if self.server.answers else Answer()
+        self.server.before_answer()
+        answer = self.server.answers.pop(0) if self.server.answers else self.server.default
+        self.close_connection |= answer.closes
         self.send_response(answer.status)
         for name, value in {"content-length": str(len(answer.body)), **answer.headers}.items():
             self.send_header(name, value)

@@ -33,9 +33,29 @@ from tests.support.policies import in_force
 POLICY = in_force(attempts=10, backoff_seconds=0.5, backoff_max_seconds=60.0, jitter="full")
 
 
-def test_an_error_is_retried_after_a_back_off() -> None:
-    """The first failure waits for at most the first backoff."""
-    assert decide(1, ValueError("x"), POLICY, 1.0) == RetryMessage(0.5)
+def broken_body() -> BodyDecodeError:
+    return BodyDecodeError(queue="q", id="1", reason="no JSON")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "decision"),
+    [
+        (1, ValueError("x"), RetryMessage(0.5)),
+        (9, ValueError("x"), RetryMessage(60)),
+        (10, ValueError("x"), DeadLetterMessage("ValueError: x")),
+        (1, SystemExit(3), RetryMessage(0.5)),  # a job that calls sys.exit() fails its message
+        (1, KeyboardInterrupt(), RetryMessage(0.5)),
+        (1, Retry(after=30), RetryMessage(30)),  # without jitter
+        (1, Retry(after=-5), RetryMessage(0)),
+        (2, Retry(), RetryMessage(1.0)),
+        (10, Retry(after=1), DeadLetterMessage("Retry: retry after 1 s")),  # it counts, too
+    ],
+)
+def test_attempts_are_decided_by_the_policy(
+    attempt: int, error: BaseException, decision: Decision
+) -> None:
+    """An error backs off until the last attempt; a job may choose its delay."""
+    assert decide(attempt, error, POLICY, 1.0) == decision
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
@@ -54,88 +74,11 @@ def test_the_default_waits_for_a_service_that_is_down() -> None:
     assert longest < 2 * 3600
 
 
-def test_the_last_attempt_leads_to_a_dead_letter() -> None:
-    """Attempt 10 of 10 is the last."""
-    assert decide(9, ValueError("x"), POLICY, 1.0) == RetryMessage(60)
-    assert decide(10, ValueError("x"), POLICY, 1.0) == DeadLetterMessage("ValueError: x")
-
-
-def test_a_single_attempt_is_never_retried() -> None:
-    """With attempts = 1 the first failure is the last."""
-    assert isinstance(decide(1, ValueError(), in_force(attempts=1), 0.0), DeadLetterMessage)
-
-
-def test_a_job_chooses_its_delay() -> None:
-    """Retry(after) takes that time, without jitter."""
-    assert decide(1, Retry(after=30), POLICY, 0.1) == RetryMessage(30)
-
-
-def test_a_retry_in_the_past_is_one_at_once() -> None:
-    """A negative delay means no delay."""
-    assert decide(1, Retry(after=-5), POLICY, 0.1) == RetryMessage(0)
-
-
-def test_a_retry_without_a_delay_takes_the_policys() -> None:
-    """Retry() backs off like an error."""
-    assert decide(2, Retry(), POLICY, 0.5) == RetryMessage(0.5)
-
-
-def test_retries_asked_for_are_counted_too() -> None:
-    """A job that requests retries forever blocks its queue no longer than one that always fails."""
-    assert isinstance(decide(10, Retry(after=1), POLICY, 0.0), DeadLetterMessage)
-
-
-def test_outcomes_that_end_a_message_at_once() -> None:
-    """DeadLetter and Skip act at the first attempt, with their reason."""
-    assert decide(1, DeadLetter("bad address"), POLICY, 0.0) == DeadLetterMessage("bad address")
-    assert decide(1, Skip("a duplicate"), POLICY, 0.0) == SkipMessage("a duplicate")
-
-
 def test_a_reason_may_be_anything() -> None:
     """Above all the error that led to it; a dead letter must be storable as text."""
     assert decide(1, DeadLetter(ValueError("x")), POLICY, 0.0) == DeadLetterMessage("x")  # type: ignore[arg-type]
     assert decide(1, Skip(None), POLICY, 0.0) == SkipMessage("None")  # type: ignore[arg-type]
     assert "cannot be shown" in decide(1, DeadLetter(UnspeakableError()), POLICY, 0.0).reason  # type: ignore[arg-type, union-attr]
-
-
-@pytest.mark.parametrize("after", ["soon", datetime.timedelta(seconds=1), [5]])
-def test_a_delay_that_is_no_number_fails_the_attempt(after: object) -> None:
-    """With an error of the job's own, which then is retried like any other."""
-    with pytest.raises(TypeError, match="after"):
-        Retry(after)  # type: ignore[arg-type]
-
-
-def test_what_does_not_decode_is_not_retried() -> None:
-    """It would not decode the next time either."""
-    error = BodyDecodeError(queue="q", id="1", reason="no JSON")
-    assert isinstance(decide(1, error, POLICY, 0.0), DeadLetterMessage)
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_even_what_would_end_a_program_is_a_failed_attempt(error: BaseException) -> None:
-    """A job that calls sys.exit() fails its message."""
-    assert isinstance(decide(1, error, POLICY, 0.0), RetryMessage)
-
-
-@given(
-    st.integers(1, 10**9),
-    st.floats(0, 1, exclude_max=True),
-    st.sampled_from(["full", "equal"]),
-    st.floats(0, 1000),
-    st.floats(0, 1000),
-)
-def test_a_back_off_stays_within_its_limits(
-    attempt: int, chance: float, jitter: str, first: float, extra: float
-) -> None:
-    """No attempt number overflows, no jitter exceeds the limit."""
-    policy = in_force(
-        backoff_seconds=first,
-        backoff_max_seconds=first + extra,
-        jitter="full" if jitter == "full" else "equal",
-    )
-    delay = policy.backoff.delay(attempt, chance)
-    lowest = 0.0 if jitter == "full" else min(first, first + extra) / 2
-    assert lowest <= delay <= first + extra
 
 
 class UnspeakableError(Exception):
@@ -237,14 +180,13 @@ def test_each_end_of_a_policy(then: Any, end: type) -> None:
     policy = in_force(attempts=3, then=then)
     assert isinstance(decide(2, ValueError(), policy, 0.5), RetryMessage)
     assert isinstance(decide(3, ValueError(), policy, 0.5), end)
-    broken = BodyDecodeError(queue="q", id="1", reason="no JSON")
-    assert isinstance(decide(1, broken, policy, 0.5), end)
+    assert isinstance(decide(1, broken_body(), policy, 0.5), end)
 
 
 @pytest.mark.parametrize("then", ["dead-letter", "block", "skip"])
 def test_a_jobs_own_word_counts_whatever_the_policy(then: Any) -> None:
     """DeadLetter, Skip and Stop act at once."""
-    policy = in_force(attempts=1, then=then)
+    policy = in_force(attempts=3, then=then)
     assert decide(1, DeadLetter("d"), policy, 0.0) == DeadLetterMessage("d")
     assert decide(1, Skip("s"), policy, 0.0) == SkipMessage("s")
     assert decide(1, Stop("the disk is full"), policy, 0.0) == StopWorker("the disk is full")
@@ -298,7 +240,7 @@ ERRORS: list[BaseException] = [
     Skip("s"),
     Stop("s"),
     NarrowError(),
-    BodyDecodeError(queue="q", id="1", reason="r"),
+    broken_body(),
 ]
 
 
@@ -332,8 +274,10 @@ def test_a_decision_is_made_on_any_error(
     terms = policy.terms(error)
     if isinstance(decision, RetryMessage):
         assert attempt < terms.attempts
-        limit = max(LONGEST_SECONDS if type(error) is Retry else 0.0, terms.backoff_max_seconds)
-        assert 0 <= decision.after_seconds <= limit
+        chosen = type(error) is Retry
+        limit = max(LONGEST_SECONDS if chosen else 0.0, terms.backoff_max_seconds)
+        least = 0.0 if chosen or policy.jitter == "full" else policy.backoff_seconds / 2
+        assert least <= decision.after_seconds <= limit
     else:
         assert isinstance(decision.reason, str)
         assert "\n" not in decision.reason
@@ -406,7 +350,9 @@ def test_bad_use_is_refused_with_the_remedy(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("after", ["soon", float("inf"), float("nan"), [1]])
+@pytest.mark.parametrize(
+    "after", ["soon", float("inf"), float("nan"), [1], datetime.timedelta(seconds=1)]
+)
 def test_a_retry_takes_only_numbers(after: Any) -> None:
     """Any other value is an error of the job, and the error states this."""
     with pytest.raises(TypeError, match="after"):

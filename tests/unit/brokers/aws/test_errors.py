@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,59 +32,25 @@ from qdo.brokers.aws.errors import (
 )
 from qdo.errors import QdoError, SettingsError, UnreachableError
 from tests.support.aws.clients import new_session
+from tests.support.webhook_receiver import Answer, Receiver, receiving
 
 AWS = ServiceAddress("sqs", "eu-west-1")
 
 
-class Answers(ThreadingHTTPServer):
-    """Answers every request in the same way."""
-
-    status = 200
-    body = b"{}"
-    hangs = False
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked = 0
-        self.released = threading.Event()
-        self.place = ServiceAddress(
-            "sqs", "eu-west-1", f"http://127.0.0.1:{self.server_address[1]}"
-        )
-
-    def refuse(self, status: int, code: str, message: str) -> None:
-        """Answer like SQS when it rejects a request."""
-        self.status = status
-        self.body = json.dumps({"__type": f"com.amazonaws.sqs#{code}", "message": message}).encode()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, Answers)
-        server.asked += 1
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if server.hangs:
-            server.released.wait(30)
-        self.send_response(server.status)
-        self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(server.body)))
-        self.end_headers()
-        self.wfile.write(server.body)
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def answers() -> Iterator[Answers]:
-    server = Answers()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def server() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+def place_of(server: Receiver) -> ServiceAddress:
+    return ServiceAddress("sqs", "eu-west-1", server.url)
+
+
+def refuse(server: Receiver, status: int, code: str, message: str) -> None:
+    """Answer like SQS when it rejects a request."""
+    value = {"__type": f"com.amazonaws.sqs#{code}", "message": message}
+    server.default = Answer(status, json.dumps(value).encode())
 
 
 def asked(place: ServiceAddress, **options: Any) -> QdoError:
@@ -119,16 +83,16 @@ def asked(place: ServiceAddress, **options: Any) -> QdoError:
     ],
 )
 def test_every_answer(
-    answers: Answers, status: int, code: str, kind: type, exit_code: int, words: str
+    server: Receiver, status: int, code: str, kind: type, exit_code: int, words: str
 ) -> None:
     """Its kind decides the exit code; the error includes AWS's reason if that is more specific."""
-    answers.refuse(status, code, "it was so\nindeed.")
-    error = asked(answers.place)
+    refuse(server, status, code, "it was so\nindeed.")
+    error = asked(place_of(server))
     assert type(error) is kind
     assert error.exit_code == exit_code
     assert words in str(error)
     assert "it was so indeed" in str(error) or kind is AwsNotFoundError
-    assert answers.asked == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("code", ["InvalidSignatureException", "SignatureDoesNotMatch"])
@@ -141,36 +105,36 @@ def test_every_answer(
         " (20261121T090000Z + 5 min.)",
     ],
 )
-def test_a_clock_that_is_wrong_is_named(answers: Answers, code: str, reason: str) -> None:
+def test_a_clock_that_is_wrong_is_named(server: Receiver, code: str, reason: str) -> None:
     """AWS has the codes of wrong credentials for it, and these are looked at for hours then."""
-    answers.refuse(403, code, reason)
-    error = asked(answers.place)
+    refuse(server, 403, code, reason)
+    error = asked(place_of(server))
     assert type(error) is ClockError
     assert error.exit_code == 3  # to start again helps, once the clock was set
     assert reason in str(error)
     assert "AWS_ACCESS_KEY_ID" not in str(error)
 
 
-def test_an_answer_that_is_none(answers: Answers) -> None:
+def test_an_answer_that_is_none(server: Receiver) -> None:
     """A proxy's page instead of an answer is something out of reach."""
-    answers.status, answers.body = 502, b"<html>Bad Gateway</html>"
-    assert isinstance(asked(answers.place), AwsUnreachableError)
+    server.default = Answer(502, b"<html>Bad Gateway</html>")
+    assert isinstance(asked(place_of(server)), AwsUnreachableError)
 
 
-def test_a_long_answer_is_cut(answers: Answers) -> None:
+def test_a_long_answer_is_cut(server: Receiver) -> None:
     """The line of a log has room for the beginning of a page."""
-    answers.status, answers.body = 400, b"<html>" + b"<p>busy</p>\n" * 1000
-    assert len(str(asked(answers.place))) < 500
+    server.default = Answer(400, b"<html>" + b"<p>busy</p>\n" * 1000)
+    assert len(str(asked(place_of(server)))) < 500
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"", b"[]", b'{"Queue', b"\x1f\x8b\xff"])
-def test_what_is_no_answer_is_not_taken_for_an_empty_one(answers: Answers, body: bytes) -> None:
+def test_what_is_no_answer_is_not_taken_for_an_empty_one(server: Receiver, body: bytes) -> None:
     """To boto3 it is one in which nothing stands: all queues would be retired."""
-    answers.status, answers.body = 200, body
-    error = asked(answers.place)
+    server.default = Answer(200, body)
+    error = asked(place_of(server))
     assert isinstance(error, AwsUnreachableError)
     assert "status 200" in str(error)
-    client = make_client(answers.place, attempts=1)
+    client = make_client(place_of(server), attempts=1)
     for call in (client.list_queues, lambda: client.get_queue_url(QueueName="shop-t1")):
         with pytest.raises(AwsUnreachableError), translate(AWS, "queue", "shop-t1"):
             call()
@@ -185,26 +149,26 @@ def test_what_is_no_answer_is_not_taken_for_an_empty_one(answers: Answers, body:
         (413, AwsError),
     ],
 )
-def test_statuses_of_proxies(answers: Answers, status: int, kind: type) -> None:
+def test_statuses_of_proxies(server: Receiver, status: int, kind: type) -> None:
     """They come without an AWS error code, with a page that has the details."""
-    answers.status, answers.body = status, b"<p>too much</p>"
-    error = asked(answers.place)
+    server.default = Answer(status, b"<p>too much</p>")
+    error = asked(place_of(server))
     assert type(error) is kind
     assert "<p>too much</p>" in str(error)
-    client = make_client(answers.place, attempts=1)
+    client = make_client(place_of(server), attempts=1)
     with pytest.raises(BOTO_ERRORS) as caught:
         client.list_queues()
     assert is_transient(caught.value) is (status in (408, 429))
     assert not is_not_found(caught.value)
 
 
-def test_no_answer_in_time(answers: Answers) -> None:
+def test_no_answer_in_time(server: Receiver) -> None:
     """The caller chooses the timeout."""
-    answers.hangs = True
-    assert isinstance(asked(answers.place, read_seconds=0.05), AwsUnreachableError)
+    server.before_answer = lambda: server.closing.wait(30)
+    assert isinstance(asked(place_of(server), read_seconds=0.05), AwsUnreachableError)
 
 
-def test_nobody_there(answers: Answers) -> None:
+def test_nobody_there() -> None:
     """The error asks to check region and endpoint."""
     place = ServiceAddress("sqs", "eu-west-1", "http://127.0.0.1:1")
     error = asked(place)
@@ -215,22 +179,22 @@ def test_nobody_there(answers: Answers) -> None:
     assert isinstance(error, UnreachableError)
 
 
-def test_what_may_be_repeated_is(answers: Answers) -> None:
+def test_what_may_be_repeated_is(server: Receiver) -> None:
     """By botocore's standard retries, as often as the caller configures."""
-    answers.refuse(500, "InternalFailure", "")
-    assert "no reason was given" in str(asked(answers.place, attempts=2))
-    assert answers.asked == 2
+    refuse(server, 500, "InternalFailure", "")
+    assert "no reason was given" in str(asked(place_of(server), attempts=2))
+    assert len(server.requests) == 2
 
 
-def test_missing_credentials(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is made; the error names the places where boto3 looks."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     new_session(monkeypatch)
-    error = asked(answers.place)
+    error = asked(place_of(server))
     assert isinstance(error, CredentialsError)
     assert "AWS_PROFILE" in str(error)
-    assert answers.asked == 0
+    assert len(server.requests) == 0
 
 
 def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,23 +212,23 @@ ASSUMED = b"""<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-1
 
 
 def test_a_role_is_assumed_in_the_region_of_the_address(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its profile need not name one, nor any variable."""
-    answers.body = ASSUMED
+    server.default = Answer(body=ASSUMED)
     (tmp_path / "config").write_text(
         "[profile shop]\nrole_arn = arn:aws:iam::123456789012:role/shop\nsource_profile = base\n"
         "[profile base]\naws_access_key_id = AKIA\naws_secret_access_key = s\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "shop")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", str(answers.place.endpoint))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     new_session(monkeypatch)
     client = make_client(AWS)
     assert client._get_credentials().get_frozen_credentials().access_key == "ASIA"
-    assert answers.asked == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -304,7 +268,7 @@ EXPIRED = {
     ],
 )
 def test_credentials_that_cannot_be_renewed(
-    answers: Answers,
+    server: Receiver,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     program: str | None,
@@ -321,12 +285,12 @@ def test_credentials_that_cannot_be_renewed(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     new_session(monkeypatch)
     with pytest.raises(CredentialsError, match=said) as caught, translate(AWS, "queue", "q"):
-        make_client(answers.place, attempts=1).list_queues()
+        make_client(place_of(server), attempts=1).list_queues()
     assert caught.value.exit_code == 2
-    assert answers.asked == 0
+    assert len(server.requests) == 0
     methods = {"ReceiveMessage": "receive_message"}
     with pytest.raises(CredentialsError, match=said), translate(AWS, "queue", "q"):
-        make_calls(answers.place, "AmazonSQS", methods, connections=1).call("ReceiveMessage", {})
+        make_calls(place_of(server), "AmazonSQS", methods, connections=1).call("ReceiveMessage", {})
 
 
 def test_a_misspelt_region_is_named() -> None:
@@ -347,7 +311,7 @@ def test_mistakes_of_ours_are_named_as_what_they_are() -> None:
         client.receive_message(QueueUrl=3)
 
 
-def test_what_passes_by_itself(answers: Answers) -> None:
+def test_what_passes_by_itself(server: Receiver) -> None:
     """Throttling, faults of the service and of the network; not requests that AWS rejects."""
 
     def passing(call: Callable[[], Any]) -> bool:
@@ -355,7 +319,7 @@ def test_what_passes_by_itself(answers: Answers) -> None:
             call()
         return is_transient(caught.value)
 
-    client = make_client(answers.place, attempts=1)
+    client = make_client(place_of(server), attempts=1)
     lost = make_client(ServiceAddress("sqs", "eu-west-1", "http://127.0.0.1:1"), attempts=1)
     assert passing(lost.list_queues)
     for status, code, passes in (
@@ -364,7 +328,7 @@ def test_what_passes_by_itself(answers: Answers) -> None:
         (403, "AccessDenied", False),
         (400, "QueueDoesNotExist", False),
     ):
-        answers.refuse(status, code, "")
+        refuse(server, status, code, "")
         assert passing(client.list_queues) is passes
 
 
