@@ -127,37 +127,27 @@ def _text(page: Path) -> str:
 # --- SQS --------------------------------------------------------------------------
 
 
-def test_options_of_sqs_addresses_are_documented_with_defaults() -> None:
+@pytest.mark.parametrize(
+    ("page", "address", "in_words"),
+    [
+        ("sqs", SqsAddress, {"tag": "none", "bucket": "none"}),
+        ("kinesis", KinesisAddress, {"dead_letters": "none"}),
+    ],
+)
+def test_options_of_addresses_are_documented_with_defaults(
+    page: str, address: type, in_words: dict[str, str]
+) -> None:
     """And no others; defaults that an address cannot express are given in words."""
-    told = {name: cells[1].strip("`") for name, cells in table("sqs", "sqs-options").items()}
-    known = {each.name: each.default for each in dataclasses.fields(SqsAddress)}
-    assert told.keys() == known.keys() - {"region", "prefix"}
-    in_words = {"endpoint": "AWS's own", "tag": "none", "bucket": "none"}
-    for name, default in told.items():
-        if name in in_words:
-            assert (default, known[name]) == (in_words[name], None)
-        elif name == "dead_letters":
-            assert default == "PREFIX + `dead-letters"
-            assert sqs_address("sqs://eu-west-1/a-").dead_letters == "a-dead-letters"
-        else:
-            assert default == f"{known[name]:g}" if name == "idle_seconds" else str(known[name])
-
-
-# --- Kinesis ----------------------------------------------------------------------
-
-
-def test_options_of_kinesis_addresses_are_documented() -> None:
-    """And no others; defaults that an address cannot express are given in words."""
-    found = table("kinesis", "kinesis-options").items()
-    told = {name: cells[1].strip("`") for name, cells in found}
-    known = {each.name: each.default for each in dataclasses.fields(KinesisAddress)}
-    assert told.keys() == known.keys() - {"region", "stream"}
-    in_words = {"endpoint": "AWS's own", "dead_letters": "none"}
-    for name, default in told.items():
-        if name in in_words:
-            assert (default, known[name]) == (in_words[name], None)
-        else:
-            assert default == str(known[name]).removesuffix(".0")
+    told = {name: cells[1].strip("`") for name, cells in table(page, f"{page}-options").items()}
+    known = {each.name: each.default for each in dataclasses.fields(address)}
+    assert told.keys() == known.keys() - {"region", "prefix", "stream"}
+    if page == "sqs":
+        assert told.pop("dead_letters") == "PREFIX + `dead-letters"
+        assert sqs_address("sqs://eu-west-1/a-").dead_letters == "a-dead-letters"
+    in_words = {"endpoint": "AWS's own", **in_words}
+    assert {name: told.pop(name) for name in in_words} == in_words
+    assert {known[name] for name in in_words} == {None}
+    assert told == {name: str(known[name]).removesuffix(".0") for name in told}
 
 
 @pytest.mark.parametrize(

@@ -30,39 +30,28 @@ def default(option: dataclasses.Field[Any]) -> str:
     return "" if option.default is dataclasses.MISSING else str(option.default)
 
 
-@pytest.mark.parametrize(("program", "option"), OPTIONS, ids=lambda each: str(each)[:12])
-def test_every_option_is_documented_with_its_default(
-    program: str, option: dataclasses.Field[Any]
-) -> None:
-    """In the table of its program."""
-    cells = table("programs", f"{program}-options")[variable(program, option)]
-    assert cells[1] == default(option)
-    assert cells[2]
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_other_option_is_documented(program: str) -> None:
-    """The tables list nothing that does not exist."""
-    known = [variable(name, each) for name, each in OPTIONS if name == program]
-    assert [*table("programs", f"{program}-options")] == known
+def test_every_option_is_documented_with_its_default(program: str) -> None:
+    """In the table of its program, which lists nothing that does not exist."""
+    found = table("programs", f"{program}-options")
+    known = {variable(name, each): default(each) for name, each in OPTIONS if name == program}
+    assert {name: cells[1] for name, cells in found.items()} == known
+    assert list(found) == list(known)
+    assert all(cells[2] for cells in found.values())
 
 
-@pytest.mark.parametrize(("program", "option"), OPTIONS, ids=lambda each: str(each)[:12])
-def test_the_sample_has_every_option(program: str, option: dataclasses.Field[Any]) -> None:
+def test_the_sample_has_every_option() -> None:
     """With its meaning above it, at its default, and as a comment where it has none."""
-    lines = SAMPLE.read_text().splitlines()
-    name, preset = variable(program, option), default(option)
-    (line,) = [each for each in lines if each.lstrip("#").startswith(f"{name}=")]
-    assert line == f"{name}={preset}" if preset else line.startswith("#")
-    words = " ".join(SAMPLE.read_text().replace("\n# ", " ").split()).lower()
-    assert option.metadata["help"].lower() in words
-
-
-def test_the_sample_has_no_other_option() -> None:
-    """A copy of the sample starts without an error."""
-    lines = [each.lstrip("#") for each in SAMPLE.read_text().splitlines()]
-    named = {each.partition("=")[0] for each in lines if each.startswith("QDO_")}
-    assert named == {variable(name, each) for name, each in OPTIONS}
+    text = SAMPLE.read_text()
+    words = " ".join(text.replace("\n# ", " ").split()).lower()
+    lines = [each for each in text.splitlines() if each.lstrip("#").startswith("QDO_")]
+    found = {line.lstrip("#").partition("=")[0]: line for line in lines}
+    assert len(lines) == len(OPTIONS)
+    for program, option in OPTIONS:
+        name, preset = variable(program, option), default(option)
+        line = found[name]
+        assert line == f"{name}={preset}" if preset else line.startswith(f"#{name}=")
+        assert option.metadata["help"].lower() in words
 
 
 def test_exit_codes_of_commands_are_documented() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
 from tests.support.runs.costs import dearer, folder_of, read_table
+from tests.support.runs.small_suites import ended, start
 
 pytestmark = pytest.mark.slow
 
@@ -34,28 +32,17 @@ STRICT = "from tests.support.runs import costs\n\ncosts.MORE_SECONDS = 0.0\n"
 """So that seconds are enough for this test."""
 
 
+FILES = {
+    "tests/unit/test_busy.py": BUSY,
+    "tests/integration/cli/deep/test_idle.py": IDLE,
+    "tests/conftest.py": STRICT,
+}
+
+
 def run(folder: Path, *options: str) -> tuple[int, str]:
     """Run the suite; return its exit code and its output."""
-    for name, text in (
-        ("unit/test_busy.py", BUSY),
-        ("integration/cli/deep/test_idle.py", IDLE),
-        ("conftest.py", STRICT),
-    ):
-        path = folder / "tests" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.runs.costs"]
-    command += ["-p", "tests.support.runs.processes", "--import-mode", "importlib", "tests"]
-    ended = subprocess.run(
-        [*command, *options],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.stderr == ""
-    return ended.returncode, ended.stdout
+    options = ("--import-mode", "importlib", "tests", *options)
+    return ended(start(folder, FILES, ("costs", "processes"), *options))
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])

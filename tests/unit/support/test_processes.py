@@ -6,13 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
 from tests.support.processes import wait_until
+from tests.support.runs.small_suites import closing, ended, start
 
 pytestmark = pytest.mark.slow
 
@@ -70,26 +69,8 @@ def test_fails(server):
 
 def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     """Start a run in three processes."""
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_suite.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.runs.processes"]
-    return subprocess.Popen(
-        [*command, "--processes", "3", f"--basetemp={folder / 'temporary'}", *options],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(run: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end of a run; return its code, its output and the counts of its last line."""
-    out, err = run.communicate(timeout=60)
-    assert err == ""
-    counts = re.search(r"^=+ (.*) in [\d.]+s =+$", out.rstrip().rpartition("\n")[2])
-    assert counts, out
-    return run.returncode, out, counts[1]
+    options = ("--processes", "3", f"--basetemp={folder / 'temporary'}", *options)
+    return start(folder, {"test_suite.py": SUITE}, ["processes"], *options, **environment)
 
 
 def pids(folder: Path) -> dict[str, list[str]]:
@@ -104,7 +85,8 @@ def pids(folder: Path) -> dict[str, list[str]]:
 def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
     """All others are given out to all processes, each of which ends its fixtures."""
     run = started(tmp_path)
-    assert ended(run)[::2] == (0, "31 passed")
+    code, out = ended(run)
+    assert (code, closing(out)) == (0, "31 passed")
     found = pids(tmp_path)
     assert len(found["grouped"]) == 8
     assert len(set(found["grouped"])) == 1
@@ -117,8 +99,8 @@ def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
 
 def test_a_lost_process_costs_one_item(tmp_path: Path) -> None:
     """A new one runs its others, and none runs twice."""
-    code, out, counts = ended(started(tmp_path, LOSE="1"))
-    assert (code, counts) == (1, "1 failed, 30 passed"), out
+    code, out = ended(started(tmp_path, LOSE="1"))
+    assert (code, closing(out)) == (1, "1 failed, 30 passed"), out
     assert re.search(r"the process that ran \S+::test_lost was killed by signal 9", out)
     assert {name: len(each) for name, each in pids(tmp_path).items()} == {
         "grouped": 8,
@@ -130,9 +112,9 @@ def test_a_lost_process_costs_one_item(tmp_path: Path) -> None:
 
 def test_a_failure_ends_the_run_on_request(tmp_path: Path) -> None:
     """Its report is that of a run in one process; items that have begun end."""
-    code, out, counts = ended(started(tmp_path, "-x", FAIL="1"))
+    code, out = ended(started(tmp_path, "-x", FAIL="1"))
     assert code == 1
-    assert counts.startswith("1 failed, ")
+    assert closing(out).startswith("1 failed, ")
     assert "E       AssertionError: printed by the report" in out
     assert "stopping after 1 failures" in out
 

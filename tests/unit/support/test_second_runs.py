@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.runs.small_suites import closing, ended, start
 
 pytestmark = pytest.mark.slow
 
@@ -82,45 +80,27 @@ raise ValueError("cannot be imported")
 UNSTABLE = ["test_once[a@b]", "test_setup", "test_crash"]
 
 
-def run(folder: Path, names: list[str]) -> tuple[int, list[str], str]:
-    """Run a suite; return its exit code, the lines it has printed, and the outputs it kept."""
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_small.py").write_text(START + "".join(ITEMS[each] for each in names))
+def run(folder: Path, names: list[str]) -> tuple[int, str, str]:
+    """Run a suite; return its exit code, its output, and the outputs that it kept."""
     outputs = folder / "unstable.log"
     outputs.write_text("of the run before")
-    command = [sys.executable, "-m", "pytest", "-ra"]
-    command += [f"-ptests.support.runs.{each}" for each in ("second_runs", "processes")]
-    ended = subprocess.run(
-        [*command, "--unstable", outputs, "--processes", "2", "test_small.py"],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # a third faster
-        capture_output=True,
-        text=True,
-    )
-    assert ended.stderr == ""
-    lines = ended.stdout.splitlines()
-    return ended.returncode, lines, outputs.read_text() if outputs.exists() else ""
+    files = {"test_small.py": START + "".join(ITEMS[each] for each in names)}
+    options = ("-ra", "--unstable", outputs, "--processes", 2, "test_small.py")
+    code, out = ended(start(folder, files, ("second_runs", "processes"), *options))
+    return code, out, outputs.read_text() if outputs.exists() else ""
 
 
-def listed(lines: list[str]) -> list[str]:
+def listed(out: str) -> list[str]:
     """Return the names of unstable items in the last lines."""
-    starts = "unstable: test_small.py::"
-    return sorted(each.removeprefix(starts) for each in lines if each.startswith(starts))
-
-
-def closing(lines: list[str]) -> str:
-    """Return the counts of the closing line, by which CI knows pytest."""
-    found = re.fullmatch(r"=+ (.*) in [\d.]+s =+", lines[-1])
-    assert found, lines[-1]
-    return found[1]
+    return sorted(re.findall(r"^unstable: test_small\.py::(.*)$", out, re.MULTILINE))
 
 
 def test_second_runs_save_a_run(tmp_path: Path) -> None:
     """An assertion with an error of its teardown, an error of a setup, and a lost process."""
-    code, lines, outputs = run(tmp_path, UNSTABLE)
-    assert (code, closing(lines)) == (0, "4 passed, 3 unstable"), "\n".join(lines)
-    assert listed(lines) == sorted(UNSTABLE)
-    assert lines[-2].endswith("/unstable.log")
+    code, out, outputs = run(tmp_path, UNSTABLE)
+    assert (code, closing(out)) == (0, "4 passed, 3 unstable"), out
+    assert listed(out) == sorted(UNSTABLE)
+    assert out.splitlines()[-2].endswith("/unstable.log")
     for text in ("failed at first", "teardown failed", "setup failed", "ended with code 3"):
         assert text in outputs
     assert outputs.count("second run: test_small.py::") == outputs.count(" 1 passed in ") == 3
@@ -144,15 +124,15 @@ def test_second_runs_hide_no_failure(
     names: list[str], unstable: list[str], counts: str, tmp_path: Path
 ) -> None:
     """A test that fails twice, one that does not run again, and more than bad luck explains."""
-    code, lines, _ = run(tmp_path, names)
-    assert (code, closing(lines)) == (1, counts), "\n".join(lines)
-    assert listed(lines) == unstable
+    code, out, _ = run(tmp_path, names)
+    assert (code, closing(out)) == (1, counts), out
+    assert listed(out) == unstable
     for text in ("first time", "second time") if "test_twice" in names else ():
-        assert f"E       AssertionError: {text}" in lines
+        assert f"\nE       AssertionError: {text}\n" in out
 
 
 def test_a_broken_file_has_no_second_run(tmp_path: Path) -> None:
     """It is not an item, and its tests are not known."""
-    code, lines, _ = run(tmp_path, ["broken"])
+    code, out, _ = run(tmp_path, ["broken"])
     assert code != 0
-    assert not any("second run" in each for each in lines)
+    assert "second run" not in out
