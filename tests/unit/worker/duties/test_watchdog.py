@@ -51,13 +51,6 @@ def test_each_block_is_reported() -> None:
     assert kinds == [None, "blocked", "over", None, "blocked"]
 
 
-def test_stopped_process_is_not_a_blocked_loop() -> None:
-    """SIGSTOP: neither thread ran and no processor time was used."""
-    watch = Watch(1.0, 100.0, 0.0)
-    assert watch.check(130.0, 0.01, 100.0, look) == BlockedLoop("stopped", 30.0)
-    assert watch.check(130.25, 0.02, 130.2, look) is None
-
-
 def test_code_that_lets_no_thread_run_is_a_block() -> None:
     """A C extension that holds the interpreter lock: time passed, and the process used it."""
     watch = Watch(1.0, 100.0, 0.0)
@@ -78,8 +71,8 @@ def test_no_job_is_blamed_for_a_stop_while_it_blocks() -> None:
     assert (over.kind, round(over.seconds, 3)) == ("over", 0.4)
 
 
-def test_a_loop_that_wakes_slowly_after_a_stop_is_not_blocked() -> None:
-    """Its time begins when the process runs again."""
+def test_stopped_process_is_not_a_blocked_loop() -> None:
+    """SIGSTOP: no thread ran and no processor time was used. Then the time of the loop begins."""
     watch = Watch(1.0, 100.0, 0.0)
     assert watch.check(130.0, 0.01, 100.0, look) == BlockedLoop("stopped", 30.0)
     assert watch.check(130.25, 0.02, 100.0, look) is None

@@ -117,20 +117,12 @@ def test_a_claimed_queue_is_looked_at_once_and_then_idle(bench: DispatcherSetup)
 
 
 def test_a_wake_makes_an_idle_queue_ready(bench: DispatcherSetup) -> None:
-    """Only the one that was named, and unknown names are ignored."""
+    """Only the one that was named, once; unknown names are ignored."""
     bench.member.grant("a", "b")
     bench.run()
     bench.dispatcher.wake(["b", "unknown"])
+    bench.dispatcher.wake(["b"])
     assert bench.run() == ["b"]
-
-
-def test_waking_twice_gives_one_turn(bench: DispatcherSetup) -> None:
-    """A queue stands in the ring once."""
-    bench.member.grant("a")
-    bench.run()
-    bench.dispatcher.wake(["a"])
-    bench.dispatcher.wake(["a"])
-    assert bench.run() == ["a"]
 
 
 def test_a_wake_during_the_last_fetch_is_not_lost(bench: DispatcherSetup) -> None:
@@ -325,10 +317,13 @@ def test_an_idle_queue_shows_no_end(bench: DispatcherSetup) -> None:
     assert not SIGN.claims
 
 
-def test_nothing_is_said_of_a_queue_lost_while_running(bench: DispatcherSetup) -> None:
-    """Neither `finished` nor a further turn."""
+@pytest.mark.parametrize("calls", [["lose"], ["lose", "grant", "lose"]], ids="-".join)
+def test_nothing_is_said_of_a_queue_lost_while_running(
+    bench: DispatcherSetup, calls: list[str]
+) -> None:
+    """Neither `finished` nor a further turn; a successor that is lost, too, is forgotten."""
     bench.ends["a"] = [TurnResult.MORE]
-    bench.during["a"] = lambda: bench.member.lose("a")
+    bench.during["a"] = lambda: [getattr(bench.member, call)("a") for call in calls]
     bench.member.grant("a")
     assert bench.run() == ["a"]
     assert bench.finished() == []
@@ -353,20 +348,6 @@ def test_a_reclaimed_queue_begins_after_the_message_in_flight(bench: DispatcherS
     assert bench.dispatcher.slots["a"].claim is not claims[0]
 
 
-def test_a_successor_lost_before_it_began_is_forgotten(bench: DispatcherSetup) -> None:
-    """Lost twice within one message."""
-
-    def during() -> None:
-        bench.member.lose("a")
-        bench.member.grant("a")
-        bench.member.lose("a")
-
-    bench.during["a"] = during
-    bench.member.grant("a")
-    assert bench.run() == ["a"]
-    assert bench.dispatcher.slots == {}
-
-
 @pytest.mark.parametrize("end", [TurnResult.TIP, TurnResult.WAIT, TurnResult.PAUSED])
 def test_a_moved_queue_is_checked_again(bench: DispatcherSetup, end: TurnResult) -> None:
     """A seek wakes even an idle queue, and ends a backoff."""
@@ -381,31 +362,19 @@ def test_a_moved_queue_is_checked_again(bench: DispatcherSetup, end: TurnResult)
     assert bench.finished() == []
 
 
-def test_a_queue_moved_while_running_goes_on_at_the_new_place(bench: DispatcherSetup) -> None:
-    """The old claim ends with its message; it is not released."""
+@pytest.mark.parametrize("places", [[5], [5, 9]])
+def test_a_queue_moved_while_running_goes_on_at_the_new_place(
+    bench: DispatcherSetup, places: list[int]
+) -> None:
+    """At the last of several. The old claim ends with its message; it is not released."""
     bench.ends["a"] = [TurnResult.MORE]
-    bench.during["a"] = lambda: bench.member.seek("a", 5)
+    bench.during["a"] = lambda: [bench.member.seek("a", place) for place in places]
     bench.member.grant("a")
     assert bench.run() == ["a", "a"]
     claim = bench.dispatcher.slots["a"].claim
     assert claim is not None
-    assert claim.done == 5
+    assert claim.done == places[-1]
     assert bench.finished() == []
-
-
-def test_a_queue_moved_twice_uses_the_last_position(bench: DispatcherSetup) -> None:
-    """The first move never begins."""
-
-    def during() -> None:
-        bench.member.seek("a", 5)
-        bench.member.seek("a", 9)
-
-    bench.during["a"] = during
-    bench.member.grant("a")
-    assert bench.run() == ["a", "a"]
-    claim = bench.dispatcher.slots["a"].claim
-    assert claim is not None
-    assert claim.done == 9
 
 
 def test_progress_under_way_is_noted(bench: DispatcherSetup) -> None:

@@ -59,21 +59,23 @@ class WatchedProcess:
         return self
 
 
+class WatchedMonitor(Monitor):
+    """A monitor of two processes, which renders at each scrape."""
+
+    def __init__(self) -> None:
+        super().__init__(10.0)
+        self.children = [WatchedProcess(7).publish(5.0), WatchedProcess(8).publish(2.0)]
+        self.look(views(*self.children))
+
+
 @pytest.fixture
-def children() -> Iterator[list[WatchedProcess]]:
-    made = [WatchedProcess(7).publish(5.0), WatchedProcess(8).publish(2.0)]
+def monitored(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedMonitor]:
+    monkeypatch.setattr(monitor, "RENDER_SECONDS", 0.0)
+    made = WatchedMonitor()
     yield made
-    for child in made:
+    for child in made.children:
         if child.metrics.fd >= 0:
             child.metrics.close()
-
-
-@pytest.fixture
-def monitored(children: list[WatchedProcess], monkeypatch: pytest.MonkeyPatch) -> Monitor:
-    monkeypatch.setattr(monitor, "RENDER_SECONDS", 0.0)
-    made = Monitor(10.0)
-    made.look(views(*children))
-    return made
 
 
 def views(*children: WatchedProcess | None, state: str = "running", stopping: bool = False) -> Any:
@@ -100,7 +102,7 @@ def samples(made: Monitor) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_running_processes_are_healthy_and_ready(monitored: Monitor) -> None:
+def test_running_processes_are_healthy_and_ready(monitored: WatchedMonitor) -> None:
     assert reasons(monitored.healthz()) == reasons(monitored.readyz()) == []
 
 
@@ -110,82 +112,70 @@ def test_a_parent_that_starts_is_not_ready() -> None:
     assert len(reasons(made.readyz())) == 1
 
 
-def test_a_process_whose_lease_is_over_is_not_ready(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
+def test_a_process_whose_lease_is_over_is_not_ready(monitored: WatchedMonitor) -> None:
     """It is healthy: only the coordinator can help."""
-    children[1].publish(0.0)
+    monitored.children[1].publish(0.0)
     assert reasons(monitored.healthz()) == []
     (reason,) = reasons(monitored.readyz())
     assert "process 2" in reason
 
 
 @pytest.mark.parametrize("state", ["restarting", "ended"])
-def test_a_process_that_is_missing(
-    monitored: Monitor, children: list[WatchedProcess], state: str
-) -> None:
+def test_a_process_that_is_missing(monitored: WatchedMonitor, state: str) -> None:
     """One that has ended for good, by itself or on request, is not ready, but not ill."""
-    monitored.look(views(children[0], None, state=state))
+    monitored.look(views(monitored.children[0], None, state=state))
     assert len(reasons(monitored.healthz())) == (state == "restarting")
     assert len(reasons(monitored.readyz())) == 1
     assert samples(monitored)["qdo_processes", state] == 1
 
 
-def test_a_stopped_process_is_not_healthy(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
-    children[1].stopped = True
+def test_a_stopped_process_is_not_healthy(monitored: WatchedMonitor) -> None:
+    monitored.children[1].stopped = True
     (reason,) = reasons(monitored.healthz())
     assert "process 2 (pid 8)" in reason
     assert samples(monitored)["qdo_healthy",] == 0
 
 
-def test_a_blocked_loop_is_healthy_for_a_while(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
+def test_a_blocked_loop_is_healthy_for_a_while(monitored: WatchedMonitor) -> None:
     """For the session timeout; the parent ends the process itself if it lasts too long."""
-    children[0].silent = 9.0
+    monitored.children[0].silent = 9.0
     assert reasons(monitored.healthz()) == []
     assert samples(monitored)["qdo_event_loop_blocked_seconds",] == pytest.approx(9.0, abs=0.9)
-    children[0].silent = 11.0
+    monitored.children[0].silent = 11.0
     assert len(reasons(monitored.healthz())) == 1
 
 
 def test_a_parent_that_does_not_supervise(
-    monitored: Monitor, monkeypatch: pytest.MonkeyPatch
+    monitored: WatchedMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "SILENT_SECONDS", -1.0)
     assert len(reasons(monitored.healthz())) == 1
 
 
-def test_only_registered_processes_are_ready(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
+def test_only_registered_processes_are_ready(monitored: WatchedMonitor) -> None:
     """Both must say so: its last report to the parent, and what it has published."""
     for published, registered, ready in (
         (1.0, True, True),
         (0.0, True, False),
         (1.0, False, False),
     ):
-        children[0].registered = registered
-        children[0].publish(1.0, registered=published)
+        monitored.children[0].registered = registered
+        monitored.children[0].publish(1.0, registered=published)
         assert (reasons(monitored.readyz()) == []) == ready
     assert reasons(monitored.healthz()) == []
 
 
-def test_draining_processes_are_not_ready(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
+def test_draining_processes_are_not_ready(monitored: WatchedMonitor) -> None:
     """Whether the parent asked for it, or the worker drains by itself."""
-    monitored.look(views(*children, stopping=True))
+    monitored.look(views(*monitored.children, stopping=True))
     assert len(reasons(monitored.readyz())) == 2
-    monitored.look(views(*children))
-    children[0].publish(state="draining")
+    monitored.look(views(*monitored.children))
+    monitored.children[0].publish(state="draining")
     assert len(reasons(monitored.readyz())) == 1
     assert reasons(monitored.healthz()) == []
 
 
-def test_metrics_of_processes_add_up(monitored: Monitor) -> None:
+def test_metrics_of_processes_add_up(monitored: WatchedMonitor) -> None:
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 7
     assert found["qdo_oldest_message_age_seconds",] == 5
@@ -195,43 +185,41 @@ def test_metrics_of_processes_add_up(monitored: Monitor) -> None:
     assert found["qdo_checkpoint_duration_seconds_sum",] == 25
 
 
-def test_counters_never_go_back(monitored: Monitor, children: list[WatchedProcess]) -> None:
+def test_counters_never_go_back(monitored: WatchedMonitor) -> None:
     """A process dies, is away for a while, and another one starts in its place."""
-    children[0].metrics.close()
-    monitored.look(views(None, children[1], state="restarting"))
+    monitored.children[0].metrics.close()
+    monitored.look(views(None, monitored.children[1], state="restarting"))
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 7
     assert found["qdo_processes_registered",] == 1
-    children[0] = WatchedProcess(9)
-    monitored.look(views(*children))
+    monitored.children[0] = WatchedProcess(9)
+    monitored.look(views(*monitored.children))
     assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 7
-    children[0].publish(1.0)
+    monitored.children[0].publish(1.0)
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 8
     assert found["qdo_process_restarts_total",] == 1
 
 
-def test_a_restart_between_two_looks_counts(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
-    children[0].metrics.close()
-    children[0] = WatchedProcess(9).publish(1.0)
-    monitored.look(views(*children))
+def test_a_restart_between_two_looks_counts(monitored: WatchedMonitor) -> None:
+    monitored.children[0].metrics.close()
+    monitored.children[0] = WatchedProcess(9).publish(1.0)
+    monitored.look(views(*monitored.children))
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 8
     assert found["qdo_process_restarts_total",] == 1
 
 
 def test_many_scrapes_render_once(
-    monitored: Monitor, children: list[WatchedProcess], monkeypatch: pytest.MonkeyPatch
+    monitored: WatchedMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "RENDER_SECONDS", 3600.0)
     before = monitored.metrics().body
-    children[0].publish(50.0)
+    monitored.children[0].publish(50.0)
     assert monitored.metrics().body == before
 
 
-def test_every_metric_is_served(monitored: Monitor) -> None:
+def test_every_metric_is_served(monitored: WatchedMonitor) -> None:
     """With its help, also those of which there is nothing yet."""
     text = monitored.metrics().body.decode()
     for metric in (*FROM_WORKERS, *FROM_PARENT):
@@ -258,25 +246,23 @@ def test_every_metric_is_served(monitored: Monitor) -> None:
         "metrics",
     ],
 )
-def test_what_is_not_metrics_is_refused(values: Any, monitored: Monitor) -> None:
+def test_what_is_not_metrics_is_refused(values: Any, monitored: WatchedMonitor) -> None:
     """A job may write anything; the other processes are served."""
     with pytest.raises(ValueError, match=r"^(these are not metrics|qdo_|could not)"):
         parse(values)
 
 
-def test_a_process_that_writes_rubbish_is_left_out(
-    monitored: Monitor, children: list[WatchedProcess]
-) -> None:
+def test_a_process_that_writes_rubbish_is_left_out(monitored: WatchedMonitor) -> None:
     for content in (7, [], "x", {"state": [1]}, {"metrics": {"qdo_attempts": "x"}}):
-        children[0].page.write(content)
+        monitored.children[0].page.write(content)
         assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 2
         assert len(reasons(monitored.readyz())) == 1
 
 
-def test_hostile_labels_are_escaped(children: list[WatchedProcess], monitored: Monitor) -> None:
+def test_hostile_labels_are_escaped(monitored: WatchedMonitor) -> None:
     hostile = 'a"} 1\n# HELP x\\\x1b[31m'
     metrics = {"qdo_attempts": [[[hostile, "done"], [3.0]]]}
-    children[0].page.write({"state": "running", "metrics": metrics})
+    monitored.children[0].page.write({"state": "running", "metrics": metrics})
     assert samples(monitored)["qdo_attempts_total", "done", hostile] == 3
 
 
@@ -294,7 +280,7 @@ def ask(made: Monitor, path: str, method: str = "GET") -> tuple[str, dict[str, s
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
-def test_answers_get_and_head(monitored: Monitor, path: str) -> None:
+def test_answers_get_and_head(monitored: WatchedMonitor, path: str) -> None:
     """The server leaves out the body of a HEAD."""
     for method in ("GET", "HEAD"):
         status, headers, body = ask(monitored, path, method)
@@ -306,18 +292,18 @@ def test_answers_get_and_head(monitored: Monitor, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/healthz/", "/../healthz", "//healthz", "/healthz\0", "/etc/passwd", "*"]
 )
-def test_knows_only_its_paths(monitored: Monitor, path: str) -> None:
+def test_knows_only_its_paths(monitored: WatchedMonitor, path: str) -> None:
     status, _, body = ask(monitored, path)
     assert status == "404 Not Found"
     assert b"passwd" not in body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "get"])
-def test_refuses_other_methods(monitored: Monitor, method: str) -> None:
+def test_refuses_other_methods(monitored: WatchedMonitor, method: str) -> None:
     status, headers, _ = ask(monitored, "/metrics", method)
     assert (status, headers["Allow"]) == ("405 Method Not Allowed", "GET, HEAD")
 
 
-def test_an_ill_parent_answers_503(monitored: Monitor, children: list[WatchedProcess]) -> None:
-    children[0].stopped = True
+def test_an_ill_parent_answers_503(monitored: WatchedMonitor) -> None:
+    monitored.children[0].stopped = True
     assert ask(monitored, "/healthz")[0] == "503 Service Unavailable"

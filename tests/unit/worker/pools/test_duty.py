@@ -24,6 +24,16 @@ def crashed(pool: PoolSetup, body: Any) -> None:
     pool.store.give_back("gone")
 
 
+def drain_while_running(pool: PoolSetup) -> Any:
+    """Stop a worker while it runs a request; return its handle."""
+    pool.hold(1)
+    (handle,) = pool.ask(1)
+    until(lambda: pool.running)
+    pool.stop()
+    until(lambda: pool.worker.state == "draining")
+    return handle
+
+
 def test_held_pools_are_left_alone(make: Make) -> None:
     """Also one that is claimed during the hold."""
     pool = make(start=False)
@@ -82,13 +92,9 @@ def test_a_drain_takes_nothing_and_puts_back_what_waits(make: Make) -> None:
     """As it was taken; what runs ends."""
     pool = make(policy=SLOW, start=False)
     crashed(pool, "parked")
-    pool.hold(1)
     pool.start()
     until(lambda: pool.counts() == (0, 1))
-    pool.ask(1)
-    until(lambda: pool.running)
-    pool.stop()
-    until(lambda: pool.worker.state == "draining")
+    drain_while_running(pool)
     pool.ask(2)
     gevent.sleep(0.1)  # it would take it at once
     pool.gates[1].set()
@@ -101,12 +107,7 @@ def test_a_drain_takes_nothing_and_puts_back_what_waits(make: Make) -> None:
 def test_a_drain_cancels_what_runs(make: Make) -> None:
     """Otherwise a long request would hold up the stop, although its asker has given it up."""
     pool = make()
-    pool.hold(1)
-    (handle,) = pool.ask(1)
-    until(lambda: pool.running)
-    pool.stop()
-    until(lambda: pool.worker.state == "draining")
-    assert handle.cancel("late")
+    assert drain_while_running(pool).cancel("late")
     assert pool.join() == 0
     assert pool.outcome(1) == "cancelled"
 
@@ -129,11 +130,7 @@ def _raised(error: Exception) -> Any:
 def test_a_second_signal_puts_back_what_runs(make: Make) -> None:
     """An aborted attempt does not count."""
     pool = make()
-    pool.hold(1)
-    pool.ask(1)
-    until(lambda: pool.running)
-    pool.stop()
-    until(lambda: pool.worker.state == "draining")
+    drain_while_running(pool)
     pool.stop()
     assert pool.join() == 1
     record = pool.store.find("1")

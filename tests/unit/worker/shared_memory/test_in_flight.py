@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -162,28 +163,38 @@ def test_every_queue_name_fits(name: str) -> None:
 
 
 IN_FLIGHT = InFlight("q", "worker-1", 50)
+SEVERAL = InFlight("q", "worker-1", 50, in_line=False)
+
+
+def marked(node: QueueNode, in_flight: InFlight = IN_FLIGHT, why: str = "it died") -> QueueNode:
+    found = marked_node(node, in_flight, why)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
-    "node",
+    "values",
     [
-        QueueNode(last=50, owner="worker-1"),
-        QueueNode(last=40, owner="worker-1", fault="garbage"),
-        QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, blocked_since=1.0)),
-        QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, decision="skip")),
+        {"last": 50},
+        {"fault": "garbage"},
+        {"failure": FailureRecord(50, 3, blocked_since=1.0)},
+        {"failure": FailureRecord(50, 3, decision="skip")},
+        {"out_of_order": OutOfOrderProgress(((45, 55),))},
+        {"out_of_order": OutOfOrderProgress((), (FailureRecord(50, 3, blocked_since=1.0),))},
+        {"out_of_order": OutOfOrderProgress((), (FailureRecord(50, 3, decision="skip"),))},
     ],
 )
-def test_no_attempt_is_counted(node: QueueNode) -> None:
-    """Message recorded as done, garbage, blocked queue, decided message."""
-    assert marked_node(node, IN_FLIGHT, "it died") is None
+def test_no_attempt_is_counted(values: dict[str, Any]) -> None:
+    """Message recorded as done, garbage, blocked queue, decided message; also beyond `last`."""
+    node = QueueNode(**{"last": 40, "owner": "worker-1", **values})
+    assert marked_node(node, SEVERAL if node.out_of_order else IN_FLIGHT, "it died") is None
 
 
 @pytest.mark.parametrize(("marks", "attempts"), [(None, 1), (FailureRecord(50, 3), 4)])
 def test_crash_counts_one_attempt(marks: FailureRecord | None, attempts: int) -> None:
     """Everything else in the node is unchanged."""
     node = QueueNode(last=40, owner="worker-1", seek=2, failure=marks, extra=(("note", 1),))
-    counted = marked_node(node, IN_FLIGHT, "it died")
-    assert counted == QueueNode(
+    assert marked(node) == QueueNode(
         last=40,
         owner="worker-1",
         seek=2,
@@ -196,14 +207,11 @@ def test_two_messages_that_kill_keep_their_counts() -> None:
     """They follow each other before `last` is recorded, and kill their process in turn."""
     node = QueueNode(last=40, owner="worker-1", failure=FailureRecord(45, 2))
     for attempts in (1, 2):
-        marked = marked_node(node, IN_FLIGHT, "it died")
-        assert marked is not None
-        node = marked
+        node = marked(node)
         assert node.failure == FailureRecord(45, 2)
         second = FailureRecord(50, attempts, "it died", crashed=True)
         assert node.out_of_order == OutOfOrderProgress((), (second,))
-    first = marked_node(node, InFlight("q", "worker-1", 45), "it died")
-    assert first is not None
+    first = marked(node, InFlight("q", "worker-1", 45))
     assert first.failure == FailureRecord(45, 3, "it died", crashed=True)
     assert first.out_of_order == node.out_of_order
 
@@ -245,12 +253,8 @@ def test_a_claim_counts_what_a_gone_owner_had_begun(
 
 def test_a_claim_counts_nothing_that_a_parent_counted() -> None:
     node = QueueNode(last=40, owner="worker-1", failure=BEGUN)
-    marked = marked_node(node, IN_FLIGHT, "killed")
-    assert marked is not None
-    assert marked.claimed_by("worker-2").failure == FailureRecord(50, 2, "killed", crashed=True)
-
-
-SEVERAL = InFlight("q", "worker-1", 50, in_line=False)
+    killed = FailureRecord(50, 2, "killed", crashed=True)
+    assert marked(node, why="killed").claimed_by("worker-2").failure == killed
 
 
 def test_entry_records_whether_several_may_be_in_flight(memory: int) -> None:
@@ -273,36 +277,12 @@ def test_every_message_in_flight_gets_its_attempt() -> None:
         failure=FailureRecord(45, 2),
         out_of_order=OutOfOrderProgress(((47, 48),)),
     )
-    marked = marked_node(node, SEVERAL, "it died")
-    assert marked is not None
+    node = marked(node, SEVERAL)
     first = FailureRecord(50, 1, "it died", crashed=True)
-    assert marked.failure == FailureRecord(45, 2)
-    assert marked.out_of_order == OutOfOrderProgress(((47, 48),), (first,))
-    again = marked_node(marked, SEVERAL, "it died")
-    assert again is not None
+    assert node.failure == FailureRecord(45, 2)
+    assert node.out_of_order == OutOfOrderProgress(((47, 48),), (first,))
+    again = marked(node, SEVERAL)
     assert again.out_of_order is not None
     assert again.out_of_order.other_failures == (FailureRecord(50, 2, "it died", crashed=True),)
-    head = marked_node(again, InFlight("q", "worker-1", 45, in_line=False), "it died")
-    assert head is not None
+    head = marked(again, InFlight("q", "worker-1", 45, in_line=False))
     assert head.failure == FailureRecord(45, 3, "it died", crashed=True)
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        QueueNode(last=40, owner="worker-1", out_of_order=OutOfOrderProgress(((45, 55),))),
-        QueueNode(
-            last=40,
-            owner="worker-1",
-            out_of_order=OutOfOrderProgress((), (FailureRecord(50, 3, blocked_since=1.0),)),
-        ),
-        QueueNode(
-            last=40,
-            owner="worker-1",
-            out_of_order=OutOfOrderProgress((), (FailureRecord(50, 3, decision="skip"),)),
-        ),
-    ],
-)
-def test_no_attempt_is_counted_beyond_last(node: QueueNode) -> None:
-    """Done above the watermark, waiting for an operator, decided by an operator."""
-    assert marked_node(node, SEVERAL, "it died") is None

@@ -189,10 +189,3 @@ def test_slot_waiting_for_a_change_ends_with_the_others() -> None:
     policy.exited(0, 2, 7.0)
     policy.drain(8.0)
     assert policy.done
-
-
-def test_usage_error_ends_all_workers_without_reload() -> None:
-    """In production files do not change under a worker."""
-    policy = RestartPolicy(1, 30.0)
-    policy.start(0.0)
-    assert policy.exited(0, 2, 1.0) == [GiveUp(0, 2)]

@@ -31,14 +31,8 @@ SIGTERM = -15
 def started(size: int = 1, drain_seconds: float = 30.0) -> RestartPolicy:
     policy = RestartPolicy(size, drain_seconds)
     assert policy.start(0.0) == [Spawn(slot) for slot in range(size)]
+    assert (policy.done, policy.next_at) == (False, None)
     return policy
-
-
-def test_start_spawns_a_process_in_every_slot():
-    policy = RestartPolicy(3, 30.0)
-    assert policy.start(0.0) == [Spawn(0), Spawn(1), Spawn(2)]
-    assert not policy.done
-    assert policy.next_at is None
 
 
 def test_grow_spawns_only_what_is_missing():
@@ -202,21 +196,15 @@ def test_abort_shortens_the_deadline_but_never_extends_it():
     assert late.next_at == restarts.DRAIN_MARGIN_SECONDS
 
 
-def test_worker_without_handlers_may_die_of_sigterm():
-    """SIGTERM kills a process that has not set its handlers yet. It owns nothing."""
+@pytest.mark.parametrize(("registered", "code"), [(False, 0), (True, restarts.KILLED_CODE)])
+def test_worker_without_handlers_may_die_of_sigterm(registered: bool, code: int):
+    """SIGTERM kills a process that has not set its handlers yet. It has not registered either."""
     policy = started()
+    policy.registered(0, registered)
     policy.stop_signal(0.1)
     policy.exited(0, SIGTERM, 0.2)
     assert policy.done
-    assert policy.exit_code == 0
-
-
-def test_registered_worker_that_dies_of_sigterm_has_failed():
-    policy = started()
-    policy.registered(0, True)
-    policy.stop_signal(0.1)
-    policy.exited(0, SIGTERM, 0.2)
-    assert policy.exit_code == restarts.KILLED_CODE
+    assert policy.exit_code == code
 
 
 def test_exit_code_is_the_highest_of_the_last_codes():
