@@ -135,18 +135,20 @@ def generator_hook(*arguments: Any) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("role", ["context", "failure", "observer"])
-def test_hooks_cannot_be_coroutines(app: App, role: str) -> None:
-    """qdo would not await them: they would never run."""
-    with pytest.raises(UsageError, match=r"async_hook.*'async def'"):
-        getattr(app, role)(async_hook)
-
-
-@pytest.mark.parametrize("role", ["failure", "observer"])
-def test_hooks_that_only_make_a_generator_are_refused(app: App, role: str) -> None:
-    """They would never run either."""
-    with pytest.raises(UsageError, match=r"generator_hook.*'yield'"):
-        getattr(app, role)(generator_hook)
+@pytest.mark.parametrize(
+    ("hook", "roles", "keyword"),
+    [
+        (async_hook, ["context", "failure", "observer"], "async def"),
+        (generator_hook, ["failure", "observer"], "yield"),
+    ],
+)
+def test_hooks_that_would_never_run_are_refused(
+    app: App, hook: Any, roles: list[str], keyword: str
+) -> None:
+    """qdo would not await a coroutine, nor run what only makes a generator."""
+    for role in roles:
+        with pytest.raises(UsageError, match=rf"{hook.__name__}.*'{keyword}'"):
+            getattr(app, role)(hook)
 
 
 def test_rejects_a_job_context_without_context_manager(app: App) -> None:
@@ -335,12 +337,9 @@ def test_settings_in_code_are_checked_at_once() -> None:
         App("a", brokr="sqlite:x")
     with pytest.raises(SettingsError, match="fetch"):
         App("a", fetch=0)
-    with pytest.raises(SettingsError, match="setting app"):
-        App("a/b")
-    with pytest.raises(SettingsError, match="setting app"):
-        App("a:b")
-    with pytest.raises(SettingsError, match="setting app"):
-        App("")
+    for name in ("a/b", "a:b", ""):
+        with pytest.raises(SettingsError, match="setting app"):
+            App(name)
 
 
 def test_an_app_refuses_the_settings_of_another() -> None:

@@ -32,24 +32,15 @@ from qdo.queues import QueueFilter, is_path_part
 from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import load
 from qdo.text import printable
-
-Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], None]], None]
+from tests.unit.brokers.test_fuzz import DEEP, TEXTS, VALUES, Fuzz
 
 pytestmark = pytest.mark.slow
 
-TEXTS = st.text(max_size=8) | st.text(st.characters(codec=None, categories=["Cs", "Cc", "L"]))
-NUMBERS = st.sampled_from([0, -1, 2**31, 2**53 + 1, 2**60, 2**63, 2**64, 10**400, 1e300, -0.0])
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | NUMBERS | st.floats() | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
-)
 QUEUE_KEYS = st.sampled_from([
     "last", "owner", "seek", "position", "deleted", "failing", "blocked", "done_ranges",
     "other_failures", "cancelled", "onward", "unconfirmed", "retired", "x",
 ])  # fmt: skip
 WORKER_KEYS = st.sampled_from(["queues", "reread", "draining", "filter", "id", "address", "host"])
-DEEP = st.sampled_from(["[" * 3000, '{"a":' * 3000, "[" * 1100 + "]" * 1100, "9" * 5000, "1e400"])
 ADDRESS_PARTS = st.sampled_from([
     "sqlite:", "zookeeper://", "sqs://", "kinesis://", "s3://", "eu-west-1", "host:2181", "::1",
     "127.0.0.1", "/", "//", "?", "&", "=", ":", "@", "[", "]", "%2F", "%ff", "#", ".", "..", ",",

@@ -36,7 +36,9 @@ pytestmark = pytest.mark.slow
 
 # --- inputs -----------------------------------------------------------------------------
 
-NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 10**400])
+NUMBERS = st.sampled_from(
+    [0, -1, 1, 2**31, 2**53 + 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400, 1e300, -0.0]
+)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 TEXTS = st.text() | st.text(st.characters(codec=None, categories=["Cs", "Cc", "L"]), max_size=4)
 VALUES = st.recursive(

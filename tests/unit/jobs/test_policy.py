@@ -90,14 +90,6 @@ class UnspeakableError(Exception):
     __repr__ = __str__
 
 
-def test_an_error_that_cannot_be_shown_is_described_all_the_same() -> None:
-    """An app's __str__ may be broken."""
-    with pytest.raises(UnspeakableError) as caught:
-        raise UnspeakableError
-    assert describe(caught.value).startswith("UnspeakableError: (its text cannot be shown")
-    assert "test_policy.py" in describe_traceback(caught.value)
-
-
 class Stubborn(Exception):
     """Ends the program when it is shown."""
 
@@ -105,10 +97,15 @@ class Stubborn(Exception):
         raise SystemExit(9)
 
 
-def test_showing_an_error_ends_no_worker() -> None:
-    """Whatever its __str__ raises."""
-    assert describe(Stubborn()).startswith("Stubborn: (its text cannot be shown")
-    assert "Stubborn" in describe_traceback(Stubborn())
+@pytest.mark.parametrize("kind", [UnspeakableError, Stubborn])
+def test_an_error_that_cannot_be_shown_is_described_all_the_same(kind: type[Exception]) -> None:
+    """An app's __str__ may be broken, and ends no worker."""
+    with pytest.raises(kind) as caught:
+        raise kind
+    assert describe(caught.value).startswith(f"{kind.__name__}: (its text cannot be shown")
+    trace = describe_traceback(caught.value)
+    assert "test_policy.py" in trace
+    assert kind.__name__ in trace
 
 
 def test_a_description_is_one_line() -> None:

@@ -67,25 +67,13 @@ def test_the_environment_can_name_the_file(file: Path) -> None:
     assert load(environ={"QDO_CONFIG": str(file)}, config=str(other)).fetch == 8
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        (
-            {"QDO_CONCURENCY": "1"},
-            "unknown setting 'QDO_CONCURENCY' in the environment (did you mean "
-            "'QDO_CONCURRENCY'?); `qdo config` lists every setting",
-        ),
-        (
-            {"QDO_XYZZY": "1"},
-            "unknown setting 'QDO_XYZZY' in the environment; `qdo config` lists every setting",
-        ),
-    ],
-)
-def test_unknown_variable(environ: dict[str, str], message: str) -> None:
+def test_unknown_variable() -> None:
     """An unknown QDO_* variable is an error, and the nearest known one is named."""
-    with pytest.raises(UnknownSettingError) as caught:
-        load(environ=environ)
-    assert str(caught.value) == message
+    for name, hint in (("QDO_CONCURENCY", " (did you mean 'QDO_CONCURRENCY'?)"), ("QDO_XYZZY", "")):
+        with pytest.raises(UnknownSettingError) as caught:
+            load(environ={name: "1"})
+        head = f"unknown setting {name!r} in the environment{hint}; "
+        assert str(caught.value) == head + "`qdo config` lists every setting"
 
 
 def test_special_and_foreign_variables_are_no_settings() -> None:

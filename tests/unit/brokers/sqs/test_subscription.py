@@ -24,6 +24,14 @@ def bench() -> Iterator[SubscriptionSetup]:
     bench.end()
 
 
+@pytest.fixture
+def short() -> Iterator[SubscriptionSetup]:
+    """The messages of this one are hidden for a moment only, so that it extends them."""
+    short = SubscriptionSetup(visibility=VISIBILITY)
+    yield short
+    short.end()
+
+
 # --- polls --------------------------------------------------------------------------------
 
 
@@ -180,27 +188,23 @@ def test_a_refused_delete_is_remembered(bench: SubscriptionSetup) -> None:
 # --- extensions ---------------------------------------------------------------------------
 
 
-def test_what_is_in_flight_is_extended_again_and_again() -> None:
+def test_what_is_in_flight_is_extended_again_and_again(short: SubscriptionSetup) -> None:
     """All that were received, not only the one whose job runs."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    bench.fetched(1, 2)
-    until(lambda: len(bench.requests.extended) >= 3)
-    assert all(each == [1, 2] for each in bench.requests.extended)
-    assert bench.lost == []
-    bench.end()
+    short.fetched(1, 2)
+    until(lambda: len(short.requests.extended) >= 3)
+    assert all(each == [1, 2] for each in short.requests.extended)
+    assert short.lost == []
 
 
-def test_a_refused_extension_takes_the_message_away() -> None:
+def test_a_refused_extension_takes_the_message_away(short: SubscriptionSetup) -> None:
     """With the messages behind it in its group, which are released to keep their order."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    rows = bench.fetched(1, 2, 3)
-    bench.requests.refuse = {2}
-    until(lambda: bench.lost == [2, 3])
-    until(lambda: bench.requests.released == [3])
-    assert bench.subscription.is_held(rows[0].position)
-    bench.subscription.done(rows[1].position)
-    assert bench.requests.deleted == []
-    bench.end()
+    rows = short.fetched(1, 2, 3)
+    short.requests.refuse = {2}
+    until(lambda: short.lost == [2, 3])
+    until(lambda: short.requests.released == [3])
+    assert short.subscription.is_held(rows[0].position)
+    short.subscription.done(rows[1].position)
+    assert short.requests.deleted == []
 
 
 # --- the end ------------------------------------------------------------------------------
@@ -245,25 +249,21 @@ def test_the_first_undone_message_gives_the_lag_of_its_queue(
     assert bench.subscription.behind_seconds() == 0
 
 
-def test_followers_of_a_lost_message_are_released_ten_at_a_time() -> None:
+def test_followers_of_a_lost_message_are_released_ten_at_a_time(short: SubscriptionSetup) -> None:
     """Not each in a request of its own, all of them at once."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    bench.fetched(*range(1, 26))
-    bench.requests.refuse = {1}
-    until(lambda: len(bench.requests.released) == 24)
-    assert [len(each) for each in bench.requests.given_back] == [10, 10, 4]
-    assert bench.lost == list(range(1, 26))
-    bench.end()
+    short.fetched(*range(1, 26))
+    short.requests.refuse = {1}
+    until(lambda: len(short.requests.released) == 24)
+    assert [len(each) for each in short.requests.given_back] == [10, 10, 4]
+    assert short.lost == list(range(1, 26))
 
 
-def test_messages_that_are_visible_again_are_not_released() -> None:
+def test_messages_that_are_visible_again_are_not_released(short: SubscriptionSetup) -> None:
     """A process that was stopped for long asks for nothing of which SQS knows."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    bench.fetched(1, 2, 3)
-    bench.requests.fail_extensions = True
-    until(lambda: bench.lost == [1, 2, 3])
-    assert bench.requests.released == []
-    bench.end()
+    short.fetched(1, 2, 3)
+    short.requests.fail_extensions = True
+    until(lambda: short.lost == [1, 2, 3])
+    assert short.requests.released == []
 
 
 @pytest.mark.slow
@@ -295,22 +295,20 @@ def test_neither_are_those_that_end_in_a_fault_of_ours(capfd: pytest.CaptureFixt
     bench.end()
 
 
-def test_a_refused_old_receipt_does_not_drop_the_message() -> None:
+def test_a_refused_old_receipt_does_not_drop_the_message(short: SubscriptionSetup) -> None:
     """It was received again while the request was under way, and is ours by its new receipt."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    (row,) = bench.fetched(1)
+    (row,) = short.fetched(1)
     again = message(1)._replace(receipt="newer")
 
     def come_again() -> None:
-        bench.requests.refuse = set() if bench.requests.polls > 2 else {1}
-        bench.requests.answer([again])
-        until(lambda: bench.requests.polls > 2)
+        short.requests.refuse = set() if short.requests.polls > 2 else {1}
+        short.requests.answer([again])
+        until(lambda: short.requests.polls > 2)
 
-    bench.requests.on_extend = come_again
-    until(lambda: len(bench.requests.extended) >= 3)
-    assert bench.lost == []
-    assert bench.subscription.is_held(row.position)
-    bench.end()
+    short.requests.on_extend = come_again
+    until(lambda: len(short.requests.extended) >= 3)
+    assert short.lost == []
+    assert short.subscription.is_held(row.position)
 
 
 def test_giving_back_does_not_wait_for_deletes(bench: SubscriptionSetup) -> None:
@@ -341,25 +339,22 @@ def test_what_comes_while_the_claim_ends_is_given_back_once(bench: SubscriptionS
     assert len(bench.holding) == 0
 
 
-def test_waiting_messages_are_released_where_no_start_is_allowed() -> None:
+def test_waiting_messages_are_released_where_no_start_is_allowed(short: SubscriptionSetup) -> None:
     """Otherwise, one that was extended later than others of its group would run before them."""
-    bench = SubscriptionSetup(visibility=VISIBILITY)
-    first, *others = bench.fetched(1, 2, 3)
-    bench.holding.extensions.extended(bench.holding.undone()[2], clock() + VISIBILITY)
-    bench.subscription.in_flight = lambda: [first.position]
-    bench.subscription.may_start = lambda: False
-    until(lambda: bench.requests.released == [2, 3])
-    assert bench.subscription.is_held(first.position)
-    assert not any(bench.subscription.is_held(each.position) for each in others)
-    bench.end()
+    first, *others = short.fetched(1, 2, 3)
+    short.holding.extensions.extended(short.holding.undone()[2], clock() + VISIBILITY)
+    short.subscription.in_flight = lambda: [first.position]
+    short.subscription.may_start = lambda: False
+    until(lambda: short.requests.released == [2, 3])
+    assert short.subscription.is_held(first.position)
+    assert not any(short.subscription.is_held(each.position) for each in others)
 
 
 # --- while nothing may be started ----------------------------------------------------------
 
 
-def test_a_receive_with_a_lost_answer_repeats_its_attempt_id() -> None:
+def test_a_receive_with_a_lost_answer_repeats_its_attempt_id(bench: SubscriptionSetup) -> None:
     """SQS then returns the messages it had locked for it; any other receive has its own id."""
-    bench = SubscriptionSetup()
     lost = AwsUnreachableError(service="SQS", region="eu-west-1", reason="reset", hint="")
     denied = AccessDeniedError(
         service="SQS", action="sqs:ReceiveMessage", resource="queue 'q'", code="", reason="no"
@@ -371,7 +366,6 @@ def test_a_receive_with_a_lost_answer_repeats_its_attempt_id() -> None:
     first, again, third, last = bench.requests.attempts
     assert first == again
     assert len({first, third, last}) == 3
-    bench.end()
 
 
 def test_a_queue_of_which_nothing_may_be_started_is_not_polled(
