@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -132,9 +132,9 @@ class SourceFile:
         return f"brokers/{folders[1]}/"
 
 
-def imported_names(path: Path) -> Iterator[str]:
-    """Yield the full name of everything that a file imports, at its top or in a function."""
-    for node in ast.walk(tree_of(path)):
+def names_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the full name of everything that some statements import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:  # ruff forbids relative imports
@@ -146,11 +146,7 @@ def loaded_names(path: Path) -> Iterator[str]:
 
     Imports within functions and those for type checkers do not count.
     """
-    for node in tree_of(path).body:
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+    return names_in(tree_of(path).body)
 
 
 def loaded_libraries(path: str) -> set[str]:
@@ -182,7 +178,9 @@ def module_name(path: str) -> str:
 def files() -> dict[str, SourceFile]:
     """Return all files of qdo/ by their paths. Parsing them takes 1.5 s."""
     paths = sorted(each.relative_to(QDO).as_posix() for each in QDO.rglob("*.py"))
-    return {path: SourceFile(path, frozenset(imported_names(QDO / path))) for path in paths}
+    return {
+        path: SourceFile(path, frozenset(names_in(ast.walk(tree_of(QDO / path))))) for path in paths
+    }
 
 
 @cache

@@ -222,24 +222,21 @@ class HeldWorker:
         self._world.workers.remove(self)
 
 
+def play_many(mutant: str = "") -> list[HoldsWorld]:
+    worlds = [HoldsWorld(seed, mutant) for seed in range(1500)]
+    for world in worlds:
+        world.play()
+    return worlds
+
+
 @pytest.mark.slow
 def test_nothing_is_in_flight_while_a_hold_is_in_force() -> None:
-    in_force = messages = 0
-    for seed in range(1500):
-        world = HoldsWorld(seed)
-        world.play()
-        in_force += world.in_force
-        messages += world.messages
-    assert in_force > 1000
-    assert messages > 5_000
+    worlds = play_many()
+    assert sum(world.in_force for world in worlds) > 1000
+    assert sum(world.messages for world in worlds) > 5_000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_rule_is_needed(mutant: str) -> None:
-    for seed in range(1500):
-        try:
-            HoldsWorld(seed, mutant).play()
-        except AssertionError as error:
-            assert "in flight" in str(error)  # noqa: PT017 -- the mutant is found
-            return
-    pytest.fail(f"mutant {mutant!r} was not found")
+    with pytest.raises(AssertionError, match="in flight"):
+        play_many(mutant)

@@ -202,27 +202,24 @@ class SettingsProcess:
             assert self.in_use == current, "a process does not use the settings in force"
 
 
+def play_many(mutant: str = "") -> list[SettingsWorld]:
+    worlds = [SettingsWorld(seed, mutant) for seed in range(1500)]
+    for world in worlds:
+        world.play()
+    return worlds
+
+
 @pytest.mark.slow
 def test_settings_come_into_force_only_where_accepted() -> None:
-    flips = refusals = 0
-    for seed in range(1500):
-        world = SettingsWorld(seed)
-        world.play()
-        flips += world.flips
-        refusals += world.refusals
-    assert flips > 1000
-    assert refusals > 300
+    worlds = play_many()
+    assert sum(world.flips for world in worlds) > 1000
+    assert sum(world.refusals for world in worlds) > 300
 
 
 @pytest.mark.parametrize("mutant", list(MUTANTS))
 def test_each_rule_of_live_settings_is_needed(mutant: str) -> None:
-    for seed in range(1500):
-        try:
-            SettingsWorld(seed, mutant).play()
-        except AssertionError as error:
-            assert MUTANTS[mutant] in str(error)  # noqa: PT017 -- the mutant is found
-            return
-    pytest.fail(f"mutant {mutant!r} was not found")
+    with pytest.raises(AssertionError, match=MUTANTS[mutant]):
+        play_many(mutant)
 
 
 def test_damaged_node_changes_nothing() -> None:

@@ -281,12 +281,7 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> LockWorld:
         world.check()
     # Each contender that still waits gets the lock once those before have left.
     world.settle()
-    while waiting := [
-        contender
-        for client in world.clients
-        for contender in client.contenders
-        if still_contends(contender)
-    ]:
+    while waiting := [each for each in world.contenders() if still_contends(each)]:
         holders = world.holders()
         assert holders, "a contender waits for a lock without a holder"
         for client in world.clients:
@@ -294,9 +289,7 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> LockWorld:
                 if contender in holders:
                     client.leave(contender)
         world.settle()
-        assert len(waiting) > sum(
-            still_contends(contender) for client in world.clients for contender in client.contenders
-        )
+        assert len(waiting) > sum(map(still_contends, world.contenders()))
     assert not world.nodes, "the node of a contender who has left remains"
     return world
 
@@ -379,19 +372,7 @@ class TakesNoFolderForNoAnswer(LockContender):
         Registration._barrier_done(self, answer)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        CreatesAgain,
-        ForgetsOnCancel,
-        SharedWaitsForNobody,
-        LooksOnlyOnce,
-        DoesNotWatchAgain,
-        NeedsNoFolder,
-        ContendsAgain,
-        TakesNoFolderForNoAnswer,
-    ],
-)
+@pytest.mark.parametrize("mutant", LockContender.__subclasses__())
 def test_a_contender_without_one_of_its_rules_is_found(mutant: type[LockContender]) -> None:
     with pytest.raises(AssertionError):
         play_many(mutant)

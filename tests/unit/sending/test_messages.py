@@ -33,6 +33,7 @@ from qdo.sending.messages import (
 )
 from qdo.settings.sources import load
 from qdo.testing import TestKit
+from tests.support.fakes.scripted_broker import ScriptedBroker
 
 UTC = datetime.UTC
 
@@ -304,28 +305,16 @@ def test_a_cancelled_coroutine_harms_nobody(app: App) -> None:
 
 def test_a_broker_without_coroutines_of_its_own_uses_a_thread() -> None:
     """The asyncio support of any broker."""
-    from tests.support.fakes.scripted_broker import ScriptedBroker
-
-    broker = ScriptedBroker()
-    assert asyncio.run(
-        broker.asend_many([build_outgoing(NewMessage("q", 1)), build_outgoing(NewMessage("q", 2))])
-    ) == [
-        "1",
-        "2",
-    ]
+    outgoing = [build_outgoing(NewMessage("q", body)) for body in (1, 2)]
+    assert asyncio.run(ScriptedBroker().asend_many(outgoing)) == ["1", "2"]
 
 
 # --- limits --------------------------------------------------------------------------------
 
 
-def app_of(**settings: object) -> qdo.App:
-    """Return an app whose messages nobody processes."""
-    return qdo.App("bounded", **settings)
-
-
 def test_a_body_has_the_size_of_the_setting_at_most() -> None:
     """The error names the setting; nothing of the call is stored."""
-    app = app_of(max_body_bytes=10)
+    app = qdo.App("bounded", max_body_bytes=10)
     bodies = []
     app.job()(lambda message, context: bodies.append(message.body))
     with TestKit(app) as kit:
@@ -347,12 +336,12 @@ def test_a_body_has_the_size_of_the_setting_at_most() -> None:
 def test_the_limit_of_bodies_is_checked(value: int) -> None:
     """It cannot exceed what brokers in a file store."""
     with pytest.raises(SettingsError):
-        app_of(max_body_bytes=value)
+        qdo.App("bounded", max_body_bytes=value)
 
 
 def test_keys_have_a_limit() -> None:
     """They are part of every log line, table and message group."""
-    app = app_of()
+    app = qdo.App("bounded")
     with TestKit(app, without_job=["*"]):
         app.send("q", 1, key="ö" * MAX_KEY)
         with pytest.raises(UsageError, match=str(MAX_KEY + 1)):
@@ -361,7 +350,7 @@ def test_keys_have_a_limit() -> None:
 
 def test_headers_have_a_limit() -> None:
     """All together, as JSON."""
-    app = app_of()
+    app = qdo.App("bounded")
     with TestKit(app, without_job=["*"]):
         app.send("q", 1, headers={"a": "x" * (MAX_HEADERS_BYTES - 8)})
         with pytest.raises(UsageError, match=str(MAX_HEADERS_BYTES + 1)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -33,12 +34,16 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "deep" / "folder" / "file.db")
 
 
+def content(path: str, kind: Format = KIND) -> list[tuple[int]]:
+    """Open a file; return what its second table holds."""
+    with contextlib.closing(open_database(path, kind)) as connection:
+        return connection.execute("SELECT y FROM b").fetchall()
+
+
 def test_a_missing_file_is_made_with_its_folders_and_tables(path: str) -> None:
     """The schema runs once, and its inserted rows are there at every later opening."""
     open_database(path, KIND).close()
-    connection = open_database(path, KIND)
-    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
-    connection.close()
+    assert content(path) == [(7,)]
 
 
 def test_processes_may_make_the_file_at_the_same_time(
@@ -56,10 +61,8 @@ def test_processes_may_make_the_file_at_the_same_time(
             other.execute("ROLLBACK")
 
     monkeypatch.setattr(storage.time, "sleep", pause)
-    connection = open_database(path, KIND)
+    assert content(path) == [(7,)]
     assert len(pauses) == 3
-    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
-    connection.close()
     other.close()
 
 
@@ -88,16 +91,12 @@ def test_an_older_file_is_upgraded_step_by_step(path: str) -> None:
     upgrades = {1: "INSERT INTO b VALUES (8); INSERT INTO b VALUES (9)", 2: "DELETE FROM b"}
     second = Format("test", KIND.application_id, 2, "", {1: upgrades[1]})
     for _ in range(2):
-        connection = open_database(path, second)
-        assert connection.execute("SELECT y FROM b").fetchall() == [(7,), (8,), (9,)]
-        connection.close()
+        assert content(path, second) == [(7,), (8,), (9,)]
     with pytest.raises(NotAQdoDatabaseError):
         open_database(path, Format("test", KIND.application_id, 4, "", {1: "", 3: ""}))
     with pytest.raises(DatabaseNewerError):
         open_database(path, KIND)
-    connection = open_database(path, Format("test", KIND.application_id, 3, "", upgrades))
-    assert connection.execute("SELECT y FROM b").fetchall() == []
-    connection.close()
+    assert content(path, Format("test", KIND.application_id, 3, "", upgrades)) == []
 
 
 def test_an_upgrade_that_fails_changes_nothing(path: str) -> None:
@@ -108,18 +107,14 @@ def test_an_upgrade_that_fails_changes_nothing(path: str) -> None:
             path,
             Format("test", KIND.application_id, 2, "", {1: "DELETE FROM b; DELETE FROM missing"}),
         )
-    connection = open_database(path, KIND)
-    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
-    connection.close()
+    assert content(path) == [(7,)]
 
 
 def test_an_empty_file_is_filled(path: str) -> None:
     """A touched file contains nothing that could be lost."""
     os.makedirs(os.path.dirname(path))
     Path(path).touch()
-    connection = open_database(path, KIND)
-    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
-    connection.close()
+    assert content(path) == [(7,)]
 
 
 def test_a_file_for_another_purpose_is_refused(path: str) -> None:

