@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import io
 import re
 import textwrap
 from collections.abc import Iterator
@@ -89,3 +92,13 @@ def steps(block: Block) -> list[tuple[str, list[str]]]:
             found[-1][1].append(line)
     assert found, "the block shows no command"
     return found
+
+
+def check_session(text: str, names: dict[str, object]) -> None:
+    """Run a session of the interpreter, which must give what is shown."""
+    test = doctest.DocTestParser().get_doctest(text, names, "example", None, None)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        result = doctest.DocTestRunner(verbose=False).run(test)
+    assert result.attempted
+    assert not result.failed, output.getvalue()

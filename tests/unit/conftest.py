@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from qdo.worker.shared_memory import make_memory
 
 
 @pytest.fixture
@@ -22,3 +25,11 @@ def fuzz(
         quiet(given(inputs)(check))()
 
     return run
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """Memory for a table of messages in flight."""
+    fd = make_memory()
+    yield fd
+    os.close(fd)

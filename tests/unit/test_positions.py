@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from qdo.brokers.kinesis.positions import POSITIONS as KINESIS_POSITIONS
@@ -15,17 +12,10 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.message import Message
 from qdo.positions import Positions
-from qdo.worker.shared_memory import InFlightTable, encode_label, make_memory, read_in_flight
+from qdo.worker.shared_memory import InFlightTable, encode_label, read_in_flight
 
 MOMENT = 139_000_000_000_000_000
 SEQUENCE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898
-
-
-@pytest.fixture
-def memory() -> Iterator[int]:
-    fd = make_memory()
-    yield fd
-    os.close(fd)
 
 
 def sqs(moment: int, sequence: int = 7, message_id: int = 2**127 + 5) -> int:
@@ -36,35 +26,33 @@ def kinesis(sequence: int, subsequence: int = 0, moment: int = MOMENT) -> int:
     return sequence << 96 | subsequence << 64 | moment
 
 
-def owned(node: QueueNode, positions: Positions) -> OwnedQueue:
-    """Return a slot that owns a queue with this node."""
+def owned(node: QueueNode, positions: Positions) -> tuple[OwnedQueue, Claim]:
+    """Return a slot that owns a queue with this node, and its claim."""
     slot = OwnedQueue("q")
     slot.node = node
-    slot.claim = Claim.of("q", 1, node, Lease(10.0, 0.0), positions)
-    return slot
+    slot.claim = claim = Claim.of("q", 1, node, Lease(10.0, 0.0), positions)
+    return slot, claim
 
 
 def test_last_is_the_time_of_what_is_done_in_sqs() -> None:
     """Nothing else is recorded: the position means nothing to the next owner."""
-    slot = owned(QueueNode(last=MOMENT), SQS_POSITIONS)
-    assert slot.claim is not None
+    slot, claim = owned(QueueNode(last=MOMENT), SQS_POSITIONS)
     assert slot.progressed() is slot.node
-    slot.claim.done = sqs(MOMENT + 30)
+    claim.done = sqs(MOMENT + 30)
     assert slot.progressed() == QueueNode(last=MOMENT + 30)
     slot.node = slot.progressed()
     assert slot.progressed() is slot.node
-    assert slot.has_recorded(slot.claim.done)
+    assert slot.has_recorded(claim.done)
 
 
 def test_last_and_position_are_recorded_for_kinesis() -> None:
     """The next owner resumes behind the sequence number."""
-    slot = owned(QueueNode(), KINESIS_POSITIONS)
-    assert slot.claim is not None
-    slot.claim.done = kinesis(SEQUENCE)
+    slot, claim = owned(QueueNode(), KINESIS_POSITIONS)
+    claim.done = kinesis(SEQUENCE)
     node = slot.progressed()
     assert (node.last, node.position) == (MOMENT, str(SEQUENCE))
     slot.node = node
-    assert slot.has_recorded(slot.claim.done)
+    assert slot.has_recorded(claim.done)
     assert slot.progressed() is node
     again = Claim.of("q", 2, QueueNode.parse(node.encode()), Lease(10.0, 0.0), KINESIS_POSITIONS)
     assert kinesis(SEQUENCE, 1) > again.done >= kinesis(SEQUENCE)
@@ -72,18 +60,16 @@ def test_last_and_position_are_recorded_for_kinesis() -> None:
 
 def test_last_does_not_go_back_where_records_arrived_out_of_time() -> None:
     """Arrival times of Kinesis may; the position counts."""
-    slot = owned(QueueNode(last=MOMENT, position=str(SEQUENCE)), KINESIS_POSITIONS)
-    assert slot.claim is not None
-    slot.claim.done = kinesis(SEQUENCE + 1, moment=MOMENT - 500)
+    slot, claim = owned(QueueNode(last=MOMENT, position=str(SEQUENCE)), KINESIS_POSITIONS)
+    claim.done = kinesis(SEQUENCE + 1, moment=MOMENT - 500)
     node = slot.progressed()
     assert (node.last, node.position) == (MOMENT, str(SEQUENCE + 1))
 
 
 def test_a_seek_to_a_time_leaves_no_position() -> None:
     """A claim begins at the time then, and records nothing before something is done."""
-    slot = owned(QueueNode(last=MOMENT), KINESIS_POSITIONS)
-    assert slot.claim is not None
-    assert slot.claim.done == KINESIS_POSITIONS.resume_after(MOMENT, None)
+    slot, claim = owned(QueueNode(last=MOMENT), KINESIS_POSITIONS)
+    assert claim.done == KINESIS_POSITIONS.resume_after(MOMENT, None)
     assert slot.progressed() is slot.node
 
 
@@ -101,9 +87,8 @@ def test_marks_name_wide_positions(position: int) -> None:
     node = QueueNode(last=MOMENT, failure=marks)
     assert QueueNode.parse(node.encode()) == node
     positions: Positions = SQS_POSITIONS if position > 2**300 else KINESIS_POSITIONS
-    slot = owned(node, positions)
-    assert slot.claim is not None
-    slot.claim.done = position
+    slot, claim = owned(node, positions)
+    claim.done = position
     assert slot.progressed().failure is None
 
 
@@ -119,10 +104,9 @@ def test_unconfirmed_names_are_recorded() -> None:
     node = QueueNode(last=MOMENT, unconfirmed=("7", "8"))
     assert QueueNode.parse(node.encode()) == node
     assert QueueNode.parse(b'{"last": "5", "unconfirmed": 7}').unconfirmed == ()
-    slot = owned(node, SQS_POSITIONS)
-    assert slot.claim is not None
-    assert slot.claim.unconfirmed == ("7", "8")
-    slot.claim.unconfirmed = ()
+    slot, claim = owned(node, SQS_POSITIONS)
+    assert claim.unconfirmed == ("7", "8")
+    claim.unconfirmed = ()
     assert slot.progressed() == QueueNode(last=MOMENT)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import doctest
 import importlib
-import io
 import re
 from collections.abc import Callable
 
@@ -14,7 +11,7 @@ import pytest
 
 import qdo
 from qdo.testing import TestKit
-from tests.support.doc_pages import Block, blocks_in, read
+from tests.support.doc_pages import Block, blocks_in, check_session, read
 
 PUBLIC = re.findall(r"`(qdo[\w.]*)`", (qdo.__doc__ or "").partition("Public")[2])
 INTERNAL = {"operations": "its script moves positions to another coordinator of the same version"}
@@ -78,17 +75,6 @@ def deliver(message: qdo.Message, context: object) -> None:
     print("mail to", message.body["to"])
 
 
-def run_examples(documented: object, names: dict[str, object]) -> None:
-    """Run the examples of a docstring."""
-    text = getattr(documented, "__doc__", None) or ""
-    test = doctest.DocTestParser().get_doctest(text, names, "example", None, None)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        result = doctest.DocTestRunner(verbose=False).run(test)
-    assert result.attempted
-    assert not result.failed, output.getvalue()
-
-
 @pytest.mark.parametrize(
     "documented", [qdo.App, qdo.Policy, TestKit], ids=lambda each: each.__name__
 )
@@ -96,7 +82,7 @@ def test_docstrings_of_classes_show_a_call(documented: type) -> None:
     """It gives what is shown."""
     app = qdo.App("mail")
     app.job()(deliver)
-    run_examples(documented, {"qdo": qdo, "app": app, "TestKit": TestKit})
+    check_session(documented.__doc__ or "", {"qdo": qdo, "app": app, "TestKit": TestKit})
 
 
 @pytest.mark.parametrize(
@@ -117,4 +103,4 @@ def test_docstrings_of_apps_show_a_call(documented: Callable[..., object]) -> No
     """It gives what is shown, with an app in memory."""
     app = qdo.App("mail")
     with TestKit(app, without_job="*"):
-        run_examples(documented, {"qdo": qdo, "app": app})
+        check_session(documented.__doc__ or "", {"qdo": qdo, "app": app})

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
-import doctest
-import io
 import json
 import re
 from pathlib import Path
@@ -27,7 +24,16 @@ from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import SPECIAL_VARIABLES
 from qdo.worker.supervisor import restarts as roster
 from tests.support.commands import every_command
-from tests.support.doc_pages import DOCS, Block, blocks, blocks_in, pages, read, table
+from tests.support.doc_pages import (
+    DOCS,
+    Block,
+    blocks,
+    blocks_in,
+    check_session,
+    pages,
+    read,
+    table,
+)
 from tests.support.paths import ROOT, tree_of
 
 BROKERS = ROOT / "qdo" / "brokers"
@@ -321,9 +327,4 @@ def test_python_examples_are_python(block: Block) -> None:
 @examples("pycon")
 def test_interpreter_examples_give_what_is_shown(block: Block) -> None:
     """Every shown session of the interpreter gives the shown results."""
-    test = doctest.DocTestParser().get_doctest(block.text, {}, "example", None, None)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        result = doctest.DocTestRunner(verbose=False).run(test)
-    assert result.attempted
-    assert not result.failed, output.getvalue()
+    check_session(block.text, {})

@@ -49,16 +49,8 @@ def test_a_ring_reaches_every_listener(bell: WakeupPipe, folder: str) -> None:
     other.close()
 
 
-def test_many_rings_are_drained_at_once(bell: WakeupPipe, folder: str) -> None:
-    """Rings carry no data: one drain takes them all."""
-    for _ in range(5000):
-        notify_all(folder)
-    bell.drain()
-    assert not is_rung(bell)
-
-
 def test_a_full_pipe_blocks_nobody(bell: WakeupPipe, folder: str) -> None:
-    """A listener that does not read still has its ring waiting."""
+    """A listener that does not read still has its ring waiting; one drain takes all rings."""
     for _ in range(70_000):
         bell.ring_self()
     notify_all(folder)

@@ -17,23 +17,17 @@ from qdo.brokers.sqs.codec import Received, decode_received, entry, is_storable,
 from qdo.encoding import CONTENT_TYPE, RAW, encoded, is_raw, parsed
 from qdo.errors import UsageError
 from qdo.positions import position_of_time
+from tests.support.aws.messages import received_message
 
 ID = uuid.UUID("5fea7756-0ea4-451a-a703-a558b933e274")
 
 
 def as_received(made: dict[str, Any], **system: str) -> Received:
     """Return an entry as SQS would give it to a consumer."""
-    attributes = {"SentTimestamp": "1700000000123", "ApproximateReceiveCount": "1", **system}
     if "MessageGroupId" in made:
-        attributes |= {"MessageGroupId": made["MessageGroupId"], "SequenceNumber": "7"}
-    raw = {
-        "MessageId": str(ID),
-        "ReceiptHandle": "handle",
-        "Body": made["MessageBody"],
-        "Attributes": attributes,
-        "MessageAttributes": made.get("MessageAttributes", {}),
-    }
-    return decode_received(raw)
+        system |= {"MessageGroupId": made["MessageGroupId"], "SequenceNumber": "7"}
+    attributes = made.get("MessageAttributes")
+    return decode_received(received_message(made["MessageBody"], attributes, **system))
 
 
 def text(value: str, kind: str = "String") -> dict[str, str]:

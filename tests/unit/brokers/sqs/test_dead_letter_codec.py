@@ -21,6 +21,7 @@ from qdo.brokers.sqs.dead_letter_codec import (
 )
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
+from tests.support.aws.messages import received_message
 from tests.support.fakes.dead_letters import dead_letter
 
 POSITION = make_position(10**17, 77, 123456789)
@@ -29,16 +30,8 @@ LETTER = dead_letter("a.fifo", POSITION)
 
 def found(made: dict[str, Any], group: str | None = None) -> FoundDeadLetter | None:
     """Read an entry back as SQS would give it."""
-    attributes = {"SentTimestamp": "1700000000123"} | ({"MessageGroupId": group} if group else {})
-    return letter_of(
-        {
-            "MessageId": "5fea7756-0ea4-451a-a703-a558b933e274",
-            "ReceiptHandle": "handle",
-            "Body": made["MessageBody"],
-            "Attributes": attributes,
-            "MessageAttributes": made.get("MessageAttributes", {}),
-        }
-    )
+    system = {"MessageGroupId": group} if group else {}
+    return letter_of(received_message(made["MessageBody"], made.get("MessageAttributes"), **system))
 
 
 def packed(letter: DeadLetterRecord, fifo: bool = True) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +24,6 @@ from qdo.worker.shared_memory import (
 )
 
 POSITION = 135471512647131000
-
-
-@pytest.fixture
-def memory() -> Iterator[int]:
-    fd = make_memory()
-    yield fd
-    os.close(fd)
 
 
 def test_messages_in_flight_can_be_read(memory: int) -> None:
