@@ -89,7 +89,7 @@ class FakeRequests:
         ended: Callable[[], bool],
     ) -> list[Received]:
         self.polls += 1
-        self.came, self.owed = came, owed
+        self.came = came
         self.attempts.append(attempt)
         self.asked_for.append(wanted())
         self.open_polls += 1

@@ -131,7 +131,6 @@ class LimitedProcess:
         self._since = 0.0
         self._serving = False
         self._tick_at = float("inf")
-        self._received: list[tuple[float, int, Callable[[], object]]] = []
         self.share = LimitShare(
             LAYOUT,
             "crm",

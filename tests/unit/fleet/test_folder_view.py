@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -242,9 +241,9 @@ def test_a_copy_without_one_of_its_rules_is_found(mutant: type[FolderView]) -> N
 # --- nodes that are not what they should be ---
 
 
-def view_of(nodes: dict[str, Response], parse: Callable[[bytes], Any] = bytes.decode) -> FolderView:
+def view_of(nodes: dict[str, Response]) -> FolderView:
     """Return a complete copy of some nodes."""
-    view = FolderView(FOLDER, parse)
+    view = FolderView(FOLDER, bytes.decode)
     view.connected()
     for _ in range(4):
         view.flush()

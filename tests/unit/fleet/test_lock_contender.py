@@ -43,15 +43,11 @@ STEPS = 250
 
 
 class LockClient:
-    """A session with one contender after the other.
-
-    :ivar alive: whether the coordinator still has the session.
-    """
+    """A session with one contender after the other."""
 
     def __init__(self, world: LockWorld, session: int) -> None:
         self.world = world
         self.session = session
-        self.alive = True
         self.contenders: list[LockContender] = []
         self.asked: deque[tuple[LockContender, Request, Callback]] = deque()
         self.received: deque[Callable[[], object]] = deque()
@@ -208,7 +204,6 @@ class LockWorld:
 
     def expire(self, client: LockClient) -> None:
         """End a session; its process learns of it, and makes a new one."""
-        client.alive = False
         for path, (session, _) in list(self.nodes.items()):
             if session == client.session:
                 self.remove(path)

@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
+PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 PROGRAMS = {
     "arguments": "import sys; print(sys.argv, sys.orig_argv, __name__)",
     "path": "import sys; print(sys.path)",
@@ -65,16 +66,14 @@ def both(restored: pytest.MonkeyPatch, *argv: str, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_fork_is_like_exec(restored: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     """Down to the traceback of an error."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    by_exec, forked = both(restored, "-c", PROGRAMS[name], "a", "b", cwd=tmp_path, **pipes)
+    by_exec, forked = both(restored, "-c", PROGRAMS[name], "a", "b", cwd=tmp_path, **PIPES)
     assert forked == by_exec
 
 
 def test_a_module_runs_once(restored: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As ``__main__``, although the server has imported it."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     for argv in (("-m", "qdo"), ("-m", "qdo.cli.worker", "--help"), ("-m", "qdo", "queues")):
-        by_exec, forked = both(restored, *argv, cwd=tmp_path, **pipes)
+        by_exec, forked = both(restored, *argv, cwd=tmp_path, **PIPES)
         assert forked == by_exec
 
 
@@ -88,8 +87,7 @@ def test_a_full_stdout_is_an_error(restored: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_session_of_its_own(restored: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """So that the test can kill the whole group."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    options = {**pipes, "start_new_session": True, "cwd": tmp_path}
+    options = {**PIPES, "start_new_session": True, "cwd": tmp_path}
     by_exec, forked = both(restored, "-c", PROGRAMS["group"], **options)
     assert forked == by_exec == (0, b"True True\n", b"")
 
