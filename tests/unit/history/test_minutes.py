@@ -22,81 +22,78 @@ from qdo.settings.settings import Settings
 from qdo.worker.duties.leading import keep_action
 
 
-def attempt(recorder: Recorder, queue: str, count: int = 1) -> None:
-    call = recorder.bind(lambda message, context: None)
-    for position in range(count):
-        call(Message(queue, position, None), None)
+class RecordedMinutes(Minutes):
+    """The totals of a worker whose job does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder = Recorder()
+        self._call = self.recorder.bind(lambda message, context: None)
+
+    def attempt(self, at: float, count: int = 1, *queues: str) -> None:
+        """Run a job so often in each queue; look at the counts at a time."""
+        for queue in queues or ("q",):
+            for position in range(count):
+                self._call(Message(queue, position, None), None)
+        self.collect(self.recorder.counts, at)
+
+
+@pytest.fixture
+def minutes() -> RecordedMinutes:
+    return RecordedMinutes()
 
 
 def total(minutes: Minutes) -> int:
     return sum(attempts_in(counts) for _, counts in minutes.unstored())
 
 
-def test_minutes_hold_totals_and_not_increments() -> None:
-    recorder, minutes = Recorder(), Minutes()
-    attempt(recorder, "q", 3)
-    minutes.collect(recorder.counts, 60.0)
+def test_minutes_hold_totals_and_not_increments(minutes: RecordedMinutes) -> None:
+    minutes.attempt(60.0, 3)
     (first,) = minutes.unstored()
     minutes.confirm([first])
-    attempt(recorder, "q", 2)
-    minutes.collect(recorder.counts, 61.0)
+    minutes.attempt(61.0, 2)
     (second,) = minutes.unstored()
     assert first[0] == second[0] == ("q", 60)
     assert [attempts_in(each) for each in (first[1], second[1])] == [3, 5]
 
 
-def test_a_row_that_grew_while_it_was_written_stays_unstored() -> None:
-    recorder, minutes = Recorder(), Minutes()
-    attempt(recorder, "q")
-    minutes.collect(recorder.counts, 60.0)
+def test_a_row_that_grew_while_it_was_written_stays_unstored(minutes: RecordedMinutes) -> None:
+    minutes.attempt(60.0)
     written = minutes.unstored()
-    attempt(recorder, "q")
-    minutes.collect(recorder.counts, 60.5)
+    minutes.attempt(60.5)
     minutes.confirm(written)
     assert total(minutes) == 2
 
 
-def test_rows_above_the_limit_are_counted_and_dropped() -> None:
-    recorder, minutes = Recorder(), Minutes()
-    for number in range(MAX_KEPT + 7):
-        attempt(recorder, f"q{number}", 2)
-    minutes.collect(recorder.counts, 60.0)
+def test_rows_above_the_limit_are_counted_and_dropped(minutes: RecordedMinutes) -> None:
+    minutes.attempt(60.0, 2, *(f"q{number}" for number in range(MAX_KEPT + 7)))
     minutes.limit()
     assert (len(minutes), minutes.dropped) == (MAX_KEPT, 14)
 
 
-def test_what_was_stored_of_a_dropped_row_stays_stored() -> None:
-    recorder, minutes = Recorder(), Minutes()
-    attempt(recorder, "q", 3)
-    minutes.collect(recorder.counts, 60.0)
+def test_what_was_stored_of_a_dropped_row_stays_stored(minutes: RecordedMinutes) -> None:
+    minutes.attempt(60.0, 3)
     minutes.confirm(minutes.unstored())
-    attempt(recorder, "q", 4)
-    minutes.collect(recorder.counts, 61.0)
+    minutes.attempt(61.0, 4)
     minutes.limit(0)
-    attempt(recorder, "q", 5)
-    minutes.collect(recorder.counts, 62.0)
+    minutes.attempt(62.0, 5)
     assert (total(minutes), minutes.dropped) == (3 + 5, 4)
 
 
-def test_idle_queues_are_forgotten_and_their_counts_kept() -> None:
-    recorder, minutes = Recorder(), Minutes()
-    attempt(recorder, "q", 3)
-    minutes.collect(recorder.counts, 60.0)
-    held = recorder.counts["q"]
-    minutes.collect(recorder.counts, 60.0 + IDLE_SECONDS)
-    assert recorder.counts == {}
+def test_idle_queues_are_forgotten_and_their_counts_kept(minutes: RecordedMinutes) -> None:
+    minutes.attempt(60.0, 3)
+    held = minutes.recorder.counts["q"]
+    minutes.collect(minutes.recorder.counts, 60.0 + IDLE_SECONDS)
+    assert minutes.recorder.counts == {}
     held[FIRST_BUCKET] += 1  # the loop had looked the list up before it was removed
-    attempt(recorder, "q", 5)
-    minutes.collect(recorder.counts, 61.0 + IDLE_SECONDS)
-    minutes.collect(recorder.counts, 62.0 + IDLE_SECONDS)
+    minutes.attempt(61.0 + IDLE_SECONDS, 5)
+    minutes.collect(minutes.recorder.counts, 62.0 + IDLE_SECONDS)
     assert total(minutes) == 9
 
 
-def test_stored_minutes_take_no_memory() -> None:
-    recorder, minutes = Recorder(), Minutes()
+def test_stored_minutes_take_no_memory(minutes: RecordedMinutes) -> None:
     for minute in range(100):
-        attempt(recorder, "q")
-        minutes.collect(recorder.counts, 60.0 * minute)
+        minutes.attempt(60.0 * minute)
         minutes.confirm(minutes.unstored())
     assert len(minutes._totals) <= 2
 

@@ -240,16 +240,7 @@ def test_throttling_keeps_the_iterator_and_slows_down() -> None:
     """Pauses double up to a limit, and restart at the first one after an answer."""
     made = reading()
     pauses = [made.request_throttled(NOW) for _ in range(8)]
-    assert pauses == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        READ_BACKOFF.max_seconds,
-        READ_BACKOFF.max_seconds,
-        READ_BACKOFF.max_seconds,
-    ]
+    assert pauses == [1, 2, 4, 8, 16, *[READ_BACKOFF.max_seconds] * 3]
     assert made.throttled == 8
     assert made.next(NOW) == GetRecords("first", FIRST_RECORDS)
     made.records_received(answer(), NOW)
