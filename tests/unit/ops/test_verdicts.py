@@ -133,7 +133,7 @@ def test_a_message_that_hangs_is_named_in_every_state() -> None:
 
 
 def test_the_remedy_of_a_failing_queue_can_be_copied() -> None:
-    """With queue and message filled in; what will run again is not to be dropped in haste."""
+    """With queue, quoted, and message filled in; what will run again is not dropped in haste."""
     failing = verdict(replace(OWNED, marks=FAILED)).remedy
     blocked = verdict(replace(OWNED, marks=BLOCKED)).remedy
     assert failing is not None
@@ -175,10 +175,6 @@ def test_without_workers_what_waits_has_none() -> None:
     assert verdict(FREE, workers=0).state is QueueHealth.NO_WORKER
     assert verdict(replace(TIP, owner=None), workers=0).state is QueueHealth.IDLE
     assert verdict(FREE, workers=None).state is QueueHealth.UNOWNED
-
-
-def test_commands_quote_the_name() -> None:
-    assert "'tenant 7'" in verdict(replace(OWNED, marks=FAILED)).remedy
 
 
 def test_commands_take_a_name_with_a_hyphen_for_no_option() -> None:

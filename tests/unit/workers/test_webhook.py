@@ -29,7 +29,7 @@ from qdo.programs.webhook import (
 )
 from tests.support.cli import clean_environment
 from tests.support.paths import ROOT
-from tests.support.webhook_receiver import Answer, Receiver, receiving
+from tests.support.webhook_receiver import Answer, Receiver, WebhookRequest, receiving
 
 SECRET = new_secret()
 NOW = 1_800_000_000.0
@@ -50,13 +50,15 @@ def message(body: Any = None, queue: str = "orders", **more: Any) -> Message:
     return Message(queue, 140049072629181272, {"n": 1} if body is None else body, **more)
 
 
-def deliver(receiver: Receiver, *messages: Message, **changes: Any) -> None:
+def deliver(receiver: Receiver, *messages: Message, **changes: Any) -> list[WebhookRequest]:
+    """Deliver messages; return all requests until now."""
     courier = Courier(options(receiver, **changes))
     try:
         for each in messages:
             courier.deliver(each)
     finally:
         courier.close()
+    return receiver.requests
 
 
 # --- requests ---------------------------------------------------------------------
@@ -64,8 +66,7 @@ def deliver(receiver: Receiver, *messages: Message, **changes: Any) -> None:
 
 def test_a_message_is_posted_as_json(receiver: Receiver) -> None:
     """With its id, queue, position and attempt in headers."""
-    deliver(receiver, message({"name": "Zoë"}, attempt=3, key="ada"))
-    [request] = receiver.requests
+    [request] = deliver(receiver, message({"name": "Zoë"}, attempt=3, key="ada"))
     assert request.path == "/hook"
     assert json.loads(request.body) == {"name": "Zoë"}
     names = ["content-type", "webhook-id", "qdo-queue", "qdo-key", "qdo-position", "qdo-attempt"]
@@ -89,8 +90,7 @@ def test_a_message_is_posted_as_json(receiver: Receiver) -> None:
 )
 def test_bytes_are_posted_as_they_are(receiver: Receiver, given: dict[str, str], sent: str) -> None:
     """With the content type that their sender gave, if it can be one."""
-    deliver(receiver, message(b"a;b\n\xff", headers=given))
-    [request] = receiver.requests
+    [request] = deliver(receiver, message(b"a;b\n\xff", headers=given))
     assert request.body == b"a;b\n\xff"
     assert request.headers["content-type"] == sent
     assert "evil" not in request.headers
@@ -99,8 +99,7 @@ def test_bytes_are_posted_as_they_are(receiver: Receiver, given: dict[str, str],
 def test_names_cannot_leave_their_place(receiver: Receiver) -> None:
     """Queues and keys hold any letter: in the address and in headers they are encoded."""
     each = message(queue="a/../b?x=1#é", key="k\r\nevil: 1")
-    deliver(receiver, each, path="/{queue}/in?q={queue}")
-    [request] = receiver.requests
+    [request] = deliver(receiver, each, path="/{queue}/in?q={queue}")
     assert request.path == "/a%2F..%2Fb%3Fx%3D1%23%C3%A9/in?q=a%2F..%2Fb%3Fx%3D1%23%C3%A9"
     assert request.headers["qdo-queue"] == "a%2F..%2Fb%3Fx%3D1%23%C3%A9"
     assert request.headers["qdo-key"] == "k%0D%0Aevil%3A 1"
@@ -124,16 +123,14 @@ def test_a_connection_serves_many_messages(receiver: Receiver) -> None:
 
 def test_receivers_can_verify_the_signature(receiver: Receiver) -> None:
     """With the library that the specification's authors publish."""
-    deliver(receiver, message({"amount": 5}))
-    [request] = receiver.requests
+    [request] = deliver(receiver, message({"amount": 5}))
     assert Webhook(SECRET).verify(request.body, dict(request.headers)) == {"amount": 5}
 
 
 @pytest.mark.parametrize("part", ["body", "webhook-id", "webhook-timestamp", "secret"])
 def test_what_was_changed_on_the_way_does_not_verify(receiver: Receiver, part: str) -> None:
     """Body, id and time are signed, and another secret signs otherwise."""
-    deliver(receiver, message())
-    [request] = receiver.requests
+    [request] = deliver(receiver, message())
     headers, body, secret = dict(request.headers), request.body, SECRET
     if part == "body":
         body += b" "
@@ -148,8 +145,7 @@ def test_what_was_changed_on_the_way_does_not_verify(receiver: Receiver, part: s
 def test_a_secret_can_be_replaced(receiver: Receiver) -> None:
     """While both are set receivers may know either."""
     other = new_secret()
-    deliver(receiver, message(), secret=f"{other} {SECRET}")
-    [request] = receiver.requests
+    [request] = deliver(receiver, message(), secret=f"{other} {SECRET}")
     for secret in (SECRET, other):
         assert Webhook(secret).verify(request.body, dict(request.headers)) == {"n": 1}
 

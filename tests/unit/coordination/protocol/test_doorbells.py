@@ -28,6 +28,11 @@ class DoorbellSetup:
         self.watched: set[str] = set()
         self.asked = 0
 
+    def watch(self, *queues: str) -> None:
+        """Listen to queues, and get the answers to that."""
+        self.bells.watch(queues)
+        self.answer()
+
     def answer(self) -> None:
         while self.bells.outbox:
             request, then = self.bells.outbox.popleft()
@@ -62,8 +67,7 @@ def bench() -> DoorbellSetup:
 
 def test_a_ring_is_heard_once(bench: DoorbellSetup) -> None:
     """Then the doorbell of the queue is not watched until the queue is idle again."""
-    bench.bells.watch(["a", "b"])
-    bench.answer()
+    bench.watch("a", "b")
     bench.poll_now("a")
     bench.poll_now("a")
     assert bench.rung == ["a"]
@@ -72,31 +76,26 @@ def test_a_ring_is_heard_once(bench: DoorbellSetup) -> None:
 
 def test_rings_while_nobody_listened_are_found_by_their_count(bench: DoorbellSetup) -> None:
     """The queue was busy meanwhile; without one nothing is heard."""
-    bench.bells.watch(["a"])
-    bench.answer()
+    bench.watch("a")
     bench.poll_now("a")
-    bench.bells.watch(["a"])
-    bench.answer()
+    bench.watch("a")
     assert bench.rung == ["a"]
     bench.poll_now("a")
     bench.poll_now("a")
-    bench.bells.watch(["a"])
-    bench.answer()
+    bench.watch("a")
     assert bench.rung == ["a"] * 3
 
 
 def test_a_bell_that_was_ever_rung_counts_for_a_new_owner(bench: DoorbellSetup) -> None:
     """It may have been rung after its first poll. One that does not exist was not."""
     bench.poll_now("old")
-    bench.bells.watch(["old", "new"])
-    bench.answer()
+    bench.watch("old", "new")
     assert bench.rung == ["old"]
 
 
 def test_a_lost_connection_loses_no_ring(bench: DoorbellSetup) -> None:
     """Watches are gone with it; the counts are compared when it is back."""
-    bench.bells.watch(["a", "b"])
-    bench.answer()
+    bench.watch("a", "b")
     bench.lose()
     bench.bells.watch(["c"])
     bench.poll_now("b")
@@ -133,10 +132,8 @@ def test_a_bell_that_was_deleted_starts_afresh(bench: DoorbellSetup) -> None:
     """Operators may clean up at any time."""
     for _ in range(5):
         bench.poll_now("a")
-    bench.bells.watch(["a"])
-    bench.answer()
-    bench.bells.watch(["a"])
-    bench.answer()
+    bench.watch("a")
+    bench.watch("a")
     assert bench.rung == ["a"]
     del bench.versions["a"]
     bench.lose()
