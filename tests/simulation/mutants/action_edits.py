@@ -86,18 +86,12 @@ ACTION_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "an action that is over is not begun",
         "A3",
-        (
-            "if self._is_over(action):  # the answer",
-            "if False:  # the answer",
-        ),
+        ("if self._is_over(action):  # the answer", "if False:  # the answer"),
     ),
     _mutant(
         "the entry is in the transaction of the end",
         "A2",
-        (
-            "        else:\n            ops.append(entry)\n",
-            "",
-        ),
+        ("        else:\n            ops.append(entry)\n", ""),
     ),
     _mutant(
         "the watch is armed again",

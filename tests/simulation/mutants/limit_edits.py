@@ -5,50 +5,36 @@ from __future__ import annotations
 from tests.simulation.mutants.edits import Edit, Mutant
 
 
-def _edit(file: str, old: str, new: str) -> Edit:
-    return Edit(f"qdo/fleet/{file}.py", old, new)
-
-
-def _mutant(name: str, breaks: str, *edits: Edit) -> Mutant:
-    return Mutant(f"limits: {name}", breaks, edits, ("limits",))
+def _mutant(name: str, breaks: str, *edits: tuple[str, str]) -> Mutant:
+    changes = tuple(Edit("qdo/fleet/shares.py", old, new) for old, new in edits)
+    return Mutant(f"limits: {name}", breaks, changes, ("limits",))
 
 
 LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a share is within what is free",
         "L1 L2",
-        _edit(
-            "shares",
-            "held = min(held, written + max(0, free))",
-            "held = max(target, pool.occupied)",
-        ),
+        ("held = min(held, written + max(0, free))", "held = max(target, pool.occupied)"),
     ),
     _mutant(
         "writes are at the version read",
         "L1 L2",
-        _edit(
-            "shares", "SetOp(self._path, data, self._version)))", "SetOp(self._path, data, -1)))"
-        ),
+        ("SetOp(self._path, data, self._version)))", "SetOp(self._path, data, -1)))"),
     ),
     _mutant(
         "the cap is lowered at once",
         "L2 L4",
-        _edit(
-            "shares",
-            "        if target < pool.cap:\n            pool.limit(target, now)\n",
-            "",
-        ),
+        ("        if target < pool.cap:\n            pool.limit(target, now)\n", ""),
     ),
     _mutant(
         "permits in use are not given up",
         "L2",
-        _edit("shares", "held = max(target, pool.occupied)", "held = target"),
+        ("held = max(target, pool.occupied)", "held = target"),
     ),
     _mutant(
         "a larger share is used after its answer only",
         "L2",
-        _edit(
-            "shares",
+        (
             "        self._write_at = now + WRITE_SECONDS\n",
             "        self._write_at = now + WRITE_SECONDS\n"
             "        for each in permits.holders:\n"
@@ -59,8 +45,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "after a lost answer the node is written again",
         "L2 L4",
-        _edit(
-            "shares",
+        (
             "        self._told = next(",
             "        own = sum(each.held for each in node.permits if each.worker == self._worker)\n"
             "        if self._in_doubt and not self.permits.unlimited:\n"
@@ -72,13 +57,12 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "what is dealt is within what is free",
         "L1 L2",
-        _edit("shares", "max(0, min(free, target - each.held))", "max(0, target - each.held)"),
+        ("max(0, min(free, target - each.held))", "max(0, target - each.held)"),
     ),
     _mutant(
         "workers are listed after the limit was read",
         "L1 L2 L4",
-        _edit(
-            "shares",
+        (
             '        elif self._has_strangers(node):\n            self._list("")\n',
             "        elif self._has_strangers(node):\n"
             "            if self._names is None:\n"
@@ -86,56 +70,41 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
             "            else:\n"
             '                self._listed("", m.ChildrenRead(tuple(self._names)))\n',
         ),
-        _edit(
-            "shares",
-            "Children(self._folders[prefix], watch=True)",
-            "Children(self._folders[prefix])",
-        ),
+        ("Children(self._folders[prefix], watch=True)", "Children(self._folders[prefix])"),
     ),
     _mutant(
         "dead holders are taken out",
         "L4",
-        _edit("shares", "self._gone |= listed - found", "self._gone = frozenset()"),
+        ("self._gone |= listed - found", "self._gone = frozenset()"),
     ),
     _mutant(
-        "a holder lets others go first",
-        "L4",
-        _edit("shares", "self._turn_is_over(pool, rest, total)", "False"),
+        "a holder lets others go first", "L4", ("self._turn_is_over(pool, rest, total)", "False")
     ),
     _mutant(
         "only a holder moves to the end",
         "L4",
-        _edit("shares", "not starved or not rest[index].held or", "not starved or"),
+        ("not starved or not rest[index].held or", "not starved or"),
     ),
     _mutant(
         "nothing is used once the lease is over",
         "L3",
-        _edit("shares", "now >= self._lease.until or self.fault", "self.fault"),
+        ("now >= self._lease.until or self.fault", "self.fault"),
     ),
     _mutant(
         "a share is given up when others lack it",
         "L4 spin",
-        _edit("shares", "if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
+        ("if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
     ),
-    _mutant(
-        "whoever is listed reads each change",
-        "L4",
-        _edit("shares", "            or self._is_listed\n", ""),
-    ),
+    _mutant("whoever is listed reads each change", "L4", ("            or self._is_listed\n", "")),
     _mutant(
         "clients are not sought among the workers",
         "L1 L2",
-        _edit(
-            "shares",
-            'self._node.workers if ("/" in each) == bool(prefix)}',
-            "self._node.workers}",
-        ),
+        ('self._node.workers if ("/" in each) == bool(prefix)}', "self._node.workers}"),
     ),
     _mutant(
         "clients that are gone are taken out",
         "L4",
-        _edit(
-            "shares",
+        (
             '            self._list("client/")',
             '            self._names |= {each for each in self._node.workers if "/" in each}',
         ),
