@@ -57,6 +57,7 @@ class FaultPointApp:
     """
 
     mode: Mode
+    attempts: int = ATTEMPTS
     starts: list[StartedJob] = field(default_factory=list)
     effects: list[StartedJob] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
@@ -65,7 +66,7 @@ class FaultPointApp:
     def __post_init__(self) -> None:
         self.app = qdo.App("faulty", job_failure=lambda message, context, error: None)
         checkpoint: Checkpoint = "message" if self.mode == "message" else "interval"
-        policy = qdo.Policy(attempts=ATTEMPTS, backoff_seconds=1, backoff_max_seconds=4)
+        policy = qdo.Policy(attempts=self.attempts, backoff_seconds=1, backoff_max_seconds=4)
         if self.mode == "batch":
             self.app.job(batch=4, policy=policy)(self.batch_job)
         else:
@@ -273,7 +274,7 @@ FAULTS = st.lists(
 @pytest.mark.slow
 def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> None:
     """Also for workers that take over: each fault repeats only unrecorded messages."""
-    run = FaultPointApp(mode)
+    run = FaultPointApp(mode, ATTEMPTS + len(faults))  # each crash may count as one
     for kind, number in faults:
         if kind == "lease":
             run.kit.lose_lease_at(nth=number)
