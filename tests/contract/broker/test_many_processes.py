@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -20,17 +21,21 @@ from tests.support.fakes.dead_letters import dead_letter
 from tests.support.paths import ROOT
 from tests.support.processes import child, said, wait_until
 
-_SEND = """
-import sys, threading
+_OPEN = """
+import os, signal, sys, threading, time
+from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.embedded import delayed
 from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
 
-url, process = sys.argv[1:]
+url, *arguments = sys.argv[1:]
 broker = open_broker(url, "app")
+"""
+"""How the programs that `running` starts begin."""
 
+_SEND = """
 def send(thread):
     for number in range(40):
-        broker.send(Outgoing(f"q{number % 2}", f"{process}.{thread} {number}".encode()))
+        broker.send(Outgoing(f"q{number % 2}", f"{arguments[0]}.{thread} {number}".encode()))
 
 threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
 sys.stdin.readline()
@@ -41,11 +46,6 @@ print("done", broker.commits)
 """
 
 _SEND_FOR_EVER = """
-import sys
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-
-broker = open_broker(sys.argv[1], "app")
 number = 0
 while True:
     ids = [broker.send(Outgoing("q", b"single"))]
@@ -91,10 +91,6 @@ print(*(os.waitpid(pid, 0)[1] for pid in children))
 """
 
 _FORK_CLOSED = """
-import os, sys
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-
 def fill():
     return [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
 
@@ -116,11 +112,10 @@ def forks():
     files = fill()
     return fork(lambda: untouched(files))
 
-closed = open_broker(sys.argv[1], "app")
-closed.send(Outgoing("q", b"1"))
-closed.close()
+broker.send(Outgoing("q", b"1"))
+broker.close()
 print("closed", forks(), flush=True)
-opened = open_broker(sys.argv[1], "app")
+opened = open_broker(url, "app")
 opened.send(Outgoing("q", b"2"))
 print("opened", fork(forks), flush=True)
 opened.send(Outgoing("q", b"3"))
@@ -171,12 +166,6 @@ print(os.waitpid(pid, 0)[1])
 """
 
 _FORK_READING = """
-import os, signal, sys, threading
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-
-url = sys.argv[1]
-broker = open_broker(url, "app")
 broker.send(Outgoing("q", b"1"))
 reads = {
     "queues": broker.catalog.names,
@@ -212,10 +201,6 @@ broker.close()
 """
 
 _LISTEN = """
-import sys, threading
-from qdo.brokers.registry import open_broker
-
-broker = open_broker(sys.argv[1], "app")
 reader = broker.reader("q", 0)
 end = threading.Event()
 
@@ -233,14 +218,45 @@ broker.close()
 """
 
 
-def test_senders_of_several_processes_each_keep_their_order(url: str) -> None:
-    """Three processes with four threads each: nothing lost, positions grow, orders kept."""
-    with child(_SEND, url, "0") as one, child(_SEND, url, "1") as two, child(_SEND, url, "2") as x:
-        for process in (one, two, x):
-            process.stdin.write("go\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-        assert [said(process).split()[0] for process in (one, two, x)] == ["done"] * 3
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
     broker = open_broker(url, "app")
+    yield broker
+    broker.close()
+
+
+def running(
+    code: str, url: str, *arguments: str, kill: bool = False
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """Run a program with a broker."""
+    return child(_OPEN + code, url, *arguments, kill=kill)
+
+
+def kill(process: subprocess.Popen[str]) -> str:
+    """Kill a process with kill -9; return the complete lines that it had printed."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    rest = process.stdout.read() if process.stdout else ""
+    return rest.rpartition("\n")[0]
+
+
+def go(*processes: subprocess.Popen[str]) -> None:
+    """Let processes begin at once."""
+    for each in processes:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+
+
+def test_senders_of_several_processes_each_keep_their_order(url: str, broker: Broker) -> None:
+    """Three processes with four threads each: nothing lost, positions grow, orders kept."""
+    with (
+        running(_SEND, url, "0") as one,
+        running(_SEND, url, "1") as two,
+        running(_SEND, url, "2") as x,
+    ):
+        go(one, two, x)
+        assert [said(process).split()[0] for process in (one, two, x)] == ["done"] * 3
     seen: set[int] = set()
     for parity in range(2):
         rows = broker.reader(f"q{parity}", 0).fetch(10_000)
@@ -252,22 +268,17 @@ def test_senders_of_several_processes_each_keep_their_order(url: str) -> None:
             numbers = [int(number) for name, number in mine if name == sender]
             assert numbers == list(range(parity, 40, 2))
     assert len(seen) == 3 * 4 * 40
-    broker.close()
 
 
-def test_what_a_killed_sender_was_told_is_stored(url: str) -> None:
+def test_what_a_killed_sender_was_told_is_stored(url: str, broker: Broker) -> None:
     """kill -9 at random moments: every acknowledged id is there, in order, batches whole."""
     chance = random.Random(20120129)
     acknowledged: list[str] = []
     for _ in range(6):
-        with child(_SEND_FOR_EVER, url) as sender:
+        with running(_SEND_FOR_EVER, url) as sender:
             for _ in range(chance.randrange(1, 60)):
                 acknowledged.extend(said(sender).split())
-            os.kill(sender.pid, signal.SIGKILL)
-            sender.wait()
-            rest = sender.stdout.read() if sender.stdout else ""
-            acknowledged.extend(rest.rpartition("\n")[0].split())
-    broker = open_broker(url, "app")
+            acknowledged.extend(kill(sender).split())
     rows = broker.reader("q", 0).fetch(1_000_000)
     stored = [message_id(row[0], broker.id_node) for row in rows]
     known = set(acknowledged)
@@ -279,32 +290,25 @@ def test_what_a_killed_sender_was_told_is_stored(url: str) -> None:
     assert len(batches) % 20 == 0
     assert all(batches[n].endswith(b" %d" % (n % 20)) for n in range(len(batches)))
     assert broker.catalog.backlog("q", 0).count == len(rows)
-    broker.close()
 
 
-def test_a_listener_in_another_process_is_woken(url: str) -> None:
+def test_a_listener_in_another_process_is_woken(url: str, broker: Broker) -> None:
     """It waits without polling, and is notified of a new queue and of each message."""
-    broker = open_broker(url, "app")
-    with child(_LISTEN, url) as listener:
+    with running(_LISTEN, url) as listener:
         assert said(listener) == "listening"
-
         for body in ("one", "two", "end"):
             broker.send(Outgoing("q", body.encode()))
             assert said(listener) == body
-    broker.close()
 
 
-def test_a_dead_listener_does_not_disturb(url: str) -> None:
+def test_a_dead_listener_does_not_disturb(url: str, broker: Broker) -> None:
     """kill -9 leaves its wakeup pipe behind; senders continue, and others are still woken."""
-
-    broker = open_broker(url, "app")
-    with child(_LISTEN, url) as dead, child(_LISTEN, url) as living:
+    with running(_LISTEN, url) as dead, running(_LISTEN, url) as living:
         assert (said(dead), said(living)) == ("listening", "listening")
         os.kill(dead.pid, signal.SIGKILL)
         dead.wait()
         broker.send(Outgoing("q", b"end"))
         assert said(living) == "end"
-    broker.close()
 
 
 def forking(code: str, url: str) -> tuple[str, str]:
@@ -320,102 +324,62 @@ def forking(code: str, url: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_forked_processes_send_as_their_parent_does(url: str) -> None:
+def test_forked_processes_send_as_their_parent_does(url: str, broker: Broker) -> None:
     """Forked amid its commits, and still sending after it has closed the broker."""
     assert forking(_FORK, url) == ("0 0 0 0 0 0\n", "")
-    broker = open_broker(url, "app")
     for each in range(6):
         rows = broker.reader(f"child-{each}", 0).fetch(100)
         assert [row[1] for row in rows] == [b"%d" % number for number in range(20)]
-    broker.close()
 
 
-def test_forks_close_nobody_elses_files(url: str) -> None:
+def test_forks_close_nobody_elses_files(url: str, broker: Broker) -> None:
     """Not after the broker was closed, and not in the children of a child."""
-    assert forking(_FORK_CLOSED, url) == ("closed True\nopened True\n", "")
-    broker = open_broker(url, "app")
+    assert forking(_OPEN + _FORK_CLOSED, url) == ("closed True\nopened True\n", "")
     assert broker.catalog.backlog("q", 0).count == 3
-    broker.close()
 
 
-def test_no_fork_breaks_the_transaction_of_an_opening_broker(url: str) -> None:
+def test_no_fork_breaks_the_transaction_of_an_opening_broker(url: str, broker: Broker) -> None:
     """Opening waits for a fork that is under way: the child could never write otherwise."""
     assert forking(_FORK_OPENING, url) == ("0\n", "")
-    broker = open_broker(url, "app")
     assert sorted(row[1] for row in broker.reader("q", 0).fetch(9)) == [b"1", b"2", b"3"]
-    broker.close()
 
 
 def test_no_fork_happens_while_a_thread_reads(url: str) -> None:
     """The child would wait forever for a mutex that the thread held."""
     well = "queues 0\nbacklog 0\nfetch 0\ndead letters 0\n"
-    assert forking(_FORK_READING, url) == (well, "")
+    assert forking(_OPEN + _FORK_READING, url) == (well, "")
 
 
 # --- delays, keys and retried dead letters -------------------------------------------------
 
 
 _MOVE = """
-import sys
-import qdo.brokers.embedded.delayed as terms
-from qdo.brokers.registry import open_broker
-
-terms.MOVE_MESSAGES = 7
-broker = open_broker(sys.argv[1], "app")
+delayed.MOVE_MESSAGES = 7
 broker.listen(lambda names: None)
 sys.stdin.read()
 """
 
 _DELAY_FOR_EVER = """
-import sys, time
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing, SendOptions
-
-broker = open_broker(sys.argv[1], "app")
 number = 0
 while True:
     due = time.time() + 0.02 * (number % 5)
-    body = f"{sys.argv[2]}.{number}".encode()
+    body = f"{arguments[0]}.{number}".encode()
     print(broker.send(Outgoing("q", body, terms=SendOptions(due))), flush=True)
     number += 1
 """
 
 _RETRY_FOR_EVER = """
-import sys
-from qdo.brokers.registry import open_broker
-
-broker = open_broker(sys.argv[1], "app")
 while letters := broker.dead_letters.find()[:2]:
     broker.dead_letters.retry([(each.queue, each.position) for each in letters])
     print("retried", flush=True)
 """
 
 _ONCE = """
-import sys
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing, SendOptions
-
-broker = open_broker(sys.argv[1], "app")
 sys.stdin.readline()
 for number in range(100):
     print(broker.send(Outgoing("q", b"%d" % number, terms=SendOptions(None, f"key-{number}"))))
 broker.close()
 """
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url, "app")
-    yield broker
-    broker.close()
-
-
-def kill(process: subprocess.Popen[str]) -> str:
-    """Kill a process with kill -9; return the complete lines that it had printed."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    rest = process.stdout.read() if process.stdout else ""
-    return rest.rpartition("\n")[0]
 
 
 def stored(broker: Broker, name: str) -> list[bytes]:
@@ -437,7 +401,7 @@ def test_whoever_moves_may_be_killed_at_any_moment(url: str, broker: Broker) -> 
     kills = 0
     while left := broker.catalog.backlog("q", 0).delayed:
         enough = max(0, left - chance.randrange(1, 80))
-        with child(_MOVE, url, kill=True) as one, child(_MOVE, url, kill=True) as two:
+        with running(_MOVE, url, kill=True) as one, running(_MOVE, url, kill=True) as two:
             wait_until(lambda: broker.catalog.backlog("q", 0).delayed <= enough, "some have moved")  # noqa: B023
             kill(one)
             kill(two)
@@ -453,7 +417,7 @@ def test_what_a_killed_sender_was_told_will_arrive(url: str, broker: Broker) -> 
     """kill -9 between storing and moving: acknowledged messages arrive, once."""
     acknowledged: list[str] = []
     for process in range(4):
-        with child(_DELAY_FOR_EVER, url, str(process), kill=True) as sender:
+        with running(_DELAY_FOR_EVER, url, str(process), kill=True) as sender:
             acknowledged.extend(said(sender) for _ in range(40))
             acknowledged.extend(kill(sender).split())
     stop = broker.listen(lambda names: None)
@@ -477,7 +441,7 @@ def test_a_letter_is_always_a_letter_or_a_message(url: str, broker: Broker) -> N
     everything = Counter(b"%d" % number for number in range(600))
     chance = random.Random(20120129)
     for _ in range(8):
-        with child(_RETRY_FOR_EVER, url, kill=True) as operator:
+        with running(_RETRY_FOR_EVER, url, kill=True) as operator:
             for _ in range(chance.randrange(1, 6)):
                 said(operator)
             kill(operator)
@@ -488,10 +452,8 @@ def test_a_letter_is_always_a_letter_or_a_message(url: str, broker: Broker) -> N
 
 def test_senders_of_several_processes_share_keys(url: str, broker: Broker) -> None:
     """Each key is stored once, whichever sender is first, and all senders get the same id."""
-    with child(_ONCE, url) as one, child(_ONCE, url) as two, child(_ONCE, url) as three:
-        for each in (one, two, three):
-            each.stdin.write("go\n")  # type: ignore[union-attr]
-            each.stdin.flush()  # type: ignore[union-attr]
+    with running(_ONCE, url) as one, running(_ONCE, url) as two, running(_ONCE, url) as three:
+        go(one, two, three)
         told = [[said(each) for _ in range(100)] for each in (one, two, three)]
     assert told[0] == told[1] == told[2]
     assert len(set(told[0])) == 100
