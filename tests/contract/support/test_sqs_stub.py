@@ -159,22 +159,6 @@ def test_nothing_is_hidden_for_more_than_twelve_hours(
     assert change(sqs, standard, held, 39_000) == []
 
 
-def test_too_many_in_flight_is_an_error_on_standard_queues_only(
-    stub: ServerProcess, sqs: Any, standard: str, fifo: str
-) -> None:
-    """A FIFO queue returns an empty answer instead."""
-    for queue in (standard, fifo):
-        stub.ask("/_limit", {"queue": queue.rpartition("/")[2], "in_flight": 2})
-    send(sqs, standard, "1", "2", "3")
-    for number in range(3):
-        send(sqs, fifo, f"{number}", group=f"g{number}")
-    assert len(receive(sqs, standard)) == len(receive(sqs, fifo)) == 2
-    with pytest.raises(ClientError) as error:
-        receive(sqs, standard)
-    assert error.value.response["Error"]["Code"] == "OverLimit"
-    assert receive(sqs, fifo) == []
-
-
 def test_what_is_too_old_is_gone(stub: ServerProcess, sqs: Any, aws_prefix: str) -> None:
     """Without a word, after the retention of its queue."""
     queue = sqs.create_queue(

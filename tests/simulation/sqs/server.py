@@ -54,7 +54,7 @@ class SimulatedSqs:
         self.requests: Counter[str] = Counter()
         self.deleted: Callable[[int], None] = lambda number: None
         kind = FifoQueue if name.endswith(".fifo") else StandardQueue
-        self.queue: Queue = kind(name, dict(_DAYS), moments.now)
+        self.queue: Queue = kind(name, dict(_DAYS))
         self._sent = 0
 
     def send(self, body: Mapping[str, Any], group: str | None) -> int:
@@ -67,9 +67,7 @@ class SimulatedSqs:
                 number=number,
                 id=f"00000000-0000-4000-8000-{number:012d}",
                 body=json.dumps({**body, "n": number}),
-                md5="",
                 attributes={},
-                attributes_md5=None,
                 group=group if fifo else None,
                 dedup_id=str(number) if fifo else None,
                 sent=self.moments.now,

@@ -32,26 +32,22 @@ class _Group:
 class FifoQueue(Queue):
     """Message groups: each in order, and locked while one of its messages is in flight."""
 
-    def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
+    def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self._groups: dict[str, _Group] = {}
         self._ready: OrderedDict[str, None] = OrderedDict()
-        self._dedup: OrderedDict[tuple[str, str], tuple[float, SqsMessage]] = OrderedDict()
+        self._dedup: OrderedDict[str, tuple[float, SqsMessage]] = OrderedDict()
         self._attempts: dict[str, _Attempt] = {}
-        super().__init__(name, attributes, now)
+        super().__init__(name, attributes)
 
-    def known(self, group: str, dedup_id: str, now: float) -> SqsMessage | None:
+    def known(self, dedup_id: str, now: float) -> SqsMessage | None:
         """Return the message that was sent with a deduplication id within five minutes."""
         while self._dedup:
             key, (at, _) = next(iter(self._dedup.items()))
             if now - at < DEDUP_SECONDS:
                 break
             del self._dedup[key]
-        found = self._dedup.get(self._dedup_key(group, dedup_id))
+        found = self._dedup.get(dedup_id)
         return found[1] if found else None
-
-    def _dedup_key(self, group: str, dedup_id: str) -> tuple[str, str]:
-        by_group = self.attributes.get("DeduplicationScope") == "messageGroup"
-        return (group if by_group else "", dedup_id)
 
     def receive(
         self, now: float, limit: int, visibility: int, attempt: str | None = None
@@ -102,8 +98,7 @@ class FifoQueue(Queue):
 
     def _enter(self, message: SqsMessage) -> None:
         self._groups.setdefault(message.group or "", _Group()).messages[message.number] = message
-        key = self._dedup_key(message.group or "", message.dedup_id or "")
-        self._dedup[key] = (message.sent, message)
+        self._dedup[message.dedup_id or ""] = (message.sent, message)
 
     def _leave(self, message: SqsMessage) -> None:
         name = message.group or ""

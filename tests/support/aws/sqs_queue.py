@@ -18,7 +18,6 @@ from typing import Any
 from tests.support.aws.sqs_values import SqsError, invalid
 
 MOST_SECONDS = 43_200
-IN_FLIGHT_LIMIT = 120_000
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +31,7 @@ class SqsMessage:
     number: int
     id: str
     body: str
-    md5: str
     attributes: Mapping[str, Any]
-    attributes_md5: str | None
     group: str | None
     dedup_id: str | None
     sent: float
@@ -58,22 +55,15 @@ class Queue(abc.ABC):
     :ivar bury: takes a message that was received too often.
     """
 
-    def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
+    def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
         self.attributes = attributes
         self.tags: dict[str, str] = {}
-        self.created = self.modified = now
-        self.purged = 0.0
-        self.in_flight_limit = IN_FLIGHT_LIMIT
         self.bury: Callable[[Queue, SqsMessage, float], None] | None = None
         self.messages: dict[int, SqsMessage] = {}
         self.hidden = {"taken": 0, "delayed": 0}
         self._changes: list[tuple[float, int, int]] = []
         self._turn = 0
-        self.renew()
-
-    def renew(self) -> None:
-        """Cache attributes that receives need often."""
         policy = json.loads(self.attributes.get("RedrivePolicy") or "{}")
         self.max_receives = int(policy.get("maxReceiveCount", 0))
         self.dead_letter_arn = str(policy.get("deadLetterTargetArn", ""))
@@ -98,7 +88,6 @@ class Queue(abc.ABC):
     ) -> list[SqsMessage]:
         """Return up to `limit` messages, and hide them for `visibility` seconds."""
         self.settle(now)
-        limit = min(limit, self._room())
         taken: list[SqsMessage] = []
         for message in self._visible():
             if len(taken) >= limit:
@@ -120,9 +109,6 @@ class Queue(abc.ABC):
         message.received = now
         message.handle = f"{self.name}/{message.number}/{message.receives}/{secrets.token_hex(4)}"
         self._hide(message, "taken", now + visibility)
-
-    def _room(self) -> int:
-        return self.in_flight_limit - self.hidden["taken"]
 
     # --- receipt handles
 
@@ -182,11 +168,6 @@ class Queue(abc.ABC):
         """Return when something may become visible by itself."""
         return self._changes[0][0] if self._changes else None
 
-    def purge(self) -> None:
-        """Delete everything."""
-        for message in list(self.messages.values()):
-            self._remove(message)
-
     def _hide(self, message: SqsMessage, why: str, until: float) -> None:
         message.hidden = why
         message.visible_at = until
@@ -234,16 +215,9 @@ class Queue(abc.ABC):
 class StandardQueue(Queue):
     """Messages in about the order in which they became visible."""
 
-    def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
+    def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self._line: deque[SqsMessage] = deque()
-        super().__init__(name, attributes, now)
-
-    def receive(
-        self, now: float, limit: int, visibility: int, attempt: str | None = None
-    ) -> list[SqsMessage]:
-        if self._room() <= 0:
-            raise SqsError("OverLimit", "Too many messages are in flight.", 403)
-        return super().receive(now, limit, visibility)
+        super().__init__(name, attributes)
 
     def delete(self, handle: str, now: float) -> None:
         """Delete, but without effect and without error where it was received again since."""

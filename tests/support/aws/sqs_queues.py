@@ -1,4 +1,4 @@
-"""The actions of SQS on queues themselves: made, named, set, tagged, emptied and dropped."""
+"""The actions of SQS on queues themselves: made, named and dropped."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ _DEFAULTS = {
     "MessageRetentionPeriod": "345600",
     "DelaySeconds": "0",
     "ReceiveMessageWaitTimeSeconds": "0",
-}
-_FIFO = {
-    "ContentBasedDeduplication": "false",
-    "DeduplicationScope": "queue",
-    "FifoThroughputLimit": "perQueue",
 }
 _BOUNDS = {
     "VisibilityTimeout": (0, MOST_SECONDS),
@@ -71,12 +66,11 @@ class Queues:
             )
         if fifo != name.endswith(".fifo"):
             raise invalid("QueueName", name, "The name of a FIFO queue ends with .fifo.")
-        attributes = {**_DEFAULTS, **(_FIFO if fifo else {})}
         self._check_attributes(given, fifo)
         found = self.queues.get(name)
         if found is None:
             kind = FifoQueue if fifo else StandardQueue
-            found = self.queues[name] = kind(name, {**attributes, **given}, now)
+            found = self.queues[name] = kind(name, {**_DEFAULTS, **given})
             found.tags.update(request.get("tags") or {})
             self.made(found)
         elif any(found.attributes.get(key) != value for key, value in given.items()):
@@ -87,7 +81,7 @@ class Queues:
 
     def _check_attributes(self, given: Mapping[str, str], fifo: bool) -> None:
         for name, value in given.items():
-            if name not in {*_DEFAULTS, *(_FIFO if fifo else ()), *_OTHERS}:
+            if name not in {*_DEFAULTS, *_OTHERS}:
                 raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")
             low, high = _BOUNDS.get(name, (0, 0))
             if name in _BOUNDS and not (value.isdigit() and low <= int(value) <= high):
@@ -129,8 +123,6 @@ class Queues:
             "ApproximateNumberOfMessages": str(len(queue.messages) - sum(hidden.values())),
             "ApproximateNumberOfMessagesNotVisible": str(hidden["taken"]),
             "ApproximateNumberOfMessagesDelayed": str(hidden["delayed"]),
-            "CreatedTimestamp": str(int(queue.created)),
-            "LastModifiedTimestamp": str(int(queue.modified)),
         }
         if isinstance(queue, FifoQueue):
             found["FifoQueue"] = "true"
@@ -141,35 +133,5 @@ class Queues:
             }
         }
 
-    def set_attributes(self, request: Json, now: float, origin: str) -> Json:
-        queue, given = self.queue(request), dict(request.get("Attributes") or {})
-        self._check_attributes(given, isinstance(queue, FifoQueue))
-        queue.attributes.update(given)
-        if not queue.attributes.get("RedrivePolicy"):
-            queue.attributes.pop("RedrivePolicy", None)
-        queue.modified = now
-        queue.renew()
-        return {}
-
-    def tag(self, request: Json, now: float, origin: str) -> Json:
-        self.queue(request).tags.update(request.get("Tags") or {})
-        return {}
-
-    def untag(self, request: Json, now: float, origin: str) -> Json:
-        tags = self.queue(request).tags
-        for name in request.get("TagKeys") or ():
-            tags.pop(name, None)
-        return {}
-
     def tags(self, request: Json, now: float, origin: str) -> Json:
         return {"Tags": self.queue(request).tags}
-
-    def purge(self, request: Json, now: float, origin: str) -> Json:
-        queue = self.queue(request)
-        if now - queue.purged < 60:
-            raise SqsError(
-                "PurgeQueueInProgress", "Only one PurgeQueue is allowed every 60 seconds."
-            )
-        queue.purged = now
-        queue.purge()
-        return {}

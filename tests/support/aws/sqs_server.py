@@ -5,8 +5,7 @@ It prints its address. Control requests, all in JSON:
 - ``GET /_log``: requests by action and queue, polls that wait, connections (but its own);
 - ``POST /_reset_log``: forget the counts;
 - ``POST /_fail_entries``: let entries of batches fail, see `EntryFaults.add`; ``{}`` clears;
-- ``POST /_advance`` with ``seconds``: advance the clock;
-- ``POST /_limit`` with ``queue`` and ``in_flight``: the most messages in flight.
+- ``POST /_advance`` with ``seconds``: advance the clock.
 
 As with AWS, messages of a poll are in flight even if its connection is gone.
 """
@@ -29,7 +28,7 @@ from tests.support.aws.http1 import Connection, HttpRequest
 from tests.support.aws.sqs_queue import MOST_SECONDS, Queue, SqsMessage
 from tests.support.aws.sqs_request_log import EntryFaults, RequestLog
 from tests.support.aws.sqs_service import SqsService
-from tests.support.aws.sqs_values import SqsError, attributes_md5, chosen, within
+from tests.support.aws.sqs_values import SqsError, within
 
 _REGION = re.compile(rb"Credential=[^/]+/\d+/([\w-]+)/sqs/")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([^\r]+)", re.IGNORECASE)
@@ -198,10 +197,6 @@ class SqsServer:
             self._ahead += float(asked["seconds"])
             for queue in list(self._polls):
                 self._serve(queue)
-        elif path == "/_limit":
-            for service in self._regions.values():
-                if asked["queue"] in service.queues:
-                    service.queues[asked["queue"]].in_flight_limit = int(asked["in_flight"])
         else:
             request.reply(404, b"{}")
             return
@@ -239,7 +234,6 @@ def _shown(message: SqsMessage, asked: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "MessageId": message.id,
         "ReceiptHandle": message.handle,
-        "MD5OfBody": message.md5,
         "Body": message.body,
     }
     names = asked.get("MessageSystemAttributeNames") or asked.get("AttributeNames")
@@ -250,13 +244,7 @@ def _shown(message: SqsMessage, asked: dict[str, Any]) -> dict[str, Any]:
             name: value for name, value in known.items() if everything or name in names
         }
     if message.attributes and asked.get("MessageAttributeNames"):
-        picked = chosen(message.attributes, asked["MessageAttributeNames"])
-        whole = len(picked) == len(message.attributes)
-        if picked:
-            shown["MessageAttributes"] = picked
-            shown["MD5OfMessageAttributes"] = (
-                message.attributes_md5 if whole else attributes_md5(picked)
-            )
+        shown["MessageAttributes"] = message.attributes
     return shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import uuid
 from collections.abc import Callable
@@ -37,11 +36,7 @@ class SqsService(Queues):
             "ListQueues": self.list,
             "GetQueueUrl": self.get_url,
             "GetQueueAttributes": self.get_attributes,
-            "SetQueueAttributes": self.set_attributes,
-            "TagQueue": self.tag,
-            "UntagQueue": self.untag,
             "ListQueueTags": self.tags,
-            "PurgeQueue": self.purge,
             "SendMessage": self.send,
             "SendMessageBatch": self.send_batch,
             "DeleteMessage": self.delete,
@@ -62,9 +57,7 @@ class SqsService(Queues):
             number=next(_numbers),
             id=message.id,
             body=message.body,
-            md5=message.md5,
             attributes=message.attributes,
-            attributes_md5=message.attributes_md5,
             group=message.group,
             dedup_id=message.dedup_id,
             # The retention period counts from the first send, except on FIFO queues.
@@ -89,14 +82,12 @@ class SqsService(Queues):
                 "...",
                 f"Must be shorter than {queue.attributes['MaximumMessageSize']} bytes.",
             )
-        group, dedup_id, known = self._fifo(queue, request, body, now)
+        group, dedup_id, known = self._fifo(queue, request, now)
         message = known or SqsMessage(
             number=next(_numbers),
             id=str(uuid.uuid4()),
             body=body,
-            md5=values.md5(body),
             attributes=attributes,
-            attributes_md5=values.attributes_md5(attributes) if attributes else None,
             group=group,
             dedup_id=dedup_id,
             sent=now,
@@ -106,15 +97,12 @@ class SqsService(Queues):
             queue.add(message, queue.number_of("DelaySeconds") if own < 0 else own, now)
             self.sent_to.append(queue)
         answer = {"Id": request.get("Id"), "MessageId": message.id}
-        answer["MD5OfMessageBody"] = values.md5(body) if known else message.md5
-        if attributes:
-            answer["MD5OfMessageAttributes"] = values.attributes_md5(attributes)
         if isinstance(queue, FifoQueue):
             answer["SequenceNumber"] = message.sequence
         return answer
 
     def _fifo(
-        self, queue: Queue, request: Json, body: str, now: float
+        self, queue: Queue, request: Json, now: float
     ) -> tuple[str | None, str | None, SqsMessage | None]:
         """Return group, deduplication id, and the earlier message with this id."""
         group, dedup_id = request.get("MessageGroupId"), request.get("MessageDeduplicationId")
@@ -136,15 +124,13 @@ class SqsService(Queues):
                 request["DelaySeconds"],
                 "The request include parameter that is not valid for this queue type.",
             )
-        if not dedup_id and queue.attributes["ContentBasedDeduplication"] == "true":
-            dedup_id = hashlib.sha256(body.encode()).hexdigest()
         if not dedup_id:
             raise SqsError(
                 "InvalidParameterValue",
                 "The queue should either have ContentBasedDeduplication enabled or"
                 " MessageDeduplicationId provided explicitly",
             )
-        return group, dedup_id, queue.known(group, dedup_id, now)
+        return group, dedup_id, queue.known(dedup_id, now)
 
     def send_batch(self, request: Json, now: float, origin: str) -> Json:
         total = sum(

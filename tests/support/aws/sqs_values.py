@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ _CODES = {
     "QueueDoesNotExist": _QUERY_PREFIX + "NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
     "ReceiptHandleIsInvalid": "ReceiptHandleIsInvalid",
-    "OverLimit": "OverLimit",
     "InvalidAttributeName": "InvalidAttributeName",
     "InvalidAttributeValue": "InvalidAttributeValue",
     "InvalidMessageContents": "InvalidMessageContents",
@@ -58,9 +55,7 @@ def invalid(name: str, value: object, reason: str) -> SqsError:
     )
 
 
-def within(
-    request: Mapping[str, Any], name: str, default: int, low: int, high: int, code: str = ""
-) -> int:
+def within(request: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
     """Return a number of a request; reject it outside its bounds."""
     value = request.get(name)
     if value is None:
@@ -68,39 +63,6 @@ def within(
     if not low <= int(value) <= high:
         raise invalid(name, value, f"Must be >= {low} and <= {high}, if provided.")
     return int(value)
-
-
-def md5(text: str) -> str:
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def attributes_md5(attributes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the digest of message attributes as SQS defines it: by name, lengths before texts."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for name in sorted(attributes):
-        value = attributes[name]
-        for text in (name, value["DataType"]):
-            digest.update(struct.pack(">I", len(text.encode())) + text.encode())
-        if value["DataType"].startswith("Binary"):
-            mark, data = b"\x02", base64.b64decode(value["BinaryValue"])
-        else:
-            mark, data = b"\x01", value["StringValue"].encode()
-        digest.update(mark + struct.pack(">I", len(data)) + data)
-    return digest.hexdigest()
-
-
-def chosen(
-    attributes: Mapping[str, Mapping[str, Any]], names: Sequence[str]
-) -> Mapping[str, Mapping[str, Any]]:
-    """Return the attributes that a receive asks for: all, by prefix (``name.*``) or by name."""
-    if "All" in names or ".*" in names:
-        return attributes
-    prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
-    return {
-        name: value
-        for name, value in attributes.items()
-        if name in names or (prefixes and name.startswith(prefixes))
-    }
 
 
 def size(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
