@@ -23,7 +23,7 @@ from qdo.brokers.kinesis.positions import pack, sequence_of
 from qdo.errors import UnsupportedError, UsageError
 from qdo.positions import position_now
 from tests.support.aws.clients import client
-from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
+from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
 from tests.support.fakes.dead_letters import dead_letter
 from tests.support.kinesis import BRISK, ShardOwner, opened, outgoing
@@ -50,10 +50,10 @@ def broker(kinesis: KinesisStub, stream: str) -> Iterator[KinesisBroker]:
 
 
 @pytest.fixture
-def later() -> Iterator[KinesisStub]:
-    """A server of the test's own, whose time the test moves up to the present."""
-    with kinesis_stub() as stub:
-        yield stub
+def later(kinesis: KinesisStub) -> Iterator[KinesisStub]:
+    """A server with a stream from the past; the test moves its time up to the present."""
+    yield kinesis
+    kinesis.client.delete_stream(StreamName="s")
 
 
 def long_ago(stub: KinesisStub, seconds: float) -> None:

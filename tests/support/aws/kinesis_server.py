@@ -114,7 +114,9 @@ class KinesisServer:
         return {}
 
     def delete(self, asked: Json) -> Json:
-        del self._streams[self._stream(asked).name]
+        name = self._stream(asked).name
+        del self._streams[name]
+        self._reads = [each for each in self._reads if each[1] != name]
         return {}
 
     def describe(self, asked: Json) -> Json:
@@ -239,6 +241,7 @@ class KinesisStub:
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
         self.url = process.url
+        self._ahead = 0.0
         self.client = client("kinesis", process.url)
 
     def set(self, **terms: float) -> None:
@@ -246,7 +249,7 @@ class KinesisStub:
         self._process.ask("/_set", terms)
 
     def reset(self) -> None:
-        """Restore the behavior of AWS; streams and the clock stay."""
+        """Restore the behavior of AWS and its clock; streams stay."""
         self.set(
             iterator_seconds=ITERATOR_SECONDS,
             reads_per_second=READS_PER_SECOND,
@@ -254,6 +257,7 @@ class KinesisStub:
             page=1000,
         )
         self.refuse(0.0)
+        self.advance(-self._ahead)
 
     def make(self, stream: str, shards: int = 1) -> list[str]:
         """Create a stream; return its shards."""
@@ -262,6 +266,7 @@ class KinesisStub:
 
     def advance(self, seconds: float) -> None:
         """Advance the clock."""
+        self._ahead += seconds
         self._process.ask("/_advance", {"seconds": seconds})
 
     def refuse(self, share: float, seed: int = 1) -> None:
