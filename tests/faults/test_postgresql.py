@@ -26,22 +26,12 @@ from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
-from tests.support.postgresql.standby import catch_up, promote, standby_of
+from tests.support.postgresql.standby import catch_up, promote, standby_of, url_of
 from tests.support.processes import Proc, wait_until
 
 QUEUES = [f"q{number}" for number in range(4)]
 DAY_SECONDS = 24 * 3600
 LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError)
-
-
-@pytest.fixture
-def database(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
-    """A database with the schema, on the server that tests may kill."""
-    address = postgresql_server.address
-    found = PostgresqlDatabase(address, address.create_database())
-    prepared(found.url())
-    yield found
-    address.drop_database(found.name)
 
 
 @pytest.fixture
@@ -255,9 +245,7 @@ def test_a_crash_behind_a_pooler_is_noticed(
     """The listener's connection to the pooler stays, and the server gives ids again."""
     monkeypatch.setattr(listener_module, "POLL_SECONDS", 1.0)
     woken: set[str] = set()
-    pooler = PgBouncer(database.server)
-    try:
-        pooler.start()
+    with PgBouncer(database.server) as pooler:
         url = pooler.address.url(database.name, pooler="transaction")
         with contextlib.closing(open_broker(url, "app")) as broker:
             broker.send(Outgoing("a", b""))
@@ -268,8 +256,6 @@ def test_a_crash_behind_a_pooler_is_noticed(
             with database.connect() as connection:
                 os.kill(connection.info.backend_pid, signal.SIGKILL)
             wait_until(lambda: "a" in woken, "the listener wakes all queues")
-    finally:
-        pooler.close()
 
 
 def test_a_notification_during_a_look_is_not_lost(
@@ -391,8 +377,8 @@ def test_a_process_leaves_a_silent_server_with_all_connections(
 
     monkeypatch.setattr(session, "CONNECT_SECONDS", 4.0)
     with standby_of(postgresql_server) as standby, ThreadPoolExecutor() as pool:
-        hosts = f"127.0.0.1:{postgresql_server.port}", f"127.0.0.1:{standby.port}"
-        address = postgresql_address(database.url().replace(hosts[0], ",".join(hosts)))
+        url = url_of(database.url(), postgresql_server, postgresql_server, standby)
+        address = postgresql_address(url)
         catch_up(postgresql_server, standby)
         waiting, idle, quick = (session.PostgresqlSession(address) for _ in range(3))
         assert {each.run(ask) for each in (waiting, idle, quick)} == {postgresql_server.port}

@@ -37,9 +37,8 @@ from qdo.postgresql.url import postgresql_address
 from tests.support.coordinator_process import CommandError, Remote, clients
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import CuttingProxy
-from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
-from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication
+from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication, url_of
 from tests.support.processes import wait_until
 
 TIMEOUT = 2.0
@@ -55,17 +54,6 @@ def opened() -> Iterator[Opened]:
     """Open clients; they are stopped after the test."""
     with clients(timeout_seconds=TIMEOUT) as opened:
         yield opened
-
-
-@pytest.fixture
-def server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
-    """A database with the schema, on a server that the test may stop."""
-    address = postgresql_server.address
-    name = address.create_database()
-    prepared(address.url(name))
-    yield PostgresqlDatabase(address, name)
-    postgresql_server.restart()
-    address.drop_database(name)
 
 
 def session_on(url: str, seconds: float = TIMEOUT) -> StoreSession:
@@ -233,10 +221,10 @@ def test_a_command_does_not_show_who_died_with_the_last_process(database_url: st
 
 @pytest.mark.parametrize("how", ["restart", "kill", "freeze"])
 def test_sessions_survive_the_server(
-    server: PostgresqlDatabase, postgresql_server: PostgresqlServer, opened: Opened, how: str
+    database: PostgresqlDatabase, postgresql_server: PostgresqlServer, opened: Opened, how: str
 ) -> None:
     """Nothing that was answered is lost, and the epoch stays."""
-    client, other = (opened(server.url(), session_timeout_seconds=8.0) for _ in "ab")
+    client, other = (opened(database.url(), session_timeout_seconds=8.0) for _ in "ab")
     client.create("/mine", b"", ephemeral=True)
     session, states = client.client_id, list[str]()
     client.add_listener(states.append)
@@ -255,7 +243,7 @@ def test_sessions_survive_the_server(
 
 
 def test_fences_grow_when_a_late_standby_takes_over(
-    server: PostgresqlDatabase,
+    database: PostgresqlDatabase,
     postgresql_server: PostgresqlServer,
     opened: Opened,
     caplog: pytest.LogCaptureFixture,
@@ -263,8 +251,7 @@ def test_fences_grow_when_a_late_standby_takes_over(
     """No session begins there until no client may still rely on one of the earlier server."""
     caplog.set_level(logging.WARNING)
     with standby_of(postgresql_server) as standby, contextlib.ExitStack() as stack:
-        hosts = f"127.0.0.1:{postgresql_server.port}", f"127.0.0.1:{standby.port}"
-        url = server.url().replace(hosts[0], ",".join(hosts))
+        url = url_of(database.url(), postgresql_server, postgresql_server, standby)
         client = opened(url)
         session, states = client.client_id, list[str]()
         client.add_listener(states.append)
@@ -279,7 +266,7 @@ def test_fences_grow_when_a_late_standby_takes_over(
         confirmed_at = time.monotonic()
         postgresql_server.stop("immediate")
         promote(standby)
-        other = opened(standby.address.url(server.name))
+        other = opened(standby.address.url(database.name))
         other.create("/claim")
         assert time.monotonic() - confirmed_at > TIMEOUT
         assert other.exists("/mine") is None
@@ -380,13 +367,13 @@ def test_a_refused_request_fails_alone(
 
 
 def test_no_write_succeeds_without_its_synchronous_standby(
-    server: PostgresqlDatabase, postgresql_server: PostgresqlServer
+    database: PostgresqlDatabase, postgresql_server: PostgresqlServer
 ) -> None:
     """The server commits and reports a success when an operator ends its wait for the standby."""
     waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with (
-        contextlib.closing(session_on(server.url())) as session,
-        server.connect() as operator,
+        contextlib.closing(session_on(database.url())) as session,
+        database.connect() as operator,
         ThreadPoolExecutor() as pool,
     ):
         session._store._connection.answer_seconds = 20.0
@@ -581,9 +568,7 @@ def test_a_pooler_in_transaction_mode_is_refused(
     with contextlib.ExitStack() as stack:
         for mode in ("session", "transaction"):
             pooler = PgBouncer(postgresql.server, settings={"pool_mode": mode})
-            stack.callback(pooler.close)
-            pooler.start()
-            url = pooler.address.url(postgresql.name)
+            url = stack.enter_context(pooler).address.url(postgresql.name)
             if mode == "session":
                 opened(url).create("/n")
                 continue

@@ -39,6 +39,12 @@ def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls for a locked queue fail soon."""
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+
+
+@pytest.fixture
 def holder(postgresql: PostgresqlDatabase, broker: Broker) -> Iterator[psycopg.Connection[Any]]:
     """A transaction that holds the lock of a queue."""
     with psycopg.connect(postgresql.conninfo()) as connection:
@@ -69,14 +75,11 @@ def sends_meanwhile(broker: Broker, calls: Sequence[Future[Any]]) -> list[int]:
     return outlasted
 
 
+@pytest.mark.usefixtures("impatient")
 def test_other_queues_go_on_while_one_is_locked(
-    postgresql: PostgresqlDatabase,
-    broker: Broker,
-    holder: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
 ) -> None:
     """Eight blocked calls fail together; they do not hold others back one after another."""
-    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(broker.send, Outgoing("blocked", b"no")) for _ in range(8)]
         wait_until(lambda: waiting(postgresql), "a call waits for the lock")
@@ -116,38 +119,25 @@ CHANGES: dict[str, Callable[[Broker, str], object]] = {
 }
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_a_locked_queue_holds_no_other_back(
-    name: str,
-    broker: Broker,
-    holder: psycopg.Connection[Any],
-    postgresql: PostgresqlDatabase,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase
 ) -> None:
-    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
     _check_change(CHANGES[name], broker, postgresql)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_locked_queue_behind_a_pooler_holds_no_other_back(
-    broker: Broker,
-    holder: psycopg.Connection[Any],
-    postgresql: PostgresqlDatabase,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase
 ) -> None:
     """The time-out belongs to the transaction: it does not stay with the server's connection."""
-    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
-    pooler = PgBouncer(postgresql.server, settings={"default_pool_size": "1"})
-    try:
-        pooler.start()
-        pooled = open_broker(pooler.address.url(postgresql.name, pooler="transaction"), "app")
-        try:
+    with PgBouncer(postgresql.server, settings={"default_pool_size": "1"}) as pooler:
+        url = pooler.address.url(postgresql.name, pooler="transaction")
+        with contextlib.closing(open_broker(url, "app")) as pooled:
             _check_change(CHANGES["trim"], pooled, postgresql)
-        finally:
-            pooled.close()
         with psycopg.connect(pooler.address.url(postgresql.name)) as connection:
             assert connection.execute("SHOW lock_timeout").fetchone() == ("0",)
-    finally:
-        pooler.close()
 
 
 def _check_change(
@@ -275,13 +265,10 @@ def test_one_listener_moves_and_the_others_look_again(
     assert sorted(row.body for row in rows(broker, "free")) == [b"first", b"later"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_closing_a_broker_ends_calls_that_wait(
-    postgresql: PostgresqlDatabase,
-    broker: Broker,
-    holder: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
 ) -> None:
-    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(broker.send, Outgoing("blocked", b"no"))
         wait_until(lambda: waiting(postgresql), "the call waits for the lock")

@@ -47,8 +47,7 @@ def test_a_pooler_that_the_address_does_not_name(postgresql: PostgresqlDatabase)
     """Its clients share a connection of the server, and the statements that each prepares."""
     with contextlib.ExitStack() as stack:
         pooler = PgBouncer(postgresql.server, settings={"default_pool_size": "1"})
-        stack.callback(pooler.close)
-        pooler.start()
+        stack.enter_context(pooler)
 
         def use() -> None:
             opened = [open_broker(pooler.address.url(postgresql.name), "app") for _ in range(2)]

@@ -25,7 +25,7 @@ from tests.support.brokers import rows
 from tests.support.postgresql import commands
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
-from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication
+from tests.support.postgresql.standby import catch_up, promote, standby_of, stop_replication, url_of
 from tests.support.processes import wait_until
 
 LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError, PostgresqlReadOnlyError)
@@ -84,12 +84,10 @@ def _fill(broker: Broker, filler: Path) -> list[bytes]:
     return sent
 
 
-def test_a_read_only_server_is_told(postgresql_server: PostgresqlServer) -> None:
-    address = postgresql_server.address
-    database = PostgresqlDatabase(address, address.create_database())
+def test_a_read_only_server_is_told(database: PostgresqlDatabase) -> None:
     with (
-        contextlib.closing(open_broker(prepared(database.url()), "app")) as broker,
-        address.connect() as operator,
+        contextlib.closing(open_broker(database.url(), "app")) as broker,
+        database.connect() as operator,
     ):
         broker.send(Outgoing("q", b"1"))
         try:
@@ -101,7 +99,6 @@ def test_a_read_only_server_is_told(postgresql_server: PostgresqlServer) -> None
             _set_read_only(operator, "off")
         broker.send(Outgoing("q", b"3"))
         assert [row.body for row in rows(broker, "q")] == [b"1", b"3"]
-    address.drop_database(database.name)
 
 
 def _set_read_only(operator: psycopg.Connection[Any], value: str) -> None:
@@ -126,15 +123,11 @@ def standby(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
 
 
 def test_a_standby_takes_over(
-    postgresql_server: PostgresqlServer, standby: PostgresqlServer
+    database: PostgresqlDatabase, postgresql_server: PostgresqlServer, standby: PostgresqlServer
 ) -> None:
     """Senders, readers and listeners go on with the other server that their address names."""
-    address = postgresql_server.address
-    name = address.create_database()
-    one, two = f"127.0.0.1:{address.port}", f"127.0.0.1:{standby.port}"
-    prepared(address.url(name))
     woken: set[str] = set()
-    url = address.url(name).replace(one, f"{two},{one}")  # the standby is tried first
+    url = url_of(database.url(), postgresql_server, standby, postgresql_server)
     with contextlib.closing(open_broker(url, "app")) as broker:
         broker.listen(woken.update)
         reader = broker.reader("q", 0)
@@ -142,54 +135,44 @@ def test_a_standby_takes_over(
         assert [body for _, body, *_ in reader.fetch(10)] == [b"1"]
         catch_up(postgresql_server, standby)
         postgresql_server.stop("immediate")
-        try:
-            with pytest.raises(LOST):
-                broker.send(Outgoing("q", b"2"))
-            with pytest.raises(LOST):
-                broker.send(Outgoing("q", b"3"))
-            promote(standby)
-            woken.clear()
-            broker.send(Outgoing("q", b"4"))
-            wait_until(lambda: "q" in woken, "the listener continues")
-            assert [body for _, body, *_ in _read(reader)] == [b"4"]
-        finally:
-            postgresql_server.start()
-    address.drop_database(name)
+        with pytest.raises(LOST):
+            broker.send(Outgoing("q", b"2"))
+        with pytest.raises(LOST):
+            broker.send(Outgoing("q", b"3"))
+        promote(standby)
+        woken.clear()
+        broker.send(Outgoing("q", b"4"))
+        wait_until(lambda: "q" in woken, "the listener continues")
+        assert [body for _, body, *_ in _read(reader)] == [b"4"]
 
 
 def test_a_standby_that_lacks_the_last_commits(
+    database: PostgresqlDatabase,
     postgresql_server: PostgresqlServer,
     standby: PostgresqlServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log tells what is lost; new positions follow the lost ones, whatever the clock says."""
-    address = postgresql_server.address
-    name = address.create_database()
-    one, two = f"127.0.0.1:{address.port}", f"127.0.0.1:{standby.port}"
-    prepared(address.url(name))
     woken: set[str] = set()
-    url = address.url(name).replace(one, f"{one},{two}")
+    url = url_of(database.url(), postgresql_server, postgresql_server, standby)
     with contextlib.closing(open_broker(url, "app")) as broker:
         broker.listen(woken.update)
         broker.send(Outgoing("kept", b"1"))
         catch_up(postgresql_server, standby)
         stop_replication(postgresql_server, standby)
-        with address.connect(name) as fast:  # the clock of the primary is an hour ahead
+        with database.connect() as fast:  # the clock of the primary is an hour ahead
             fast.execute("SELECT qdo.reserve(%s)", (HOUR_TICKS,))
         broker.send(Outgoing("lost", b"2"))
         ((lost, *_),) = broker.reader("lost", 0).fetch(10)
         wait_until(lambda: "lost" in woken, "the listener has seen its position")
         postgresql_server.stop("immediate")
-        try:
-            promote(standby)
-            wait_until(lambda: format_position(lost) in caplog.text, "the loss is reported")
-            with contextlib.closing(open_broker(standby.address.url(name), "app")) as other:
-                other.send(Outgoing("lost", b"3"))
-                ((later, body, *_),) = other.reader("lost", 0).fetch(10)
-            assert (later > lost, body) == (True, b"3")
-        finally:
-            postgresql_server.start()
-    address.drop_database(name)
+        promote(standby)
+        wait_until(lambda: format_position(lost) in caplog.text, "the loss is reported")
+        other_url = standby.address.url(database.name)
+        with contextlib.closing(open_broker(other_url, "app")) as other:
+            other.send(Outgoing("lost", b"3"))
+            ((later, body, *_),) = other.reader("lost", 0).fetch(10)
+        assert (later > lost, body) == (True, b"3")
 
 
 def _read(reader: Reader) -> Sequence[tuple[Any, ...]]:

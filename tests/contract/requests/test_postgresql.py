@@ -491,10 +491,8 @@ def test_a_new_connection_wakes(
 
 def test_behind_a_pooler_listeners_are_woken_often(postgresql: PostgresqlDatabase) -> None:
     """It delivers no notifications."""
-    pooler = PgBouncer(postgresql.server)
     found: set[str] = set()
-    try:
-        pooler.start()
+    with PgBouncer(postgresql.server) as pooler:
         url = pooler.address.url(postgresql.name, pooler="transaction")
         with contextlib.closing(open_broker(url, "app")) as broker:
             broker.requests.listen(lambda: found.update(ids(broker.requests)))
@@ -502,8 +500,6 @@ def test_behind_a_pooler_listeners_are_woken_often(postgresql: PostgresqlDatabas
             assert broker.requests.end(held, "done", messages=[MESSAGE])
             wait_until(lambda: found, "it hears")
             assert bodies(broker) == [b"over"]
-    finally:
-        pooler.close()
 
 
 def test_dead_rows_are_counted(broker: Broker) -> None:

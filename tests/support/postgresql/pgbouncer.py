@@ -69,6 +69,17 @@ class PgBouncer:
             )  # fmt: skip
         wait_until(self._ready, START_SECONDS, f"PgBouncer at port {self.address.port} is ready")
 
+    def __enter__(self) -> PgBouncer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _ready(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"PgBouncer ended\n{log_tail(self.log)}")

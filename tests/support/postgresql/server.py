@@ -162,6 +162,10 @@ class PostgresqlServer:
         return self.address.port
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
     def process(self) -> subprocess.Popen[bytes]:
         """The postmaster."""
         if self._process is None:

@@ -40,6 +40,12 @@ def standby_of(server: PostgresqlServer) -> Iterator[PostgresqlServer]:
         other.close()
 
 
+def url_of(url: str, server: PostgresqlServer, *order: PostgresqlServer) -> str:
+    """Return the address of a server with the hosts of several, in the order in which to try."""
+    hosts = ",".join(f"127.0.0.1:{each.port}" for each in order)
+    return url.replace(f"127.0.0.1:{server.port}", hosts)
+
+
 def catch_up(server: PostgresqlServer, standby: PostgresqlServer) -> None:
     """Wait until the standby has all commits."""
     with server.address.connect() as primary, standby.address.connect() as other:
