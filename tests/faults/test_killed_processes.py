@@ -28,6 +28,8 @@ POINTS = [
 ] + ["within-job"]
 ONCE = {f"{when}-{what}" for what in ("checkpoint", "answer") for when in ("before", "after")}
 """Reached once, where the progress of all queues is recorded together."""
+OTHER_MODES = [("after-job", "message"), ("within-job", "key"), ("before-checkpoint", "batch")]
+"""`test_fault_points` plays each mode at every step, in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ def mortals(tmp_path: Path, embedded_url: str) -> Iterator[Mortals]:
         yield made
 
 
-@pytest.mark.parametrize("mode", ["interval", "message", "key", "batch"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "mode"), [*((each, "interval") for each in POINTS), *OTHER_MODES]
+)
 def test_a_process_killed_at_a_step(mortals: Mortals, point: str, mode: str) -> None:
     """Nothing is lost, each queue is in order, and only unrecorded messages are repeated."""
     mortals.kill_at(point, 1 if point in ONCE else 2, mode)
