@@ -156,12 +156,12 @@ def test_a_queue_with_messages_is_listed(made: BrokerSetup) -> None:
     assert made.broker.catalog.order(made.queue(0)) == ("queue" if made.ordered else "none")
 
 
-@pytest.mark.parametrize("name", ["a/b", "", "x" * 201, "\ud800"])
-def test_names_that_cannot_be_are_refused(made: BrokerSetup, name: str) -> None:
+def test_names_that_cannot_be_are_refused(made: BrokerSetup) -> None:
     """With a reason, and nothing is stored."""
-    with pytest.raises(QdoError) as refused:
-        made.broker.send(Outgoing(name, b"1"))
-    assert refused.value.exit_code in (2, 6)
+    for name in ("a/b", "", "x" * 201, "\ud800"):
+        with pytest.raises(QdoError) as refused:
+            made.broker.send(Outgoing(name, b"1"))
+        assert refused.value.exit_code in (2, 6)
 
 
 def test_what_a_broker_cannot_it_refuses(made: BrokerSetup) -> None:

@@ -96,26 +96,24 @@ def test_messages_without_a_key_are_spread(broker: KinesisBroker, aws_stream: st
     assert sum(counts) == 100
 
 
-@pytest.mark.parametrize(
-    ("bad", "error"),
-    [
-        (Outgoing("a/b", b"1"), QueueNameError),
-        (Outgoing("shardId-000000000099", b"1"), UsageError),
-        (Outgoing("elsewhere", b"1"), UsageError),
-        (Outgoing(SHARD, b"1", key="\ud800"), UsageError),
-        (Outgoing(SHARD, b"1", key="x" * 257), UsageError),
-        (Outgoing(SHARD, b"1", headers="\udfff"), UsageError),
-        (Outgoing(SHARD, bytes(MAX_BODY_BYTES + 2000)), MessageTooLargeError),
-        (Outgoing(SHARD, b"1", terms=SendOptions(due=time.time() + 60)), UnsupportedError),
-        (Outgoing(SHARD, b"1", terms=SendOptions(dedup_key="k")), UnsupportedError),
-    ],
-)
-def test_a_batch_with_a_bad_message_stores_nothing(
-    broker: KinesisBroker, bad: Outgoing, error: type[Exception]
-) -> None:
+BAD_MESSAGES: list[tuple[Outgoing, type[Exception]]] = [
+    (Outgoing("a/b", b"1"), QueueNameError),
+    (Outgoing("shardId-000000000099", b"1"), UsageError),
+    (Outgoing("elsewhere", b"1"), UsageError),
+    (Outgoing(SHARD, b"1", key="\ud800"), UsageError),
+    (Outgoing(SHARD, b"1", key="x" * 257), UsageError),
+    (Outgoing(SHARD, b"1", headers="\udfff"), UsageError),
+    (Outgoing(SHARD, bytes(MAX_BODY_BYTES + 2000)), MessageTooLargeError),
+    (Outgoing(SHARD, b"1", terms=SendOptions(due=time.time() + 60)), UnsupportedError),
+    (Outgoing(SHARD, b"1", terms=SendOptions(dedup_key="k")), UnsupportedError),
+]
+
+
+def test_a_batch_with_a_bad_message_stores_nothing(broker: KinesisBroker) -> None:
     """The good messages before and behind the bad one are not sent either."""
-    with pytest.raises(error):
-        broker.send_many([Outgoing(SHARD, b"1"), bad, Outgoing(SHARD, b"2")])
+    for bad, error in BAD_MESSAGES:
+        with pytest.raises(error):
+            broker.send_many([Outgoing(SHARD, b"1"), bad, Outgoing(SHARD, b"2")])
     assert bodies(broker, SHARD) == []
 
 

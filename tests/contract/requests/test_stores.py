@@ -567,16 +567,14 @@ def test_many_requests_at_once(broker: Broker) -> None:
     assert [len(each.content[0]) for each in taken] == [*range(1000)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"id": bad} for bad in ("", "\ud800", "a\0", "x" * 201)]
-    + [{"reply": bad} for bad in ("\ud800", "\0")]
-    + [{"content": (b"1", bad)} for bad in ("\ud800", "\0")]
-    + [{"pool": bad} for bad in ("", "a/b", "\ud800", "a\0")],
-)
-def test_hostile_texts_are_refused(broker: Broker, change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        broker.requests.ask([new("b"), replace(new("a"), **change)])
+def test_hostile_texts_are_refused(broker: Broker) -> None:
+    changes: list[dict[str, Any]] = [{"id": bad} for bad in ("", "\ud800", "a\0", "x" * 201)]
+    changes += [{"reply": bad} for bad in ("\ud800", "\0")]
+    changes += [{"content": (b"1", bad)} for bad in ("\ud800", "\0")]
+    changes += [{"pool": bad} for bad in ("", "a/b", "\ud800", "a\0")]
+    for change in changes:
+        with pytest.raises(UsageError):
+            broker.requests.ask([new("b"), replace(new("a"), **change)])
     assert broker.requests.records() == []
 
 
