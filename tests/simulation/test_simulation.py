@@ -28,11 +28,7 @@ from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.simulation.schedule import Schedule
 from tests.support.paths import ROOT
 
-HISTORIES = 2000
-FILTER_HISTORIES = 500
-LIMIT_HISTORIES = 500
-ACTION_HISTORIES = 500
-MOVE_HISTORIES = 500
+HISTORIES, HISTORIES_WITH_SWITCHES = 2000, 500
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,55 +43,46 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(300)
-def test_no_history_violates_an_invariant(histories: int | None) -> None:
-    """Two thousand histories of crashes, stops, lost answers, expiries and seeks."""
-    run = _run("--histories", str(histories or HISTORIES), "--json")
-    assert run.stdout, run.stderr
-    found = json.loads(run.stdout)
-    assert found["invariant"] == "", f"{found}; python -m tests.simulation --seed {found['seed']}"
-
-
-def test_no_history_with_filters_violates_an_invariant(histories: int | None) -> None:
-    """The same with workers that take only some queues: no worker ever owns any other queue,
-    equal workers are balanced within one, and a queue that matches no worker has no owner."""
-    run = _run("--histories", str(histories or FILTER_HISTORIES), "--switch", "filters", "--json")
-    assert run.stdout, run.stderr
-    found = json.loads(run.stdout)
-    text = f"{found}; python -m tests.simulation --switch filters --seed {found['seed']}"
-    assert found["invariant"] == "", text
-
-
-def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> None:
-    """The same with jobs that need permits: the shares never exceed `max`, no process uses more
-    than its share, dead processes hold nothing for long, and everybody gets a turn."""
-    run = _run("--histories", str(histories or LIMIT_HISTORIES), "--switch", "limits", "--json")
-    assert run.stdout, run.stderr
-    found = json.loads(run.stdout)
-    text = f"{found}; python -m tests.simulation --switch limits --seed {found['seed']}"
-    assert found["invariant"] == "", text
-
-
-def test_no_history_with_moves_violates_an_invariant(histories: int | None) -> None:
-    """The same with operators who hand queues to workers: at the end each has the queues that were
-    moved to it, all others are balanced, and no queue ever had two owners. Jobs wait before they
-    begin, and none begins once its worker's session is over."""
-    switches = ("--switch", "moves", "--switch", "waits")
-    run = _run("--histories", str(histories or MOVE_HISTORIES), *switches, "--json")
+def _hold(histories: int | None, *names: str) -> None:
+    """Play histories in a world with switches: none violates an invariant."""
+    count = histories or (HISTORIES_WITH_SWITCHES if names else HISTORIES)
+    switches = [each for name in names for each in ("--switch", name)]
+    run = _run("--histories", str(count), *switches, "--json")
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     text = f"{found}; python -m tests.simulation {' '.join(switches)} --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 
+@pytest.mark.timeout(300)
+def test_no_history_violates_an_invariant(histories: int | None) -> None:
+    """Two thousand histories of crashes, stops, lost answers, expiries and seeks."""
+    _hold(histories)
+
+
+def test_no_history_with_filters_violates_an_invariant(histories: int | None) -> None:
+    """The same with workers that take only some queues: no worker ever owns any other queue,
+    equal workers are balanced within one, and a queue that matches no worker has no owner."""
+    _hold(histories, "filters")
+
+
+def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> None:
+    """The same with jobs that need permits: the shares never exceed `max`, no process uses more
+    than its share, dead processes hold nothing for long, and everybody gets a turn."""
+    _hold(histories, "limits")
+
+
+def test_no_history_with_moves_violates_an_invariant(histories: int | None) -> None:
+    """The same with operators who hand queues to workers: at the end each has the queues that were
+    moved to it, all others are balanced, and no queue ever had two owners. Jobs wait before they
+    begin, and none begins once its worker's session is over."""
+    _hold(histories, "moves", "waits")
+
+
 def test_no_history_with_actions_violates_an_invariant(histories: int | None) -> None:
     """The same with operators: each action is done at most once, by the worker or its parent, not
     after it has expired, and ends with one entry in the transaction that deletes it."""
-    run = _run("--histories", str(histories or ACTION_HISTORIES), "--switch", "actions", "--json")
-    assert run.stdout, run.stderr
-    found = json.loads(run.stdout)
-    text = f"{found}; python -m tests.simulation --switch actions --seed {found['seed']}"
-    assert found["invariant"] == "", text
+    _hold(histories, "actions")
 
 
 def test_seeds_that_failed_once_are_played_forever() -> None:

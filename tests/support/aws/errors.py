@@ -60,64 +60,47 @@ def _name(asked: dict[str, object]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An error of all three services: codes and status of SQS, Kinesis and S3, in this order."""
-
-    codes: tuple[str, str, str]
-    statuses: tuple[int, int, int]
-    message: str
-
-
+SERVICES = ("sqs", "kinesis", "s3")
+_DENIED = (
+    "User: arn:aws:iam::{account}:user/test is not authorized to perform: {service}:{action} on"
+    " resource: {arn} because no identity-based policy allows the {service}:{action} action"
+)
 REFUSALS = {
-    "throttle": Refusal(
-        ("RequestThrottled", "ProvisionedThroughputExceededException", "SlowDown"),
-        (400, 400, 503),
+    "throttle": (
+        "400 RequestThrottled, 400 ProvisionedThroughputExceededException, 503 SlowDown",
         "Rate exceeded",
     ),
-    "limit": Refusal(
-        ("ThrottlingException", "LimitExceededException", "SlowDown"),
-        (400, 400, 503),
+    "limit": (
+        "400 ThrottlingException, 400 LimitExceededException, 503 SlowDown",
         "Rate exceeded",
     ),
-    "error": Refusal(
-        ("InternalFailure", "InternalFailure", "InternalError"),
-        (500, 500, 500),
+    "error": (
+        "500 InternalFailure, 500 InternalFailure, 500 InternalError",
         "We encountered an internal error. Please try again.",
     ),
-    "unavailable": Refusal(
-        ("ServiceUnavailable", "ServiceUnavailable", "ServiceUnavailable"),
-        (503, 503, 503),
+    "unavailable": (
+        "503 ServiceUnavailable, 503 ServiceUnavailable, 503 ServiceUnavailable",
         "The service is unavailable.",
     ),
-    "expired": Refusal(
-        ("ExpiredToken", "ExpiredTokenException", "ExpiredToken"),
-        (403, 400, 400),
+    "expired": (
+        "403 ExpiredToken, 400 ExpiredTokenException, 400 ExpiredToken",
         "The security token included in the request is expired",
     ),
-    "unknown": Refusal(
-        ("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"),
-        (403, 400, 403),
+    "unknown": (
+        "403 InvalidClientTokenId, 400 UnrecognizedClientException, 403 InvalidAccessKeyId",
         "The security token included in the request is invalid.",
     ),
-    "denied": Refusal(
-        ("AccessDenied", "AccessDeniedException", "AccessDenied"),
-        (403, 400, 403),
-        "User: arn:aws:iam::{account}:user/test is not authorized to perform:"
-        " {service}:{action} on resource: {arn} because no identity-based policy allows the"
-        " {service}:{action} action",
-    ),
+    "denied": ("403 AccessDenied, 400 AccessDeniedException, 403 AccessDenied", _DENIED),
 }
+"""Errors of all services: status and code of each of `SERVICES`, and the message."""
 
 
 def refuse(request: HttpRequest, call: Call, fault: str) -> int:
     """Answer a request with an error in the format of its service; return the status."""
-    refusal = REFUSALS[fault]
-    index = ("sqs", "kinesis", "s3").index(call.service)
-    code, status = refusal.codes[index], refusal.statuses[index]
-    message = refusal.message.format(
-        account=ACCOUNT, service=call.service, action=call.action.lower(), arn=call.arn
-    )
+    kinds, text = REFUSALS[fault]
+    number, code = kinds.split(", ")[SERVICES.index(call.service)].split()
+    action, status = call.action.lower(), int(number)
+    message = text.format(account=ACCOUNT, service=call.service, action=action, arn=call.arn)
     if call.service == "s3":
         body = (
             f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>'
