@@ -41,8 +41,17 @@ def connect(path: str) -> Broker:
     return open_broker(f"sqlite:{path}", "app")
 
 
+IMPORTS = """
+import os, resource, sys
+from qdo.brokers.embedded import broker as embedded
+from qdo.brokers.base import Outgoing
+from qdo.brokers.registry import open_broker
+from qdo.errors import DatabaseError, QdoError
+"""
+
+
 def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> list[str]:
-    argv = [*prefix, sys.executable, "-c", code, *arguments]
+    argv = [*prefix, sys.executable, "-c", IMPORTS + code, *arguments]
     done = run_process(argv, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -248,11 +257,6 @@ def test_a_file_deleted_under_a_reader_is_an_error(path: str) -> None:
 # --- permissions --------------------------------------------------------------------
 
 _UNPRIVILEGED = """
-import os, sys
-from qdo.brokers.embedded import broker as embedded
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-from qdo.errors import QdoError
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -300,11 +304,6 @@ def test_a_folder_that_may_be_entered_but_not_read(passable: Path) -> None:
 # --- no room ------------------------------------------------------------------------
 
 _FILL = """
-import os, resource, sys
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-from qdo.errors import DatabaseError
-
 path, way = sys.argv[1:]
 url = "sqlite:" + path
 ballast = os.path.join(os.path.dirname(path), "ballast")
@@ -369,11 +368,6 @@ def test_no_room_during_send(tmp_path: Path, way: str) -> None:
 
 
 _NO_ROOM_AT_ALL = """
-import os, sys
-from qdo.brokers.registry import open_broker
-from qdo.brokers.base import Outgoing
-from qdo.errors import DatabaseError
-import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 try:
     open_broker("sqlite:" + sys.argv[1], "app")

@@ -16,7 +16,6 @@ from qdo import App
 from qdo.coordination import transactions
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, StaleCopyError
-from tests.support.paths import ROOT
 from tests.support.processes import Proc, paused, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import read_log
@@ -34,7 +33,7 @@ with open(sys.argv[2], "a", buffering=1) as said:
 
 
 def writer(url: str, said: Path) -> Proc:
-    return Proc.python("-c", WRITER, url, str(said), env={"PYTHONPATH": str(ROOT)})
+    return Proc.python("-c", WRITER, url, str(said))
 
 
 @pytest.fixture

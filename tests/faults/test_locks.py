@@ -21,7 +21,6 @@ from qdo.fleet import locks
 from qdo.fleet.holds import read_holds
 from qdo.fleet.locks import CoordinatorLocks
 from qdo.ops.locks import locks as list_locks
-from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
 LAYOUT = Layout.of("shop")
@@ -44,8 +43,7 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
     with contextlib.ExitStack() as stack:
 
         def start() -> Proc:
-            argv = (*CONTENDER, coordinator_url, str(said))
-            return stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
+            return stack.enter_context(Proc.python(*CONTENDER, coordinator_url, str(said)))
 
         running = [start() for _ in range(4)]
         frozen: list[int] = []

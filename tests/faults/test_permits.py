@@ -21,7 +21,6 @@ from qdo.fleet import permits
 from qdo.fleet.limits import LimitWish, delete_limit, set_limit
 from tests.soak.log_rules import LimitRules
 from tests.support.coordinator_process import connected
-from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import read_log
@@ -67,7 +66,7 @@ def test_scripts_keep_to_a_limit_while_processes_end(
 
         def start() -> Proc:
             argv = (*CALLER, coordinator_url, str(tmp_path / "audit.db"))
-            return stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
+            return stack.enter_context(Proc.python(*argv))
 
         running = [start() for _ in range(3)]
         for _ in range(4):
@@ -99,8 +98,7 @@ def test_shares_keep_to_the_limit_and_go_round(zookeeper_server: Ensemble) -> No
         stack.callback(client.stop)
         _limit(client, "crm", max="2")
         for number in range(TAKERS):
-            argv = (*TAKER, url, str(1 + number % 3))
-            stack.enter_context(Proc.python(*argv, env={"PYTHONPATH": str(ROOT)}))
+            stack.enter_context(Proc.python(*TAKER, url, str(1 + number % 3)))
         for most in ("1", "5", "2"):
             before = rules().turns
             wait_until(
