@@ -26,6 +26,7 @@ from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 
+Session = psycopg.Connection[Any]
 SHORT_SECONDS = 1.2
 
 
@@ -45,7 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def holder(postgresql: PostgresqlDatabase, broker: Broker) -> Iterator[psycopg.Connection[Any]]:
+def holder(postgresql: PostgresqlDatabase, broker: Broker) -> Iterator[Session]:
     """A transaction that holds the lock of a queue."""
     with psycopg.connect(postgresql.conninfo()) as connection:
         connection.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
@@ -77,7 +78,7 @@ def sends_meanwhile(broker: Broker, calls: Sequence[Future[Any]]) -> list[int]:
 
 @pytest.mark.usefixtures("impatient")
 def test_other_queues_go_on_while_one_is_locked(
-    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+    postgresql: PostgresqlDatabase, broker: Broker, holder: Session
 ) -> None:
     """Eight blocked calls fail together; they do not hold others back one after another."""
     with ThreadPoolExecutor(8) as pool:
@@ -92,7 +93,7 @@ def test_other_queues_go_on_while_one_is_locked(
 
 
 def test_calls_that_waited_are_sent_once_when_the_lock_is_free(
-    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+    postgresql: PostgresqlDatabase, broker: Broker, holder: Session
 ) -> None:
     bodies = [b"%d" % number for number in range(20)]
     with ThreadPoolExecutor(len(bodies)) as pool:
@@ -122,14 +123,14 @@ CHANGES: dict[str, Callable[[Broker, str], object]] = {
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_a_locked_queue_holds_no_other_back(
-    name: str, broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase
+    name: str, broker: Broker, holder: Session, postgresql: PostgresqlDatabase
 ) -> None:
     _check_change(CHANGES[name], broker, postgresql)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_locked_queue_behind_a_pooler_holds_no_other_back(
-    broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase
+    broker: Broker, holder: Session, postgresql: PostgresqlDatabase
 ) -> None:
     """The time-out belongs to the transaction: it does not stay with the server's connection."""
     with PgBouncer(postgresql.server, settings={"default_pool_size": "1"}) as pooler:
@@ -152,7 +153,7 @@ def _check_change(
 
 
 def test_due_messages_of_a_locked_queue_stop_no_wake_up(
-    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+    postgresql: PostgresqlDatabase, broker: Broker, holder: Session
 ) -> None:
     """The listener gives the lock up and looks for messages of other queues."""
     woken: list[str] = []
@@ -181,8 +182,8 @@ def later(queue: str, seconds: float) -> Outgoing:
 
 
 def test_due_messages_of_other_queues_pass_a_locked_one(
-    broker: Broker, holder: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, holder: Session, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Also those that become due while the listener waits; it warns once of what stays late."""
     monkeypatch.setattr(listener_module, "LATE_SECONDS", 0.1)
@@ -209,8 +210,8 @@ STRANGERS = {
 
 @pytest.mark.parametrize("what", STRANGERS)
 def test_an_open_transaction_delays_no_other(
-    broker: Broker, holder: psycopg.Connection[Any], postgresql: PostgresqlDatabase, what: str,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, holder: Session, postgresql: PostgresqlDatabase, what: str,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """New queues and streams, and delayed messages of others; the doctor names it."""
     holder.rollback()
@@ -267,7 +268,7 @@ def test_one_listener_moves_and_the_others_look_again(
 
 @pytest.mark.usefixtures("impatient")
 def test_closing_a_broker_ends_calls_that_wait(
-    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+    postgresql: PostgresqlDatabase, broker: Broker, holder: Session
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(broker.send, Outgoing("blocked", b"no"))
@@ -277,10 +278,7 @@ def test_closing_a_broker_ends_calls_that_wait(
 
 
 def test_a_canceled_statement_is_tried_again(
-    postgresql: PostgresqlDatabase,
-    broker: Broker,
-    holder: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    postgresql: PostgresqlDatabase, broker: Broker, holder: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An administrator cancels what waits. It has stored nothing, and is stored once."""
     monkeypatch.setattr(writer, "GROUP_LOCK_SECONDS", 30.0)

@@ -18,6 +18,7 @@ from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 
+Session = psycopg.Connection[tuple[object, ...]]
 THREADS = 8
 ROUNDS = 40
 STAGE = """
@@ -37,9 +38,7 @@ def url(bare_database: PostgresqlDatabase) -> str:
 
 
 @pytest.fixture
-def sql(
-    url: str, bare_database: PostgresqlDatabase
-) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+def sql(url: str, bare_database: PostgresqlDatabase) -> Iterator[Session]:
     with bare_database.connect() as connection:
         yield connection
 
@@ -70,20 +69,18 @@ def at_once(works: list[Callable[[random.Random, int], None]]) -> None:
     assert [each for each in errors_found if each is not None] == []
 
 
-def deadlocks(sql: psycopg.Connection[tuple[object, ...]]) -> object:
+def deadlocks(sql: Session) -> object:
     query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     (count,) = sql.execute(query).fetchone() or (None,)
     return count
 
 
-def test_queues_in_any_order(
-    url: str, bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
-) -> None:
+def test_queues_in_any_order(url: str, bare_database: PostgresqlDatabase, sql: Session) -> None:
     """Transactions of apps, and groups and batches of brokers: none meets a deadlock."""
     connections = [bare_database.connect() for _ in range(THREADS // 2)]
     brokers = [open_broker(url, "app") for _ in range(THREADS // 2)]
 
-    def staging(connection: psycopg.Connection[tuple[object, ...]]) -> Callable[..., None]:
+    def staging(connection: Session) -> Callable[..., None]:
         def work(dice: random.Random, place: int) -> None:
             with connection.transaction():
                 for name in names_of(dice, place):
@@ -106,7 +103,7 @@ def test_queues_in_any_order(
     assert deadlocks(sql) == 0
 
 
-def sessions(sql: psycopg.Connection[tuple[object, ...]]) -> object:
+def sessions(sql: Session) -> object:
     query = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND backend_type = 'client backend'"
@@ -115,7 +112,7 @@ def sessions(sql: psycopg.Connection[tuple[object, ...]]) -> object:
     return count
 
 
-def test_many_staged_messages(sql: psycopg.Connection[tuple[object, ...]]) -> None:
+def test_many_staged_messages(sql: Session) -> None:
     """The trigger runs for each message; only its first run has work to do."""
     query = """
         SELECT qdo.stage((SELECT node FROM qdo.about), 'app', array_agg('a'::text), NULL, NULL,
@@ -127,7 +124,7 @@ def test_many_staged_messages(sql: psycopg.Connection[tuple[object, ...]]) -> No
     assert sql.execute("SELECT count(*) FROM qdo.messages").fetchone() == (10_000,)
 
 
-def test_the_order_of_one_transaction(sql: psycopg.Connection[tuple[object, ...]]) -> None:
+def test_the_order_of_one_transaction(sql: Session) -> None:
     with sql.transaction():
         for number in range(5):
             sql.execute(STAGE, ("app", "a", b"%d" % number))
@@ -136,14 +133,14 @@ def test_the_order_of_one_transaction(sql: psycopg.Connection[tuple[object, ...]
 
 
 def test_cancelled_statements_leave_no_lock(
-    bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+    bare_database: PostgresqlDatabase, sql: Session
 ) -> None:
     """The lock of the positions would stop every sender for as long as its session lives."""
     senders = [bare_database.connect() for _ in range(4)]
     pids = [each.info.backend_pid for each in senders]
     over = threading.Event()
 
-    def send(connection: psycopg.Connection[tuple[object, ...]]) -> int:
+    def send(connection: Session) -> int:
         cancelled = 0
         while not over.is_set():
             try:

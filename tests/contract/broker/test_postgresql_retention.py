@@ -27,6 +27,7 @@ from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 from tests.support.processes import wait_until
 
+Session = psycopg.Connection[tuple[object, ...]]
 DROP = "SELECT qdo.drop_partitions()"
 STAGE = """
 SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
@@ -48,25 +49,25 @@ def broker(bare_database: PostgresqlDatabase) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def sql(bare_database: PostgresqlDatabase) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+def sql(bare_database: PostgresqlDatabase) -> Iterator[Session]:
     with bare_database.connect() as connection:
         yield connection
 
 
-def used(sql: psycopg.Connection[tuple[object, ...]]) -> list[int]:
+def used(sql: Session) -> list[int]:
     """Return the numbers of the partitions with messages."""
     query = "SELECT DISTINCT position / (SELECT partition_ticks FROM qdo.about) FROM qdo.messages"
     return sorted(int(str(number)) for (number,) in sql.execute(query))
 
 
-def wait_over(sql: psycopg.Connection[tuple[object, ...]], numbers: list[int]) -> None:
+def wait_over(sql: Session, numbers: list[int]) -> None:
     """Wait until the time of partitions is over."""
     wait_until(
         lambda: sql.execute(OVER, (numbers,)).fetchone() == (True,), "the partitions are over"
     )
 
 
-def drop(sql: psycopg.Connection[tuple[object, ...]]) -> list[int]:
+def drop(sql: Session) -> list[int]:
     """Drop what can be dropped; return the numbers."""
     (names,) = sql.execute(DROP).fetchone() or ([],)
     return [int(name.removeprefix("messages_")) for name in names]  # type: ignore[attr-defined]
@@ -76,9 +77,7 @@ def last_of(broker: Broker, queue: str) -> int:
     return max(row[0] for row in broker.reader(queue, 0).fetch(100))
 
 
-def test_dropped_when_every_queue_is_past(
-    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
-) -> None:
+def test_dropped_when_every_queue_is_past(broker: Broker, sql: Session) -> None:
     for name in ("done", "blocked", "deleted"):
         broker.send(Outgoing(name, b"1"))
     numbers = used(sql)
@@ -101,9 +100,7 @@ def test_dropped_when_every_queue_is_past(
 
 
 def test_an_open_transaction_of_an_app(
-    broker: Broker,
-    bare_database: PostgresqlDatabase,
-    sql: psycopg.Connection[tuple[object, ...]],
+    broker: Broker, bare_database: PostgresqlDatabase, sql: Session
 ) -> None:
     """Neither senders, readers, trim nor drops wait for it."""
     with bare_database.connect() as app, app.transaction():
@@ -122,9 +119,7 @@ def test_an_open_transaction_of_an_app(
 
 
 def test_a_message_that_commits_while_its_partition_is_dropped(
-    broker: Broker,
-    bare_database: PostgresqlDatabase,
-    sql: psycopg.Connection[tuple[object, ...]],
+    broker: Broker, bare_database: PostgresqlDatabase, sql: Session
 ) -> None:
     """The drop has seen that the partition is done, and waits for the sender's lock."""
     broker.send(Outgoing("a", b"1"))
@@ -152,9 +147,7 @@ def test_a_message_that_commits_while_its_partition_is_dropped(
 
 
 def test_senders_and_drops_at_once(
-    broker: Broker,
-    bare_database: PostgresqlDatabase,
-    sql: psycopg.Connection[tuple[object, ...]],
+    broker: Broker, bare_database: PostgresqlDatabase, sql: Session
 ) -> None:
     """Over some boundaries of partitions: no error, nothing lost, nothing to vacuum."""
     over = threading.Event()
@@ -189,9 +182,7 @@ def test_senders_and_drops_at_once(
     assert used(sql) == []
 
 
-def test_a_dump_brings_ids_of_transactions_that_are_ahead(
-    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
-) -> None:
+def test_a_dump_brings_ids_of_transactions_that_are_ahead(broker: Broker, sql: Session) -> None:
     """In a new cluster these begin anew. Nothing of that is new, and all of it is dropped."""
     broker.send_many([Outgoing(name, b"1") for name in ("a", "b")])
     for table in ("queues", "messages"):
@@ -211,9 +202,7 @@ def test_a_dump_brings_ids_of_transactions_that_are_ahead(
 
 
 def test_a_reader_keeps_no_partition_from_being_made(
-    broker: Broker,
-    bare_database: PostgresqlDatabase,
-    sql: psycopg.Connection[tuple[object, ...]],
+    broker: Broker, bare_database: PostgresqlDatabase, sql: Session
 ) -> None:
     """It only keeps old ones from being dropped. A sender finds its partition there."""
     broker.send(Outgoing("a", b"1"))
@@ -237,9 +226,7 @@ COMPARED = "SELECT pg_stat_get_xact_tuples_returned('qdo.dedup_pkey'::regclass)"
 READ = "SELECT pg_stat_get_xact_tuples_returned('qdo.dedup_by_until'::regclass)"
 
 
-def test_workers_delete_deduplication_keys(
-    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
-) -> None:
+def test_workers_delete_deduplication_keys(broker: Broker, sql: Session) -> None:
     """In parts, from where the last one has ended; a sender looks for none."""
     for since in (1, 100_000):
         sql.execute(KEYS, (since,))
@@ -268,8 +255,8 @@ WHERE pid = pg_backend_pid() AND relkind = 'r' AND relname LIKE 'messages_%'
 
 
 def test_old_partitions_are_not_opened(
-    broker: Broker, bare_database: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, bare_database: PostgresqlDatabase, sql: Session,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """A blocked queue may keep thousands, and a server has few locks for each session."""
     monkeypatch.setattr("qdo.brokers.postgresql.listener.LOOK_SECONDS", 0.05)
