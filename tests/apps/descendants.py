@@ -14,16 +14,15 @@ from qdo import Message
 
 app = qdo.App("desk")
 ENDS = qdo.Policy(attempts=3, backoff_seconds=0.01, backoff_max_seconds=0.01)
-SLEEP = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+SLEEP = ["sh", "-c", "echo $$; exec sleep 600"]
 # A daemon: a session of its own, and init would be its parent. It starts another program.
-DAEMON = f"""
-import os, subprocess
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        subprocess.run({SLEEP!r})
-"""
+DAEMON = [
+    "setsid",
+    "--fork",
+    "bash",
+    "-c",
+    "(echo $BASHPID; sh -c 'echo $$; exec sleep 600'; true) &",
+]
 
 
 def say(*words: object) -> None:
@@ -35,18 +34,17 @@ def leave_programs() -> None:
     with open("left", "a") as left:
         subprocess.Popen(SLEEP, stdout=left)
         subprocess.Popen(SLEEP, stdout=left, start_new_session=True)
-        subprocess.run([sys.executable, "-c", DAEMON], stdout=left)
+        subprocess.run(DAEMON, stdout=left, check=True)
     before = [line for line in Path("said").read_text().splitlines() if line.startswith("left")]
     while len(Path("left").read_text().split()) < 4 * (1 + len(before)):
         time.sleep(0.01)
     say("left", os.getpid())
 
 
-@app.job("late", executor="process", timeout_seconds=3, policy=ENDS)
+@app.job("late", executor="process", timeout_seconds=2, policy=ENDS)
 def late(message: Message, context: object) -> None:
     leave_programs()
-    while True:
-        pass
+    time.sleep(600)
 
 
 @app.job("crashes", executor="process", policy=ENDS)
@@ -74,11 +72,10 @@ def forks(message: Message, context: object) -> None:
         os.fork()
     with open("left", "a") as file:
         file.write(f"{os.getpid()}\n")
-    while True:
-        time.sleep(0.01)
+    time.sleep(600)
 
 
-@app.job("memory", executor="process", memory_mib=256, policy=ENDS)
+@app.job("memory", executor="process", memory_mib=256, policy=qdo.Policy(attempts=1))
 def memory(message: Message, context: object) -> None:
     # Two programs of 150 MiB each, or 150 MiB that four copies share.
     use = "m = bytearray(150 << 20); print(1, flush=True); import time; time.sleep(600)"

@@ -137,23 +137,12 @@ async def later(message: Message, context: object) -> None:
     say("done", message.queue)
 
 
-def policy(then: Any) -> qdo.Policy:
-    return qdo.Policy(attempts=2, backoff_seconds=0.01, backoff_max_seconds=0.01, then=then)
-
-
 app.job("timed", executor="process", timeout_seconds=0.5)(act)
 app.job("unfinished", executor="process")(lambda *arguments: later(*arguments))
 app.job("small", executor="process", memory_mib=128)(act)
 app.job("recycled", executor="process", recycle_after=2)(act)
 app.job("plain*", executor="process")(act)
-for end in ("dead-letter", "skip", "block"):
-    app.job(
-        f"poison-{end}-*",
-        executor="process",
-        timeout_seconds=1,
-        memory_mib=128,
-        policy=policy(end),
-    )(act)
+app.job("poison-*", executor="process", memory_mib=128)(act)
 
 
 @app.job("greenlet")

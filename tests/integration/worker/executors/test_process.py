@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -124,40 +125,34 @@ def test_a_job_gets_no_password(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("poison", "how"),
-    [
-        ("exit", "code 7"),
-        ("kill", "SIGKILL"),
-        ("close", "channel"),
-        ("babble", "answer"),
-    ],
-)
-def test_a_crash_costs_one_attempt(shop: Shop, poison: str, how: str) -> None:
-    """The queue continues after it; other queues are not affected."""
+@pytest.mark.parametrize(("poison", "how"), [("close", "channel"), ("babble", "answer")])
+def test_a_broken_channel_costs_one_attempt(shop: Shop, poison: str, how: str) -> None:
+    """The queue continues after it."""
     engine = shop.open().engine
     engine.send("plain", "before", poison, "after")
-    engine.send("plain-other", *range(5))
-    engine.start("plain", "plain-other", "greenlet")
-    engine.send("greenlet", 1)
+    engine.start("plain")
     until(lambda: shop.done("plain") == ["before", "after"])
-    until(lambda: len(shop.done("plain-other")) == 5)
-    assert shop.said("quick") == [["1"]]
     assert [type(error) for error in shop.errors] == [JobCrashedError, JobCrashedError]
     assert how in str(shop.errors[0])
     assert len(shop.letters()) == 1
-    assert shop.letters()[0].startswith("JobCrashedError: ")
 
 
-POISONS = ("exit", "spin", "eat", "mute", "kill", "undecodable")
+POISONS = {
+    "exit": "JobCrashedError: .*code 7",
+    "kill": "JobCrashedError: .*SIGKILL",
+    "eat": "JobCrashedError: .*128 MiB",
+    "spin": "JobTimeoutError: ",
+    "mute": "MuteError: ",
+    "undecodable": "BodyDecodeError: ",
+}
+"""Messages, and the errors of their dead letters."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
-def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
+def test_every_poison_ends_by_its_policy(shop: Shop) -> None:
     """Each in a queue of its own, all at once; another queue of the worker continues meanwhile."""
     engine = shop.open().engine
-    queues = {poison: f"poison-{then}-{poison}" for poison in POISONS}
+    queues = {poison: f"poison-{poison}" for poison in POISONS} | {"spin": "timed"}
     for poison, queue in queues.items():
         if poison == "undecodable":
             engine.broker.send(Outgoing(queue, b"{no JSON", None, None))
@@ -165,19 +160,16 @@ def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
             engine.send(queue, poison)
         engine.send(queue, "after")
     engine.start(*queues.values(), "greenlet")
-    counters = engine.pipeline.counters
     rounds = 0
-    while sum((counters.dead_lettered, counters.skipped, counters.blocked)) < len(POISONS):
+    while engine.pipeline.counters.dead_lettered < len(POISONS):
         engine.send("greenlet", rounds)
         rounds += 1
         until(lambda count=rounds: len(shop.said("quick")) == count)  # type: ignore[misc]
     assert rounds > 1
-    if then == "block":
-        assert counters.blocked == len(POISONS)
-        assert [shop.done(queue) for queue in queues.values()] == [[]] * len(POISONS)
-    else:
-        until(lambda: all(shop.done(queue) == ["after"] for queue in queues.values()))
-    assert len(shop.letters()) == (len(POISONS) if then == "dead-letter" else 0)
+    until(lambda: all(shop.done(queue) == ["after"] for queue in queues.values()))
+    letters = {each.queue: each.error for each in engine.broker.dead_letters.records()}
+    for poison, queue in queues.items():
+        assert re.match(POISONS[poison], letters[queue])
     assert len(shop.errors) == 2 * len(POISONS) - 1  # an undecodable message is tried once
 
 
@@ -190,23 +182,13 @@ def test_work_that_a_job_returns_is_a_failure(shop: Shop) -> None:
     assert shop.done("unfinished") == []
 
 
-@pytest.mark.parametrize("poison", ["spin", "c", "sleep"])
-def test_a_deadline_kills_whatever_the_code_does(shop: Shop, poison: str) -> None:
-    """A loop that holds the GIL, a C call that never looks up, a system call that blocks."""
+def test_a_deadline_kills_a_call_in_c(shop: Shop) -> None:
+    """It never looks up."""
     engine = shop.open(attempts=1).engine
-    engine.send("timed", poison, "after")
+    engine.send("timed", "c", "after")
     engine.start("timed")
     until(lambda: shop.done("timed") == ["after"])
     assert [type(error) for error in shop.errors] == [JobTimeoutError]
-    assert shop.letters()[0].startswith("JobTimeoutError: ")
-
-
-def test_a_memory_eater_is_killed(shop: Shop) -> None:
-    engine = shop.open(attempts=1).engine
-    engine.send("small", "eat", "after")
-    engine.start("small")
-    until(lambda: shop.done("small") == ["after"])
-    assert "128 MiB" in shop.letters()[0]
 
 
 def test_a_process_that_has_grown_is_replaced(shop: Shop) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.app_runs import AppRuns
-from tests.support.processes import alive, children, descendants, wait_until
+from tests.support.processes import children, descendants, wait_until
 
 JOBS = "from tests.apps.busy import app\n"
 
@@ -21,13 +20,10 @@ def words_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
-@pytest.mark.parametrize("queue", ["thread", "process"])
 @pytest.mark.parametrize("how", ["c", "python"])
-def test_a_job_that_never_yields_loses_no_session(
-    local_runs: AppRuns, queue: str, how: str
-) -> None:
+def test_a_thread_that_never_yields_loses_no_session(local_runs: AppRuns, how: str) -> None:
     """For three session timeouts; another queue's messages are processed all the while."""
-    local_runs.app.send(queue, 3.0, headers={"how": how})
+    local_runs.app.send("thread", 3.0, headers={"how": how})
     with local_runs.start(JOBS, "--session-timeout-seconds", "1") as worker:
         wait_until(lambda: len(local_runs.said("begin")) == 1, "the long job began")
         done = 0
@@ -78,40 +74,6 @@ def test_deadlines_reach_threads_however_busy_the_process_is(local_runs: AppRuns
         expected = re.compile(r"^ +qdo\.(outcomes\.JobInterrupt|errors\.JobTimeoutError)\b", re.M)
         assert worker.output.count("Traceback (") == len(expected.findall(worker.output))
     assert local_runs.errors() == 5 * len(bodies) * ["JobTimeoutError"]
-
-
-def test_no_job_process_outlives_a_killed_worker(local_runs: AppRuns) -> None:
-    """kill -9 of the worker process in the middle of a job that never yields."""
-    local_runs.app.send("process", 600)
-    with local_runs.start(JOBS, "--session-timeout-seconds", "2") as worker:
-        wait_until(lambda: len(local_runs.said("begin")) == 1, "the job began")
-        job = int(local_runs.said("begin")[0][2])
-        (child,) = children(worker.pid)
-        assert (os.getpgid(job), os.getsid(job)) == (job, child)
-        os.kill(child, signal.SIGKILL)
-        wait_until(lambda: not alive(job), "the job's process is dead")
-        # And the message is run again, by the process that takes the dead one's place.
-        wait_until(lambda: len(local_runs.said("begin")) == 2, "the next attempt")
-        for number in (signal.SIGTERM, signal.SIGTERM):
-            worker.send(number)
-            with contextlib.suppress(AssertionError):
-                worker.wait(0.5)
-        worker.wait()
-        family = descendants(worker.pid)
-    assert family == []
-
-
-def test_no_job_process_outlives_the_whole_program(local_runs: AppRuns) -> None:
-    """Parent and worker process are killed at once: nothing is left to clean up."""
-    local_runs.app.send("process", 600)
-    with local_runs.start(JOBS, "--session-timeout-seconds", "2") as worker:
-        wait_until(lambda: len(local_runs.said("begin")) == 1, "the job began")
-        job = int(local_runs.said("begin")[0][2])
-        (child,) = children(worker.pid)
-        worker.send(signal.SIGSTOP)
-        os.kill(child, signal.SIGKILL)
-        worker.send(signal.SIGKILL)
-        wait_until(lambda: not alive(job), "the job's process is dead")
 
 
 def test_a_signal_to_every_process_drains(local_runs: AppRuns) -> None:
