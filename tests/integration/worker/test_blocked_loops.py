@@ -88,11 +88,11 @@ def test_an_endless_job_is_ended_by_its_policy(runs: AppRuns, queue: str) -> Non
 
 def test_code_that_lets_no_thread_run_is_ended_too(runs: AppRuns) -> None:
     """A regular expression that backtracks for ever holds the interpreter lock."""
-    send(runs, "q", "lock", "after")
+    send(runs, "limited", "lock", "after")
     runs.start(APP)
-    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it", 60.0)
-    assert begins(runs, "q") == [("lock", 1), ("lock", 2), ("after", 1)]
-    assert letters(runs, "q") == [(b'"lock"', 2)]
+    wait_until(lambda: "after" in ends(runs, "limited"), "the message behind it", 60.0)
+    assert begins(runs, "limited") == [("lock", 1), ("lock", 2), ("after", 1)]
+    assert letters(runs, "limited") == [(b'"lock"', 2)]
 
 
 def test_a_blocked_process_ends_without_its_parent(runs: AppRuns) -> None:

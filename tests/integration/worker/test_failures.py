@@ -101,17 +101,6 @@ def test_a_wait_goes_on_after_a_failed_attempt(engine: EngineSetup) -> None:
     assert (record.attempts, record.error) == (1, "Retry: retry after 0.001 s")
 
 
-def test_a_policy_may_skip(engine: EngineSetup) -> None:
-    """The message is skipped after its last attempt; the hook is called for each failure."""
-    failing = Failing(engine, qdo.Policy(attempts=2, then="skip", **FAST))
-    engine.send("q", "bad", "two")
-    engine.start("q")
-    until(lambda: ("two", 1) in failing.runs)
-    assert failing.outcomes() == [(1, "retry"), (2, "skip"), (1, "done")]
-    assert engine.broker.dead_letters.records("q") == []
-    assert failing.told == ["no", "no"]
-
-
 def test_a_policy_may_block(engine: EngineSetup) -> None:
     """The queue waits with the message at its head; others of the worker continue."""
     failing = Failing(engine, qdo.Policy(attempts=2, then="block", **FAST))
@@ -371,13 +360,12 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
-def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: EngineSetup, then: Any) -> None:
+def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: EngineSetup) -> None:
     """Neither the log nor the record nor an observer makes the worker fail."""
     events: list[qdo.Event] = []
     engine.app.observer(events.append)
 
-    @engine.app.job(policy=qdo.Policy(attempts=2, then=then, **FAST))
+    @engine.app.job(policy=qdo.Policy(attempts=2, **FAST))
     def job(message: Message, context: Any) -> str:
         if message.body == "bad":
             raise UnprintableError
@@ -386,11 +374,10 @@ def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: EngineSetup, th
     engine.send("q", "bad", "two")
     engine.send("other", "one")
     engine.start("q", "other")
-    last = "block" if then == "block" else "done"
-    until(lambda: [each.outcome for each in events if each.queue == "q"][-1:] == [last])
+    until(lambda: [each.outcome for each in events if each.queue == "q"][-1:] == ["done"])
     until(lambda: any(each.queue == "other" for each in events))
     outcomes = [each.outcome for each in events if each.queue == "q"]
-    assert outcomes == ["retry", then, *(["done"] if then != "block" else [])]
+    assert outcomes == ["retry", "dead-letter", "done"]
     assert "UnprintableError" in str(next(each for each in events if each.queue == "q").error)
 
 
@@ -411,7 +398,7 @@ def test_observers_keep_nothing_of_a_released_queue(engine: EngineSetup) -> None
 # --- what the log shows ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", ["greenlet", "thread", "process"])
+@pytest.mark.parametrize("executor", ["greenlet", "process"])
 def test_the_log_has_the_first_and_last_traceback(tmp_path: Path, executor: str) -> None:
     """At every level, with file and line, and of limited length, like the error itself."""
     (tmp_path / "loud.py").write_text(LOUD.format(executor=executor))

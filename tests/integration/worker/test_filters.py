@@ -17,7 +17,7 @@ from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 from qdo.queues import QueueFilter
-from tests.support.app_runs import OperatorDesk, jobs
+from tests.support.app_runs import OperatorDesk
 from tests.support.coordinator_process import connected
 from tests.support.fleet import CountingEngine
 from tests.support.processes import wait_until
@@ -65,21 +65,12 @@ def test_workers_get_what_they_take_and_the_rest_is_nobodys(local: OperatorDesk)
 
 
 def test_burst_ends_when_the_queues_it_takes_are_done(local: OperatorDesk) -> None:
-    """Queues that it leaves to other workers do not keep it running."""
+    """Queues that it leaves to other workers, or has no job for, do not keep it running."""
     local.app.send_many([("mail-1", 1), ("sms-1", 1)])
-    for globs in ("mail-*", "none-*"):
-        burst = local.work("--queues", globs, "--burst")
+    for options in (("--queues", "mail-*"), ("--queues", "none-*"), ()):
+        burst = local.work(*options, "--burst", queues="*" if options else "mail-*")
         assert burst.wait() == 0, burst.output
     assert (local.bodies("mail-1"), local.bodies("sms-1")) == (["1"], [])
-
-
-def test_filters_come_from_the_environment_too(local: OperatorDesk) -> None:
-    """Several in one variable, separated by commas."""
-    local.app.send_many([("mail-1", 1), ("sms-1", 1), ("fax-1", 1)])
-    env = {"QDO_QUEUES": "mail-*,sms-*", "QDO_EXCLUDE": "sms-*", "QDO_BURST": "true"}
-    burst = local.start(jobs(), **env)
-    assert burst.wait() == 0, burst.output
-    assert [local.bodies(name) for name in ("mail-1", "sms-1", "fax-1")] == [["1"], [], []]
 
 
 @pytest.fixture

@@ -57,11 +57,3 @@ def test_a_queue_whose_job_is_excluded_says_so(local: OperatorDesk) -> None:
     worker = local.start(NEW, "--exclude", "sms-*")
     worker.wait_for_line(r"rebalancer: no worker takes 1 queue .*: sms-1$")
     assert queues(local)["sms-1"]["untaken"] == "excluded by all workers"
-
-
-def test_burst_leaves_queues_without_a_job(local: OperatorDesk) -> None:
-    """They do not keep the worker from exiting."""
-    local.app.send_many([("mail-1", 1), ("sms-1", 1)])
-    burst = local.start(OLD, "--burst")
-    assert burst.wait() == 0, burst.output
-    assert (local.bodies("mail-1"), local.bodies("sms-1")) == (["1"], [])

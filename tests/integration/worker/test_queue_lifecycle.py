@@ -5,27 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-import gevent
 import pytest
 
-from qdo.app import App
-from qdo.brokers.embedded.broker import EmbeddedCatalog
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.message import Message
-from qdo.settings.settings import Settings
 from qdo.system.clock import clock
-from qdo.testing.memory_broker import MEMORY, MemoryBroker, MemoryStore
-from qdo.worker import worker as worker_module
 from qdo.worker.duties.queues import Discovery
-from qdo.worker.worker import Worker
 from tests.support.coordinator_process import connected
-from tests.support.engine import until
 from tests.support.fakes.shard_broker import ShardBroker
 from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.zookeeper import wait_until
@@ -209,60 +198,3 @@ def test_many_nodes_are_read_at_once(watcher: Client) -> None:
     assert [read.path for read in found] == list(reversed(wanted[:600]))
     assert [read.data for read in found] == [b"%d" % n for n in reversed(range(600))]
     assert read_nodes(watcher, []) == []
-
-
-class Changing(MemoryBroker):
-    """A broker of qdo's tests whose queues can be hidden."""
-
-    capabilities = replace(MemoryBroker.capabilities, missing_lists_before_retire=2)
-
-    catalog: HidingCatalog
-
-    def __init__(self, store: MemoryStore, app: str) -> None:
-        super().__init__(store, app)
-        self.catalog = HidingCatalog(store.connection, MEMORY, app)
-
-
-class HidingCatalog(EmbeddedCatalog):
-    list_seconds = 0.1
-    hidden: frozenset[str] = frozenset()
-
-    def names(self) -> list[str]:
-        return [name for name in super().names() if name not in self.hidden]
-
-
-def test_a_worker_retires_and_brings_back(
-    coordinator_url: str, watcher: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A whole worker: nothing is run twice, nothing is left out."""
-    broker = Changing(MemoryStore(), "test")
-    monkeypatch.setattr(worker_module, "open_broker", lambda *args: broker)
-    app = App("test")
-    seen: list[tuple[str, Any]] = []
-
-    @app.job()
-    def job(message: Message, context: Any) -> None:
-        seen.append((message.queue, message.body))
-
-    settings = Settings(app="test", coordinator=coordinator_url)
-    app.use(settings)
-    worker = Worker(app, settings)
-    running = gevent.spawn(worker.run)
-    layout = Layout.of("test")
-
-    def node() -> QueueNode:
-        found = read_nodes(watcher, [layout.queue("q")])
-        return QueueNode.parse(found[0].data) if found else QueueNode()
-
-    with app.override_broker(broker, settings):
-        app.send_many([("q", number) for number in range(10)])
-        until(lambda: len(seen) == 10)
-        broker.catalog.hidden = frozenset({"q"})
-        until(lambda: node().deleted and not node().owner, "it is retired")
-        app.send_many([("q", number) for number in range(10, 20)])
-        broker.catalog.hidden = frozenset()
-        until(lambda: len(seen) == 20, "it is back")
-    worker.request_stop()
-    assert running.get(timeout=20.0) == 0
-    assert seen == [("q", number) for number in range(20)]
-    assert not node().deleted

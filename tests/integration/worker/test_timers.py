@@ -8,6 +8,7 @@ import signal
 import time
 from calendar import timegm
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,16 +102,16 @@ class Clocks(OperatorDesk):
         assert len(self.sent("poll")) == 1, "the first one waits"
 
 
-@pytest.fixture(params=["embedded", "postgresql"])
+@pytest.fixture
 def clocks(
     tmp_path: Path, coordinator_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Clocks]:
+    """On the broker that a test's parameter names, or on the embedded one."""
     (tmp_path / "clocks.py").write_text(APP)
-    made = Clocks(
-        "clock", tmp_path, coordinator_url, ADDRESSES[request.param](tmp_path, "clock", request)
-    )
-    yield made
-    made.close()
+    broker = getattr(request, "param", "embedded")
+    address = ADDRESSES[broker](tmp_path, "clock", request)
+    with closing(Clocks("clock", tmp_path, coordinator_url, address)) as made:
+        yield made
 
 
 GERRIT = """
@@ -164,6 +165,9 @@ def test_the_gatherer_of_the_documentation_goes_on_elsewhere(tmp_path: Path) -> 
         wait_for("e1", "e2", "e3", "e4")
 
 
+@pytest.mark.parametrize(
+    "clocks", [pytest.param("embedded", id="file"), "postgresql"], indirect=True
+)
 @pytest.mark.parametrize(
     "step", ["send_occurrences before", "send_occurrences after", "write_timers after"]
 )

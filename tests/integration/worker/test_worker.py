@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -80,26 +78,6 @@ def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
     assert len(turns) <= 41  # the message's own and one that finds the tip
 
 
-@pytest.mark.slow
-def test_two_thousand_idle_queues_take_less_than_2_kib_each(engine: EngineSetup) -> None:
-    """Slot, claim, table; the names are counted, too. tracemalloc needs 0.5 s for 1,000 queues."""
-    engine.collect("queue", "body")
-    engine.start("first")
-    until(engine.dispatcher.all_idle)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        engine.member.grant(*[f"queue-{number:032d}" for number in range(2_000)])
-        until(engine.dispatcher.all_idle)
-        until(lambda: engine.dispatcher.runners == 0)
-        engine.member.events.clear()
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert taken / 2_000 < 2048
-
-
 # --- claims that end ------------------------------------------------------------------
 
 
@@ -140,16 +118,6 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(engine: EngineSe
     assert gated.ended == [1, 2]
     engine.member.grant("q")
     until(lambda: gated.ended == [1, 2, 3])
-
-
-def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]) -> None:
-    """The messages before a very slow one are recorded while it runs."""
-    engine = make(checkpoint_seconds=0.01)
-    gated = Gated(engine, 3)
-    gated.begin("q")
-    done = engine.member.claims["q"].done
-    until(lambda: engine.registrar.recorded.get("q") == done)
-    gated.gate.set()
 
 
 # --- registrations --------------------------------------------------------------------
@@ -216,14 +184,6 @@ def test_a_lost_session_is_followed_by_a_new_registration(
     assert old.events == said
     assert gated.ended.count(2) == 2
     assert engine.end() == 0
-
-
-def test_a_coordinator_out_of_reach_at_the_start_is_an_error(engine: EngineSetup) -> None:
-    """Exit code 3, through the error's own."""
-    engine.collect("queue", "body")
-    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")]
-    with pytest.raises(CoordinatorUnreachableError):
-        engine.worker.run()
 
 
 def test_a_stop_before_the_registration_ends_the_worker(engine: EngineSetup) -> None:
@@ -450,34 +410,6 @@ def test_the_leader_creates_what_the_broker_knows(engine: EngineSetup) -> None:
     engine.send("new", 1)
     engine.send("newer", 1)
     until(lambda: sorted(engine.member.created) == ["new", "newer", "old"])
-
-
-def test_a_job_that_blocks_the_loop_is_named_while_it_does(
-    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
-) -> None:
-    """With queue, message, job and stack; and once more when it is over."""
-    engine = make(session_timeout_seconds=1.0)
-    ids: list[str] = []
-
-    def lines() -> list[str]:
-        found = [each for each in caplog.records if each.name == "qdo.worker.duties.watchdog"]
-        return [each.getMessage() for each in found if ids[0] in each.getMessage()]
-
-    @engine.app.job()
-    def blocking(message: Message, context: Any) -> None:
-        ids.append(message.id)
-        deadline = time.monotonic() + 10
-        while not lines() and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    engine.send("q", 1)
-    engine.start("q")
-    until(lambda: "runs again after" in caplog.text)
-    text = caplog.text
-    assert text.count("has been blocked for") == 1
-    assert f"queue q, message {ids[0]}, job" in text
-    assert "blocking" in text
-    assert "time.sleep(0.01)" in text
 
 
 def test_only_jobs_are_told_to_yield(

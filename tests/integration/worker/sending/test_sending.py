@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,23 +164,3 @@ def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
         assert "due" in ended.out
         assert "later" not in ended.out
         assert app.broker.catalog.backlog("q", 0).delayed == 1
-
-
-JOBS = "from tests.apps.senders import app\n"
-KINDS = ["async", "greenlet", "process", "thread"]
-
-
-def test_jobs_send_wherever_they_run(tmp_path: Path) -> None:
-    """In a real worker: from greenlets, native threads, processes and coroutines."""
-    (tmp_path / "sending_jobs.py").write_text(JOBS)
-    with App("a", broker=f"sqlite:{tmp_path}/qdo-data/messages.db") as app:
-        app.use(load(environ={}))
-        app.send_many([(kind, number) for number in range(50) for kind in KINDS])
-        ended = command(*WORKER, "--burst", "sending_jobs:app", cwd=tmp_path)
-        assert ended.code == 0, ended.err
-        assert app.broker.dead_letters.records() == []
-        rows = app.broker.reader("seen", 0).fetch(1000)
-    found = [tuple(json.loads(row[1])) for row in rows]
-    assert sorted(found) == [(kind, number) for kind in KINDS for number in range(50)]
-    for kind in KINDS:
-        assert [number for one, number in found if one == kind] == list(range(50))
