@@ -14,7 +14,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.positions import position_of_time
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.kinesis_server import KinesisStub
-from tests.support.cli import QDO, WORKER, Ended, command, run_in
+from tests.support.cli import WORKER, Ended, command, run_in
 from tests.support.coordinator_process import connected
 from tests.support.kinesis import kinesis_url, opened
 
@@ -41,15 +41,9 @@ def stream(kinesis: KinesisStub, aws_stream: str) -> str:
 def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
     """Run `qdo` on this test's stream."""
 
-    def call(*arguments: str, options: str = "", env: dict[str, str] | None = None) -> Ended:
-        surroundings = {
-            "QDO_APP": "a",
-            "QDO_BROKER": kinesis_url(proxy.url, stream, options),
-            **(env or {}),
-        }
-        if env:  # a process keeps the credentials that it found first
-            return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
-        return run_in(tmp_path, *arguments, env=surroundings)
+    def call(*arguments: str, options: str = "") -> Ended:
+        url = kinesis_url(proxy.url, stream, options)
+        return run_in(tmp_path, *arguments, env={"QDO_APP": "a", "QDO_BROKER": url})
 
     return call
 
@@ -110,90 +104,21 @@ def test_a_file_is_sent_in_the_order_of_its_keys(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "fault", "code", "words"),
     [
-        (["shardId-000000000009", "1"], 2, "'shardId-000000000009'"),
-        ([SHARD, "1", "--delay", "5"], 5, "kinesis"),
-        ([SHARD, "1", "--dedup-key", "x"], 5, "kinesis"),
-        ([SHARD, "1", "--key", "x" * 257], 2, "1 to 256 characters"),
-        ([SHARD, "1", "--key", "\udcff"], 2, "UTF-8"),
+        (["shardId-000000000009", "1"], "", 2, "'shardId-000000000009'"),
+        ([SHARD, "1", "--delay", "5"], "", 5, "kinesis"),
+        ([SHARD, "1", "--key", "\udcff"], "", 2, "UTF-8"),
+        ([SHARD, "1"], "denied", 5, "kinesis:PutRecords"),
     ],
 )
-def test_what_cannot_be_sent(qdo: Run, arguments: list[str], code: int, words: str) -> None:
-    """Rejected before anything is sent."""
-    assert words in qdo("send", *arguments).refusal(code)
-
-
-def test_a_shard_that_was_split(qdo: Run, kinesis: KinesisStub, stream: str) -> None:
-    """The error names the alternative."""
-    kinesis.split(stream, SHARD)
-    line = qdo("send", SHARD, "1").refusal(2)
-    assert stream in line
-    assert SHARD in line
-
-
-# --- errors at the start -------------------------------------------------------------
-
-
-def test_no_credentials(qdo: Run) -> None:
-    """The error names the places to provide them."""
-    without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    line = qdo("send", SHARD, "1", env=without).refusal(2)
-    assert "Kinesis" in line
-    assert "AWS_ACCESS_KEY_ID" in line
-
-
-@pytest.mark.parametrize(
-    ("fault", "action", "code", "words"),
-    [
-        ("unknown", "", 2, "UnrecognizedClientException"),
-        ("expired", "", 2, "expired"),
-        ("denied", "ListShards", 5, "kinesis:ListShards"),
-        ("denied", "PutRecords", 5, "kinesis:PutRecords"),
-        ("unavailable", "ListShards", 3, "us-east-1"),
-    ],
-)
-def test_faults_of_the_service(
-    qdo: Run, proxy: Proxy, fault: str, action: str, code: int, words: str
+def test_what_cannot_be_sent(
+    qdo: Run, proxy: Proxy, arguments: list[str], fault: str, code: int, words: str
 ) -> None:
-    """Each with the exit code that is documented."""
-    proxy.spoil(fault, action, count=0)
-    assert words in qdo("send", SHARD, "1").refusal(code)
-
-
-def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
-    """Its region is named as well."""
-    url = kinesis_url(proxy.url, "nowhere")
-    line = run_in(
-        tmp_path, "send", "nowhere", "1", env={"QDO_APP": "a", "QDO_BROKER": url}
-    ).refusal(6)
-    assert "Kinesis stream 'nowhere'" in line
-    assert "us-east-1" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        ("starts=latest", 2, "'start'"),
-        ("start=yesterday", 2, "'yesterday'"),
-        ("start=2226-01-01T00:00Z", 2, "in the past"),
-        ("reads_per_second=9", 2, "reads_per_second"),
-        ("dead_letters=bucket", 2, "s3://BUCKET/PREFIX"),
-    ],
-)
-def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) -> None:
-    """As any other setting."""
-    assert words in qdo("send", SHARD, "1", options=options).refusal(code)
-
-
-def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
-    """The same error and the same exit code."""
-    url = kinesis_url(proxy.url, "nowhere")
-    arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
-    ended = command(*WORKER, *arguments, cwd=tmp_path)
-    assert ended.code == 6, ended.err
-    assert "'nowhere'" in ended.err
-    assert "Traceback" not in ended.err
+    """An error of the broker is one line, and has the exit code of its class."""
+    if fault:
+        proxy.spoil(fault, "PutRecords", count=0)
+    assert words in qdo("send", *arguments).refusal(code)
 
 
 # --- looking and seeking ------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
-from tests.support.cli import QDO, WORKER, Ended, command, run_in
+from tests.support.cli import WORKER, Ended, command, run_in
 
 REGION = "eu-west-1"
 
@@ -34,13 +34,11 @@ def sqs(moto_url: str) -> Any:
 def send(proxy: Proxy, aws_prefix: str, tmp_path: Path) -> Send:
     """Run `qdo send` to the queues of this test."""
 
-    def call(*arguments: str, env: dict[str, str] | None = None, **options: Any) -> Ended:
+    def call(*arguments: str, **options: Any) -> Ended:
         given = {"endpoint": proxy.url, **options}
         text = "&".join(f"{name}={value}" for name, value in given.items())
         url = f"sqs://{REGION}/{aws_prefix}?{text}"
-        places = {"QDO_APP": "a", "QDO_BROKER": url, **(env or {})}
-        if env:  # a process keeps the credentials that it found first
-            return command(*QDO, "send", *arguments, cwd=tmp_path, env=places)
+        places = {"QDO_APP": "a", "QDO_BROKER": url}
         ended = run_in(tmp_path, "send", *arguments, env=places)
         assert ended.err.count("\n") <= 2, ended.err  # a file adds how much was sent
         return ended
@@ -88,30 +86,7 @@ def test_a_file_is_sent_by_ten(
     assert len(proxy.log("SendMessageBatch")) == 6
 
 
-# --- credentials and permissions ----------------------------------------------------
-
-
-def test_no_credentials(send: Send, made: Callable[[str], str]) -> None:
-    """Rejected before any request; the error names the places to provide them."""
-    without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    line = send("a", "1", env=without).refusal(2)
-    assert "eu-west-1" in line
-    assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE" in line
-
-
-@pytest.mark.parametrize(
-    ("fault", "code", "words"),
-    [
-        ("unknown", 2, "InvalidClientTokenId"),
-        ("expired", 2, "expired"),
-    ],
-)
-def test_credentials_that_aws_refuses(
-    send: Send, proxy: Proxy, fault: str, code: int, words: str
-) -> None:
-    """At the start."""
-    proxy.spoil(fault, count=0)
-    assert words in send("a", "1").refusal(code)
+# --- errors -------------------------------------------------------------------------
 
 
 def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
@@ -125,89 +100,20 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
     assert "no identity-based policy allows the sqs:sendmessagebatch action" in line
 
 
-# --- out of reach -------------------------------------------------------------------
-
-
-def test_an_unreachable_endpoint(send: Send) -> None:
-    """The error names the endpoint."""
-    line = send("a", "1", endpoint="http://127.0.0.1:1").refusal(3)
-    assert "eu-west-1" in line
-    assert "http://127.0.0.1:1" in line
-
-
-def test_a_region_that_does_not_exist(tmp_path: Path) -> None:
-    """The closest one is named; an unreachable proxy keeps the request from AWS."""
-    url = "sqs://eu-wset-1/a-"
-    env = {"QDO_APP": "a", "QDO_BROKER": url, "HTTPS_PROXY": "http://127.0.0.1:1"}
-    line = run_in(tmp_path, "send", "a", "1", env=env).refusal(3)
-    assert "'eu-wset-1'" in line
-    assert "'eu-west-1'" in line
-
-
-def test_faults_of_the_service(
-    send: Send, proxy: Proxy, sqs: Any, made: Callable[[str], str]
-) -> None:
-    """A few are retried; a FIFO queue stores a message without a response only once."""
-    url = made("a.fifo")
-    for fault in ("throttle", "error", "unanswered"):
-        proxy.spoil(fault, "SendMessageBatch")
-    assert send("a.fifo", "1", "--key", "k").code == 0
-    assert [each["Body"] for each in raw_messages(sqs, url)] == ["1"]
-    assert len(proxy.log("SendMessageBatch")) == 4
-
-
-@pytest.mark.slow
-def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
-    """Sending is attempted for half a minute; the error names the reason."""
-    made("a")
-    proxy.spoil("throttle", "SendMessageBatch", count=0)
-    line = send("a", "1").refusal(3)
-    times = [entry.time for entry in proxy.log("SendMessageBatch")]
-    assert times[-1] - times[0] > 29
-    assert "sqs:SendMessage on queue" in line
-    assert "RequestThrottled: Rate exceeded" in line
-
-
-# --- missing queues, and impossible requests ----------------------------------------
-
-
-def test_a_queue_that_does_not_exist(send: Send, sqs: Any, aws_prefix: str) -> None:
-    """Unless the address has the option to create it."""
-    line = send("a", "1").refusal(6)
-    assert f"SQS queue '{aws_prefix}a'" in line
-    assert "eu-west-1" in line
-    assert "create=standard" in line
-    assert send("a", "1", create="standard").code == 0
-    assert "'.fifo'" in send("b", "1", create="fifo").refusal(2)
-    assert send("b.fifo", "1", create="fifo").code == 0
-
-
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "options", "code", "words"),
     [
-        (["x" * 79, "1"], 2, "80"),
-        (["dead-letters", "1"], 2, "dead-letters"),
-        (["ä", "1"], 2, "'ä'"),
-        (["a.fifo", "1", "--delay", "5"], 5, "FIFO"),
-        (["a", "1", "--delay", "16m"], 5, "900 s"),
-        (["a", "1", "--dedup-key", "x"], 5, "deduplicate"),
-        (["a.fifo", "1", "--dedup-key", "x", "--dedup-seconds", "1h"], 5, "3600 s"),
-        (["a", "1", "--key", "\udcff"], 2, "UTF-8"),
-        (["a", '"' + "x" * 262143 + '"'], 2, "262144"),
-        (["a", "1", "--header", "h=" + "x" * 65536], 2, "65536"),
+        (["a", "1"], {}, 6, "create=standard"),
+        (["a", "1"], {"endpoint": "http://127.0.0.1:1"}, 3, "http://127.0.0.1:1"),
+        (["dead-letters", "1"], {"create": "standard"}, 2, "dead-letters"),
+        (["a.fifo", "1", "--delay", "5"], {"create": "standard"}, 5, "FIFO"),
     ],
 )
-def test_what_cannot_be_sent(send: Send, arguments: list[str], code: int, words: str) -> None:
-    """Rejected before anything is sent: bodies by the limit of the address, headers by qdo's."""
-    assert words in send(*arguments, create="standard").refusal(code)
-
-
-def test_a_line_that_is_too_large(send: Send, made: Callable[[str], str], tmp_path: Path) -> None:
-    """The remedy is that of the broker."""
-    made("a")
-    (tmp_path / "lines").write_text('"' + "x" * 262143 + '"\n')
-    line = send("--file", "lines", "a").refusal(2)
-    assert all(each in line for each in ("262145", "262144", "max_body", "1048576", "bucket=NAME"))
+def test_what_cannot_be_sent(
+    send: Send, arguments: list[str], options: dict[str, str], code: int, words: str
+) -> None:
+    """An error of the broker is one line, and has the exit code of its class."""
+    assert words in send(*arguments, **options).refusal(code)
 
 
 def test_lines_that_were_not_sent_are_named(
@@ -226,36 +132,15 @@ def test_lines_that_were_not_sent_are_named(
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("sqs://eu-west-1/a-?wait_second=3", "'wait_seconds'"),
-        ("sqs://Frankfurt/a-", "'Frankfurt'"),
-        ("sqs://eu-west-1", "setting broker"),
-    ],
-)
-def test_an_impossible_address(tmp_path: Path, url: str, words: str) -> None:
-    """As any other setting."""
-    ended = run_in(tmp_path, "send", "a", "1", env={"QDO_APP": "a", "QDO_BROKER": url})
-    assert words in ended.refusal(2)
-
-
-@pytest.mark.parametrize(
-    ("fault", "options", "code", "words"),
-    [
-        ("unknown", "", 2, "InvalidClientTokenId"),
-        ("expired", "", 2, "expired"),
-        ("denied", "", 5, "sqs:ListQueues on prefix 'test-"),
-        ("", "&bucket=nobody-made-this", 6, "S3 bucket 'nobody-made-this'"),
-        ("", "&idle_second=3", 2, "'idle_seconds'"),
-    ],
+    ("fault", "code", "words"),
+    [("unknown", 2, "InvalidClientTokenId"), ("denied", 5, "sqs:ListQueues on prefix 'test-")],
 )
 def test_a_worker_that_cannot_begin(
-    proxy: Proxy, aws_prefix: str, tmp_path: Path, fault: str, options: str, code: int, words: str
+    proxy: Proxy, aws_prefix: str, tmp_path: Path, fault: str, code: int, words: str
 ) -> None:
     """The same error and the same exit code."""
-    if fault:
-        proxy.spoil(fault, "ListQueues", count=0)
-    url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}{options}"
+    proxy.spoil(fault, "ListQueues", count=0)
+    url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"
     arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
     ended = command(*WORKER, *arguments, cwd=tmp_path)
     assert ended.code == code, ended.err
@@ -285,7 +170,7 @@ def test_without_what_it_needs(tmp_path: Path, url: str, module: str) -> None:
 # --- one queue that cannot be read --------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["denied", "throttle", "unavailable"])
+@pytest.mark.parametrize("fault", ["denied", "unavailable"])
 def test_one_unreadable_queue_hides_no_other(
     proxy: Proxy, made: Callable[[str], str], aws_prefix: str, tmp_path: Path, fault: str
 ) -> None:
