@@ -31,8 +31,6 @@ def increment(message, context):
 """
 WAYS: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     "option": (("--app", "inc:app"), {}),
-    "environment": ((), {"QDO_APP": "inc:app"}),
-    "settings file": (("-c", "qdo.toml"), {}),
     "settings file in the environment": ((), {"QDO_CONFIG": "qdo.toml"}),
 }
 

@@ -39,9 +39,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("qdo que", {"queues"}),
         ("qdo admin k", {"keys"}),
-        ("qdo queues --so", {"--sort"}),
         ("qdo queues --sort a", {"age"}),
         ("qdo-worker --proc", {"--processes"}),
         ("qdo nothing-like-it", set()),

@@ -388,18 +388,3 @@ def test_sqs_shows_what_the_coordinator_records(
     (item,) = cli("peek q1", "--kind", kind, "--broker", sqs[1], "-o", "json").items()
     assert item["id"] == str(uuid.UUID(int=name))
     assert (item["error"], item["body_bytes"], item["headers"]) == ("no", None, None)
-
-
-@pytest.mark.parametrize("target", ["earliest", "2020-01-01T00:00:00Z"])
-def test_seek_is_refused_by_sqs(
-    sqs: tuple[Any, str], coordinator: Client, cli: Run, target: str
-) -> None:
-    """One sentence and exit code 5, whether or not the coordinator knows the queue."""
-    for _ in range(2):
-        ended = cli("seek q1", target, "--yes", "--broker", sqs[1])
-        assert ended.code == 5
-        assert ended.out == ""
-        assert ended.err.count("\n") == 1
-        if coordinator.exists(LAYOUT.queue("q1")) is None:
-            put(coordinator, "q1", last=5)
-    assert node_of(coordinator, "q1") == replace(QueueNode(), last=5)

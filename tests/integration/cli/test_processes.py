@@ -20,7 +20,8 @@ import pytest
 
 from qdo.app import App
 from qdo.brokers.dead_letters import DeadLetterRecord
-from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.cli import QDO, WORKER, clean_environment, command, run_in
+from tests.support.forks.processes import Popen
 
 
 def test_send_loads_little(tmp_path: Path) -> None:
@@ -140,13 +141,11 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", ["queues", "workers", "locks"])
-def test_zookeeper_out_of_reach(tmp_path: Path, name: str) -> None:
+def test_zookeeper_out_of_reach(tmp_path: Path) -> None:
     """Exit code 3 after the time it was given, and the address in one line."""
     url = f"zookeeper://127.0.0.1:{closed_port()}"
-    ended = command(
-        *QDO, name, "--app", "a", "--coordinator", url, "--connect-seconds", "0.5", cwd=tmp_path
-    )
+    words = ("queues", "--app", "a", "--coordinator", url, "--connect-seconds", "0.5")
+    ended = command(*QDO, *words, cwd=tmp_path)
     assert (ended.code, ended.out) == (3, "")
     [line] = [line for line in ended.err.splitlines() if not line.startswith("hint: ")]
     assert line.startswith("qdo: ")
@@ -154,11 +153,8 @@ def test_zookeeper_out_of_reach(tmp_path: Path, name: str) -> None:
 
 
 WRONG = {
-    "no module": (("--job", "no_such_module:job"), 2, "'no_such_module:job'"),
-    "no job": (("--job", "qdo.programs.echo:jbo"), 2, "did you mean 'job'"),
     "a broken module": (("--job", "broken:job"), 2, "ZeroDivisionError: division by zero"),
     "no server": (("--coordinator", "zookeeper://127.0.0.1:1"), 3, "zookeeper://127.0.0.1:1"),
-    "no coordinator's file": (("--coordinator", "sqlite:broken.py"), 3, "broken.py"),
     "no broker's file": (("--broker", "sqlite:broken.py"), 3, "broken.py"),
 }
 
@@ -193,25 +189,11 @@ def test_a_closed_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_echo(tmp_path: Path) -> None:
-    """Send, work, done: the shortest way through everything."""
-    command(*QDO, "send", "--app", "hello", "greetings", '{"name": "Ada"}', cwd=tmp_path)
-    ended = command(
-        *WORKER, "--app", "hello", "--job", "qdo.programs.echo:job", "--burst", cwd=tmp_path
-    )
-    assert ended.code == 0, ended.err
-    [line] = ended.out.splitlines()
-    assert line.endswith('greetings - {"name":"Ada"}')
-    listed = command(*QDO, "queues", "--app", "hello", "-o", "jsonl", cwd=tmp_path)
-    assert '"backlog": 0,' in listed.out
-    assert '"owner": null' in listed.out
-
-
 def on_terminal(width: int, cwd: Path, *argv: str) -> str:
     terminal, inside = pty.openpty()
     shown = bytearray()
     with open(terminal, "rb", buffering=0) as screen, open(inside, "wb", buffering=0) as stdout:
-        process = subprocess.Popen(
+        process = Popen(
             [sys.executable, *QDO, *argv],
             cwd=cwd,
             env=clean_environment({"COLUMNS": str(width)}),
@@ -247,20 +229,18 @@ PLACES = ("--app", "a", "--coordinator", "sqlite:coordination.db")
 BROKER = ("--broker", "sqlite:messages.db")
 
 
-@pytest.mark.parametrize(
-    ("argv", "headings"),
-    [
-        (("peek", "tax-7", "--body", *BROKER), {"DUE", "BODY", "SENT", "KIND"}),
-        (("peek", "tax-7", "--kind", "delayed", *BROKER), {"DUE", "SENT", "KIND"}),
-        (("pause", "--list"), {"KIND", "QUEUES", "UNTIL", "WHO", "WHY"}),
-        (("audit",), {"BY", "COMMAND", "TARGET", "REASON"}),
-        (("queues", *BROKER), {"STATE", "BACKLOG", "DELAYED", "WHY"}),
-        (("doctor", *BROKER), {"STATUS", "FOUND", "REMEDY"}),
-    ],
-)
-def test_80_columns_show_each_value(
-    tmp_path: Path, argv: tuple[str, ...], headings: set[str]
-) -> None:
+SHOWN: dict[tuple[str, ...], set[str]] = {
+    ("peek", "tax-7", "--body", *BROKER): {"DUE", "BODY", "SENT", "KIND"},
+    ("peek", "tax-7", "--kind", "delayed", *BROKER): {"DUE", "SENT", "KIND"},
+    ("pause", "--list"): {"KIND", "QUEUES", "UNTIL", "WHO", "WHY"},
+    ("audit",): {"BY", "COMMAND", "TARGET", "REASON"},
+    ("queues", *BROKER): {"STATE", "BACKLOG", "DELAYED", "WHY"},
+    ("doctor", *BROKER): {"STATUS", "FOUND", "REMEDY"},
+}
+"""Commands, and the headings of their tables."""
+
+
+def test_80_columns_show_each_value(tmp_path: Path) -> None:
     """Values that do not fit are wrapped, or follow below the row; empty columns are left out."""
     pause = ("pause", "tax-*", "--for", "1h", "--allow-none", "--yes", *PLACES)
     reason = "the tax service moves to another host, and its address changes"
@@ -268,15 +248,16 @@ def test_80_columns_show_each_value(
         app.send("tax-7", "the name of the customer", delay_seconds=3600)
         app.send("tax-7", 1)
     assert command(*QDO, *pause, "--reason", reason, cwd=tmp_path).code == 0
-    shown = on_terminal(80, tmp_path, *argv, *PLACES)
-    assert headings <= set(shown.split())
-    assert not {"KEY", "ATTEMPT", "ERROR"} & set(shown.split())
-    assert "…" not in shown
-    assert all(len(line) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
-    ended = command(*QDO, *argv, *PLACES, "-o", "json", cwd=tmp_path)
-    items = ended.items(1 if argv[0] == "doctor" else 0)
-    texts = [str(item.get(key.lower()) or "") for item in items for key in headings]
-    assert [word for text in texts for word in text.split() if word not in shown] == []
+    for argv, headings in SHOWN.items():
+        shown = on_terminal(80, tmp_path, *argv, *PLACES)
+        assert headings <= set(shown.split())
+        assert not {"KEY", "ATTEMPT", "ERROR"} & set(shown.split())
+        assert "…" not in shown
+        assert all(len(line) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
+        ended = command(*QDO, *argv, *PLACES, "-o", "json", cwd=tmp_path)
+        items = ended.items(1 if argv[0] == "doctor" else 0)
+        texts = [str(item.get(key.lower()) or "") for item in items for key in headings]
+        assert [word for text in texts for word in text.split() if word not in shown] == []
 
 
 def test_what_may_not_be_read_is_not_called_empty(tmp_path: Path) -> None:
@@ -368,7 +349,7 @@ NOT_UTF8 = b"\xff"
 )
 def test_arguments_that_are_not_utf8(tmp_path: Path, words: tuple[str | bytes, ...]) -> None:
     """One line and exit code 2, before anything is opened."""
-    ended = command(*QDO, *map(os.fsdecode, words), cwd=tmp_path, env={"QDO_APP": "a"})
+    ended = run_in(tmp_path, *map(os.fsdecode, words), env={"QDO_APP": "a"})
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert r"'\udcff'" in ended.err or r":\udcff'" in ended.err
     assert list(tmp_path.iterdir()) == []

@@ -24,25 +24,8 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_waits_is_cancelled_behind_a_running_job(desk: OperatorDesk, order: str) -> None:
-    """In every order; the owner keeps running, and repeats nothing."""
-    ids = desk.send(*range(1, 8))
-    held = desk.hold(1)
-    desk.work(**ORDERS[order])
-    desk.wait_for(1)
-    assert desk.outcomes(ids[3]) == ["cancelled"]
-    assert desk.outcomes(ids[0], ids[3], code=4) == ["started", "already-cancelled"]
-    assert desk.outcomes(ids[5]) == ["cancelled"]
-    held.unlink()
-    node = desk.wait_done()
-    assert sorted(desk.bodies()) == ["1", "2", "3", "5", "7"]
-    assert node.out_of_order is None
-    assert desk.outcomes(ids[0], ids[1], code=4) == ["done", "done"]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_is_not_cancelled_loses_nothing_behind_it(desk: OperatorDesk, order: str) -> None:
-    """A running job, and then one that has ended: the messages behind it run in their order."""
+def test_what_waits_is_cancelled_and_what_has_begun_is_not(desk: OperatorDesk, order: str) -> None:
+    """In every order; the owner keeps running, loses nothing and repeats nothing."""
     ids = desk.send(*range(1, 31))
     held = [desk.hold(each) for each in (2, 9)]
     desk.work(**ORDERS[order])
@@ -52,9 +35,13 @@ def test_what_is_not_cancelled_loses_nothing_behind_it(desk: OperatorDesk, order
     desk.wait_for(9)
     assert desk.outcomes(ids[0], ids[8], code=4) == ["done", "started"]
     assert desk.outcomes(ids[8], code=4) == ["started"]
+    assert desk.outcomes(ids[19]) == ["cancelled"]
+    assert desk.outcomes(ids[8], ids[19], code=4) == ["started", "already-cancelled"]
+    assert desk.outcomes(ids[24]) == ["cancelled"]
     held[1].unlink()
-    desk.wait_done()
-    assert desk.bodies() == [str(each) for each in range(1, 31)]
+    node = desk.wait_done()
+    assert desk.bodies() == [str(each) for each in range(1, 31) if each not in (20, 25)]
+    assert node.out_of_order is None
 
 
 def test_a_queue_that_passed_its_cancelled_messages(desk: OperatorDesk) -> None:
@@ -101,19 +88,6 @@ def test_without_an_owner_the_node_is_changed(desk: OperatorDesk) -> None:
     desk.drain()
     assert desk.bodies() == ["2"]
     assert desk.node("q").last == desk.broker.catalog.head("q")
-
-
-def test_a_cancelled_message_outlives_its_owner(desk: OperatorDesk) -> None:
-    """A killed owner has recorded it; what was in flight runs again, the rest once."""
-    ids = desk.send(1, 2, 3)
-    held = desk.hold(1)
-    worker = desk.work()
-    desk.wait_for(1)
-    assert desk.outcomes(ids[1]) == ["cancelled"]
-    worker.kill()
-    held.unlink()
-    desk.drain()
-    assert desk.bodies() == ["1", "1", "3"]
 
 
 def test_a_message_may_have_run_at_a_dead_owner(desk: OperatorDesk) -> None:

@@ -286,26 +286,6 @@ def owner(desk: OperatorDesk) -> WorkerNode:
     return WorkerNode.parse(desk.client.get(path)[0])
 
 
-@EACH_ORDER
-@pytest.mark.parametrize("decision", ["skip", "dead-letter"])
-def test_the_next_owner_carries_a_decision_out(
-    desk: OperatorDesk, decision: str, order: str
-) -> None:
-    """The owner was killed before; nobody had the queue when it was decided."""
-    desk.known()
-    worker = desk.work(policy=HOUR, **ORDERS[order])
-    (id,) = fail(desk, 1)
-    desk.send(2)
-    worker.kill()
-    before = desk.runs("q")
-    decide(desk, decision, id)
-    decide(desk, decision, id, code=5)
-    desk.drain(policy=HOUR, **ORDERS[order])
-    assert sorted({*before, *desk.runs("q")}) == [("1", 1), ("2", 1)]
-    assert desk.runs("q").count(("1", 1)) == 1
-    assert letters(desk) == ([b"1"] if decision == "dead-letter" else [])
-
-
 @pytest.mark.parametrize("order", ["key", "none"])
 def test_other_failing_messages_keep_waiting(desk: OperatorDesk, order: str) -> None:
     """With their attempts and their backoffs: the decision is about one of them."""

@@ -69,8 +69,6 @@ COMMANDS = {
     "delete": Killed(("delete", "Q", "--with-messages", "--yes"), "delete", again=(0, 6)),
     "pause": Killed(("pause", "Q"), "pause"),
     "skip": Killed(("skip", "--yes", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
-    "retry-now": Killed(("retry-now", "Q", "1"), "retry-now", BLOCKED, again=(0, 5)),
-    "add": Killed(("dead-letters", "add", "Q", "1"), "dead-letters add", BLOCKED, again=(0, 5)),
 }
 
 

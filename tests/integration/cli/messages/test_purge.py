@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from qdo.ops.seek import plan_purge, purge
 from qdo.ops.status import Statuses, queue_statuses
 from qdo.ops.verdicts import QueueHealth, judge_all
 from tests.support.app_runs import OperatorDesk
-from tests.support.processes import paused, wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize("order", ["queue", "key", "none"])
@@ -111,22 +109,6 @@ def test_what_fails_or_blocks_is_dropped(desk: OperatorDesk) -> None:
     desk.wait_done()
     assert desk.bodies() == ["1", "3"]
     assert desk.node("q").failure is None
-
-
-def test_a_killed_worker_drops_it_too(desk: OperatorDesk) -> None:
-    """The purge is in the node before the owner knows of it."""
-    desk.send(1, 2, 3)
-    held = desk.hold(1)
-    desk.work()
-    desk.wait_for(1)
-    (process,) = desk.pids()
-    with paused(process, desk.broker_url, desk.coordinator):
-        assert desk.qdo("purge", "--yes", "q").code == 0
-        os.kill(process, signal.SIGKILL)
-    held.unlink()
-    desk.send(4)
-    desk.wait_done()
-    assert desk.bodies() == ["1", "4"]
 
 
 def test_two_operators_at_once(desk: OperatorDesk) -> None:
