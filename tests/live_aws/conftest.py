@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.aws.clients import REAL
-from tests.support.aws.resources import Resources
+from tests.support.aws.resources import Resources, ambient_region
 
 ENDPOINT = "TESTS_AWS_ENDPOINT"
 
@@ -21,16 +20,7 @@ ENDPOINT = "TESTS_AWS_ENDPOINT"
 @pytest.fixture(scope="session")
 def region() -> str:
     """The region of the ambient credentials."""
-    if os.environ.get(REAL) != "1":
-        pytest.skip(f"runs on AWS itself, only with {REAL}=1 and credentials")
-    import boto3
-
-    session = boto3.session.Session()
-    if not session.region_name:
-        pytest.fail(f"{REAL}=1 needs a region: set AWS_DEFAULT_REGION, or one in your profile")
-    if session.get_credentials() is None:
-        pytest.fail(f"{REAL}=1 needs credentials where boto3 looks for them")
-    return str(session.region_name)
+    return ambient_region()
 
 
 @pytest.fixture

@@ -270,10 +270,6 @@ class SqsWorkers:
         """Return how many queues each registered worker has or is to get."""
         return [each.assigned for each in worker_statuses(self.session, Layout.of(APP))]
 
-    def is_blocked(self, queue: str) -> bool:
-        marks = self.node(queue).failure
-        return marks is not None and marks.blocked
-
     def broker(self, **options: Any) -> SqsBroker:
         """Return a broker as operators have it, straight at the server if nothing else is said.
 

@@ -267,50 +267,6 @@ def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) ->
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
-    """The other shards continue, and the log names shard, position and remedy."""
-    fleet.send(2)
-    worker = fleet.begin("--burst")
-    assert worker.wait(WAIT_SECONDS) == 0, worker.output
-    fleet.wait_for(2 * KEYS)
-    name = fleet.broker.catalog.names()[0]
-    foreign = '{"last": "135471512647131000", "position": "7"}'
-    fleet.client.set(fleet.layout.queue(name), foreign.encode())
-    worker = fleet.begin()
-    worker.wait_for_line(f"{name}.*'{fleet.stream}'.*trimmed=oldest")
-    fleet.send(2)
-    shards = {line.shard for line in fleet.lines()}
-    wait_until(
-        lambda: {line.shard for line in fleet.lines() if line.number >= 2} == shards - {name},
-        "the others go on",
-    )
-    assert fleet.nodes()[name].position == "7"
-    ended = fleet.qdo("seek", name, "earliest", "--yes")
-    assert ended.code == 0, ended.err
-    fleet.wait_for(4 * KEYS)
-    assert fleet.nodes()[name].position != "7"
-
-
-def test_start_latest_skips_nothing_between_two_workers(fleet: KinesisFleet) -> None:
-    """The first one records where it began, although no message came."""
-    fleet.send(1)
-    newest = {"QDO_BROKER": kinesis_url(fleet.kinesis.url, fleet.stream) + "&start=latest"}
-    wait_until(lambda: time.time() > fleet.began + 6, "what was sent is older than a moment")
-    first = fleet.begin(**newest)
-    wait_until(
-        lambda: [node.last > 0 for node in fleet.nodes().values()] == [True] * 4,
-        "all shards are recorded",
-    )
-    first.send(signal.SIGTERM)
-    assert first.wait() == 0, first.output
-    fleet.send(1)
-    wait_until(lambda: time.time() > fleet.began + 12, "this, too")
-    fleet.begin(**newest)
-    fleet.wait_for(KEYS)
-    assert {line.number for line in fleet.lines()} == {1}
-
-
-@pytest.mark.parametrize("order", ["queue"], indirect=True)
 def test_children_of_expired_shards_begin_at_the_start(
     own_kinesis: KinesisStub, zookeeper_url: str, tmp_path: Path, order: str
 ) -> None:

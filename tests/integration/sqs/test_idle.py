@@ -14,22 +14,6 @@ def polls(stage: SqsWorkers, queue: str) -> int:
     return stage.requests("ReceiveMessage", queue)
 
 
-def test_an_idle_queue_is_polled_ever_less_often(sqs_stage: SqsWorkers) -> None:
-    """Once in wait_seconds + idle_seconds in the end; the first message resets that."""
-    for name in ("busy.fifo", "idle.fifo"):
-        sqs_stage.make(name)
-    sqs_stage.start(idle_seconds=600, wait_seconds=0)
-    # Pauses double from half a second: that after the fourth poll takes four.
-    sqs_stage.until(lambda: polls(sqs_stage, "idle.fifo") == 4, "the fourth poll")
-    sqs_stage.send("busy.fifo", {"n": 1})
-    sqs_stage.wait(1)
-    before = polls(sqs_stage, "busy.fifo")
-    sqs_stage.send("busy.fifo", {"n": 2})
-    sqs_stage.wait(2)
-    sqs_stage.until(lambda: polls(sqs_stage, "busy.fifo") >= before + 3, "it is polled again")
-    assert polls(sqs_stage, "idle.fifo") <= 5
-
-
 def test_polls_of_a_released_queue_stop(sqs_stage: SqsWorkers) -> None:
     """A second worker takes half of the queues: only one worker polls each queue."""
     queues = [f"q{number}.fifo" for number in range(4)]
@@ -67,17 +51,6 @@ def test_trap_13_a_backlog_of_which_nothing_comes_is_said(sqs_stage: SqsWorkers)
         VisibilityTimeout=0,
     )
     sqs_stage.wait(2)
-    sqs_stage.wait_empty()
-
-
-def test_trap_17_a_queue_that_comes_later_is_found(sqs_stage: SqsWorkers) -> None:
-    """Without a restart, with the next list."""
-    sqs_stage.make("first.fifo")
-    sqs_stage.start()
-    sqs_stage.until(lambda: polls(sqs_stage, "first.fifo") > 0, "the first one is polled")
-    sqs_stage.make("late.fifo")
-    sqs_stage.send("late.fifo", {"n": 1})
-    sqs_stage.wait(1, queue="late.fifo")
     sqs_stage.wait_empty()
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.aws.clients import REGION, client, surroundings
-from tests.support.aws.resources import Resources
+from tests.support.aws.clients import REAL, REGION, client, surroundings
+from tests.support.aws.resources import Resources, ambient_region
 from tests.support.cli import command
 from tests.support.paths import ROOT
 
@@ -35,20 +35,16 @@ def test_the_suite_passes_and_leaves_nothing(moto_url: str) -> None:
     assert left(moto_url) == []
 
 
-def test_it_is_skipped_with_a_reason() -> None:
-    """Credentials of the environment are never used by accident."""
-    ended = command(*SUITE[1:], cwd=ROOT, env=surroundings())
-    assert ended.code == 0
-    assert "4 skipped" in ended.out
-    assert "only with TESTS_AWS=1" in ended.out
-
-
-def test_without_a_region_it_fails_and_says_so() -> None:
-    """Asked for, it is not passed over."""
-    env = {**surroundings(), "TESTS_AWS": "1", "AWS_DEFAULT_REGION": ""}
-    ended = command(*SUITE[1:], "-x", cwd=ROOT, env=env)
-    assert ended.code == 1
-    assert "needs a region" in ended.out
+def test_ambient_credentials_are_used_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never by accident; asked for, a test without a region is not passed over."""
+    monkeypatch.delenv(REAL, raising=False)
+    with pytest.raises(pytest.skip.Exception, match=f"only with {REAL}=1"):
+        ambient_region()
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(REAL, "1")
+    with pytest.raises(pytest.fail.Exception, match="needs a region"):
+        ambient_region()
 
 
 def test_a_test_that_fails_leaves_nothing(moto_url: str) -> None:

@@ -17,23 +17,6 @@ from tests.support.sqs_workers import SqsWorkers, once_in_order
 from tests.support.zookeeper import Ensemble
 
 
-def test_trap_08_every_receive_has_a_new_attempt_id(sqs_proxied: SqsWorkers) -> None:
-    """Or an empty answer, and locked message groups, would be given again for five minutes."""
-    stage = sqs_proxied
-    for name in ("t.fifo", "s"):
-        stage.make(name)
-    stage.job('"*.fifo"', 'app.job("s", order="none")(job)')
-    stage.start()
-    for _ in range(3):
-        stage.send("t.fifo", {"n": 0})
-        stage.wait_empty()
-    ids = [each.attempt for each in stage.asked("ReceiveMessage", "t.fifo")]
-    assert len(ids) >= 4
-    assert all(ids)
-    assert len(set(ids)) == len(ids)
-    assert not any(each.attempt for each in stage.asked("ReceiveMessage", "s"))
-
-
 @pytest.mark.parametrize("queue", ["t.fifo", "s"])
 def test_trap_09_messages_of_an_open_poll_are_released_at_stop(
     sqs_stage: SqsWorkers, queue: str

@@ -40,21 +40,6 @@ def test_trap_01_a_job_over_the_visibility_timeout_runs_once(sqs_stage: SqsWorke
     assert "0 expired" in ended_well(worker) or "expired" not in worker.output
 
 
-def test_trap_01_jobs_side_by_side_are_extended_together(sqs_stage: SqsWorkers) -> None:
-    """Ten at once in a standard queue; one request for all of them, not one for each."""
-    sqs_stage.make("t")
-    sqs_stage.job('order="none", concurrency=10')
-    sqs_stage.send("t", *({"n": n, "gate": "open"} for n in range(10)))
-    sqs_stage.start()
-    sqs_stage.wait(10, "begin")
-    action = "ChangeMessageVisibilityBatch"
-    sqs_stage.until(lambda: sqs_stage.requests(action, "t") >= 3, "three extensions")
-    assert sqs_stage.requests(action, "t", "entries") == 10 * sqs_stage.requests(action, "t")
-    sqs_stage.open("open")
-    sqs_stage.wait_empty()
-    assert sorted(sqs_stage.numbers("begin")) == list(range(10))
-
-
 def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: SqsWorkers) -> None:
     """The message is neither deleted nor counted. It runs again, before those behind it."""
     sqs_stage.make("t.fifo")
@@ -75,60 +60,6 @@ def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: SqsWorkers) -> None
     assert [each["attempt"] for each in sqs_stage.said("begin")] == [1] * 6
     worker.wait_for_line("no longer held")
     assert "3 expired" in ended_well(worker)
-
-
-def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: SqsWorkers) -> None:
-    """SQS takes throttling for a fault of the sender; the message is ours nevertheless."""
-    sqs_stage.make("t.fifo")
-    sqs_stage.send("t.fifo", {"n": 0, "seconds": 2.5}, {"n": 1})
-    terms = {"code": "RequestThrottled", "sender_fault": True}
-    sqs_stage.fail_entries("ChangeMessageVisibilityBatch", "t.fifo", 3, **terms)
-    worker = sqs_stage.start()
-    sqs_stage.wait_empty()
-    assert sqs_stage.numbers("begin") == [0, 1]
-    assert "no longer held" not in worker.output
-
-
-def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: SqsWorkers) -> None:
-    """Entry by entry: an answer of 200 may hold failures. Nothing is run twice for it."""
-    for name in ("t.fifo", "s"):
-        sqs_stage.make(name)
-        sqs_stage.fail_entries("DeleteMessageBatch", name, 7)
-    sqs_stage.job('"*.fifo"', 'app.job("s", order="none")(job)')
-    for name in ("t.fifo", "s"):
-        sqs_stage.send(name, *({"n": n} for n in range(10)))
-    sqs_stage.start()
-    sqs_stage.wait_empty()
-    for name in ("t.fifo", "s"):
-        assert sorted(sqs_stage.numbers("begin", queue=name)) == list(range(10))
-        assert sqs_stage.requests("DeleteMessageBatch", name) >= 2
-
-
-def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: SqsWorkers) -> None:
-    """The message comes again with another receipt, is recognised, and deleted, not run."""
-    sqs_stage.make("t.fifo")
-    terms = {"code": "ReceiptHandleIsInvalid", "sender_fault": True}
-    sqs_stage.fail_entries("DeleteMessageBatch", "t.fifo", 3, **terms)
-    sqs_stage.send("t.fifo", *({"n": n} for n in range(5)))
-    worker = sqs_stage.start()
-    sqs_stage.wait_empty()
-    assert sqs_stage.numbers("begin") == list(range(5))
-    assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") > 5
-    worker.wait_for_line("were received again and are deleted")
-
-
-def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: SqsWorkers) -> None:
-    """Never long after the job: a slow job behind does not keep those before it."""
-    sqs_stage.make("t.fifo")
-    sqs_stage.send("t.fifo", *({"n": n} for n in range(9)), {"n": 9, "gate": "open"})
-    sqs_stage.start()
-    sqs_stage.wait(10, "begin")
-    sqs_stage.until(lambda: sqs_stage.left("t.fifo") == 1, "those before it are deleted")
-    sqs_stage.send("t.fifo", *({"n": n} for n in range(10, 60)))
-    sqs_stage.open("open")
-    sqs_stage.wait_empty()
-    assert sqs_stage.numbers("begin") == list(range(60))
-    assert sqs_stage.requests("DeleteMessageBatch", "t.fifo") <= 12
 
 
 def test_trap_14_a_message_group_is_received_ten_at_a_time(sqs_stage: SqsWorkers) -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from typing import Any
 
 import boto3
+import pytest
 from botocore.exceptions import ClientError
 
+from tests.support.aws.clients import REAL
 from tests.support.processes import wait_until
 
 LISTED_SECONDS = 120.0
 GONE = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException")
+
+
+def ambient_region() -> str:
+    """Return the region of the ambient credentials; skip or fail a test that may not use them."""
+    if os.environ.get(REAL) != "1":
+        pytest.skip(f"runs on AWS itself, only with {REAL}=1 and credentials")
+    session = boto3.session.Session()
+    if not session.region_name:
+        pytest.fail(f"{REAL}=1 needs a region: set AWS_DEFAULT_REGION, or one in your profile")
+    if session.get_credentials() is None:
+        pytest.fail(f"{REAL}=1 needs credentials where boto3 looks for them")
+    return str(session.region_name)
 
 
 class Resources:

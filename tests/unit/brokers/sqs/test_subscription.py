@@ -135,7 +135,7 @@ def test_an_error_is_raised_where_rows_are_fetched_once(bench: SubscriptionSetup
 # --- deletes ------------------------------------------------------------------------------
 
 
-def test_ten_done_messages_are_deleted_in_one_request(bench: SubscriptionSetup) -> None:
+def test_trap_12_ten_done_messages_are_deleted_in_one_request(bench: SubscriptionSetup) -> None:
     """And not one by one."""
     rows = bench.fetched(*range(1, 13))
     for row in rows[:10]:
@@ -161,7 +161,7 @@ def test_a_done_message_does_not_wait_long_for_others(bench: SubscriptionSetup) 
     until(lambda: bench.subscription.unconfirmed() == ())
 
 
-def test_entries_that_fail_are_deleted_again(bench: SubscriptionSetup) -> None:
+def test_trap_03_entries_that_fail_are_deleted_again(bench: SubscriptionSetup) -> None:
     """The request as a whole was answered with success; only those are repeated."""
     bench.requests.fail_deletes = 1
     rows = bench.fetched(1, 2)
@@ -353,7 +353,7 @@ def test_waiting_messages_are_released_where_no_start_is_allowed(short: Subscrip
 # --- while nothing may be started ----------------------------------------------------------
 
 
-def test_a_receive_with_a_lost_answer_repeats_its_attempt_id(bench: SubscriptionSetup) -> None:
+def test_trap_08_a_receive_with_a_lost_answer_repeats_its_id(bench: SubscriptionSetup) -> None:
     """SQS then returns the messages it had locked for it; any other receive has its own id."""
     lost = AwsUnreachableError(service="SQS", region="eu-west-1", reason="reset", hint="")
     denied = AccessDeniedError(
