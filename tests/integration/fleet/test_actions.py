@@ -6,14 +6,12 @@ import json
 import os
 import re
 import signal
-import time
 from typing import Any
 
 import pytest
 
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.action_machine import Action
-from qdo.fleet.audit_entries import AuditEntry, entry_name
+from qdo.fleet.audit_entries import AuditEntry
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, Run
 from tests.support.coordinator_process import connected
@@ -65,15 +63,6 @@ def entry(runs: AppRuns, id: str) -> AuditEntry:
     path = FLEET.log_entry(id)
     wait_until(lambda: runs.client.exists(path), "the entry of the action")
     return AuditEntry.parse(id, runs.client.get(path)[0])
-
-
-def forge(runs: AppRuns, number: int, data: bytes) -> str:
-    """Write a node for the only worker; return the name of its entry."""
-    [worker] = runs.workers()
-    name = entry_name(time.time(), f"{number:08x}")
-    runs.client.ensure_path(FLEET.actions_of(worker))
-    runs.client.create(f"{FLEET.actions_of(worker)}/{name}", data)
-    return name
 
 
 def test_each_worker_answers_ping_in_the_action_log(runs: AppRuns) -> None:
@@ -134,17 +123,6 @@ def test_a_parent_whose_workers_are_drained_ends(runs: AppRuns) -> None:
     assert "abort" not in parent.output
 
 
-def test_a_restarted_worker_is_replaced(runs: AppRuns) -> None:
-    parent = started(runs)
-    [worker] = runs.workers()
-    assert items(action(runs, worker, "restart", "-o", "json"))[0]["outcome"] == "done"
-    wait_until(lambda: worker not in runs.workers() and runs.workers(), "the new worker")
-    [found] = items(action(runs, "*", "ping", "-o", "json"))
-    assert found["worker"] != worker
-    parent.send(signal.SIGTERM)
-    assert parent.wait() == 0, parent.output
-
-
 def test_a_worker_writes_another_log_for_a_while(runs: AppRuns) -> None:
     runs.app.send("slow", 1)
     worker = started(runs)
@@ -155,25 +133,6 @@ def test_a_worker_writes_another_log_for_a_while(runs: AppRuns) -> None:
     logged = entry(runs, found["id"]).after
     assert logged is not None
     assert (logged["level"], logged["seconds"]) == ("debug", 1.0)
-
-
-def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
-    """T-1.8; they cost only themselves."""
-    started(runs)
-    forged = [
-        b"null",
-        b"[" * 10_000,
-        b"\xff" * 300_000,
-        Action("explode", {}, time.time() + 60).encode(),
-        Action("ping", {}, time.time() + 1e9).encode(),
-        Action("log-level", {"level": "debug", "seconds": 2**63}, time.time() + 60).encode(),
-        Action("log-level", {"level": "loud", "seconds": 1}, time.time() + 60).encode(),
-    ]
-    for number, data in enumerate(forged):
-        logged = entry(runs, forge(runs, number, data))
-        assert logged.after is not None
-        assert logged.after["outcome"] == "rejected", data[:50]
-    assert items(action(runs, "*", "ping", "-o", "json"))[0]["outcome"] == "done"
 
 
 def test_frozen_workers_are_named(runs: AppRuns) -> None:

@@ -160,17 +160,6 @@ def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
     assert runs.client.get_children(LAYOUT.root) == ["queues"]
 
 
-def test_all_queues_are_paused_only_with_yes(runs: HoldRuns) -> None:
-    """However the globs are written; a glob of the only queue is not one of all."""
-    runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
-    assert runs.qdo("pause", "plain-*", "--dry-run", "--", "true").code == 0
-    runs.client.create(LAYOUT.queue("other"), b"")
-    for globs in (("?*",), ("[op]*",), ("plain-*", "o*")):
-        assert runs.qdo("pause", *globs, "--dry-run", "--", "true").code == 2
-        assert runs.qdo("pause", *globs, "--yes", "--dry-run", "--", "true").code == 0
-    assert runs.qdo("pause", "o*", "--dry-run", "--", "true").code == 0
-
-
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path, holds: bool) -> None:
     ready = tmp_path / "ready"

@@ -119,13 +119,9 @@ def test_a_section_ends_with_its_maker_in_commands(runs: AppRuns, qdo: Run) -> N
 
 HOSTILE = [
     b"null",
-    b"[]",
-    b"\xff",
-    b'{"holds": 7}',
     b'{"holds": [null]}',
     b'{"holds": [{"id": "x", "queues": ["*"]}]}',
     b'{"holds": [{"id": "0123456789", "queues": "*"}]}',
-    b'{"holds": [{"id": "0123456789", "queues": [""]}]}',
     b'{"holds": [{"id": "0123456789", "queues": ["*"], "until": NaN}]}',
     b'{"holds": [{"id": "0123456789", "queues": ["*"], "until": 1e400}]}',
     b'{"holds": [{"id": "0123456789", "queues": ["*"], "by": "../x"}]}',

@@ -221,8 +221,6 @@ def test_history_and_rollback(runs: AppRuns, qdo: Run) -> None:
 
 HOSTILE = [
     b"null",
-    b"\xff",
-    b'{"current": 7}',
     b'{"current": {"id": "0123456789", "number": 1e400, "text": ""}}',
     b'{"current": {"id": "0123456789", "number": 3, "text": "\\ud800"}}',
     b'{"current": ' + b"[" * 5000 + b"]" * 5000 + b"}",
@@ -284,21 +282,6 @@ def test_hostile_texts_end_no_worker(runs: AppRuns, qdo: Run, outsider: Client, 
     assert worker.output.count("registered;") == 1
 
 
-def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Run, outsider: Client) -> None:
-    worker = start(runs)
-    assert qdo("settings", "set", "fetch", "77").code == 0
-    path = runs.layout.fleet.settings
-    outsider.set(path, outsider.get(path)[0].replace(b"fetch = 77", b"fetch = = 7"))
-    wait_until(lambda: "this process refuses them" in worker.output, "the report")
-    runs.app.send("q", 0)
-    wait_until(lambda: runs.runs("q") == [("77", 1)], "the run")
-    assert [item["changes"] for item in qdo("settings", "history", "-o", "json").items()]
-    (changed,) = qdo("settings", "apply", "-", "-o", "json", stdin="fetch = 6").items()
-    assert changed["changes"] == {"fetch": {"before": None, "after": 6}}
-    outsider.set(version_path(runs.layout, 2), outsider.get(path)[0][:-9] + b"=}")
-    assert qdo("settings", "history").code == 0
-
-
 def test_an_editor_that_fails_changes_nothing(qdo: Run) -> None:
     for editor in ("false", "/no/such/editor"):
         ended = qdo("settings", "edit", EDITOR=editor, VISUAL=editor)
@@ -311,7 +294,6 @@ def test_an_editor_that_fails_changes_nothing(qdo: Run) -> None:
     ("typed", "code", "error"),
     [
         ("atempts = 5", 2, "unknown setting 'atempts' in live settings"),
-        ("attempts = = 5", 2, "live settings must be TOML"),
         ("backoff_seconds = 5", 5, "every worker must accept"),
     ],
 )
