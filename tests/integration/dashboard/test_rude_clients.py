@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -21,6 +22,18 @@ HIDDEN = b"Content-Length: %d\r\n\r\n%s" % (len(INNER), INNER)
 CHUNKED = b"Content-Length: 4\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(INNER), INNER)
 """The same, for a server that reads Transfer-Encoding."""
 LENGTHS = (b"-5", b"+5", b"5 5", b"5, 5", b"0x5", b"1e3", b"\xb2", b"five", b"9" * 30, b"1" * 5000)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A dashboard for clients that leave it as it is."""
+    folder = tmp_path_factory.mktemp("rude")
+    with (
+        closing(FilledShop(folder, f"sqlite:{folder / 'coordination.db'}")) as shop,
+        ExitStack() as stack,
+    ):
+        shop.fill()
+        yield served(stack, shop)
 
 
 def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -> None:
@@ -61,11 +74,8 @@ def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
     ],
 )
-def test_rude_requests_are_refused(
-    stack: ExitStack, local_shop: FilledShop, request_: bytes
-) -> None:
+def test_rude_requests_are_refused(server: Served, request_: bytes) -> None:
     """Without waiting for the rest of them, and without a traceback."""
-    server = served(stack, local_shop)
     answer = server.send(request_)
     assert not answer or answer.split(b" ")[1][:1] in (b"3", b"4")
     assert answer.count(b"HTTP/1.1 ") <= 1, "a hidden request was answered"
@@ -76,11 +86,8 @@ def test_rude_requests_are_refused(
 
 
 @pytest.mark.parametrize("length", [b"0000000000009999999999", b"65537", b"9" * 4000])
-def test_a_body_without_end_is_not_read(
-    stack: ExitStack, local_shop: FilledShop, length: bytes
-) -> None:
+def test_a_body_without_end_is_not_read(stack: ExitStack, server: Served, length: bytes) -> None:
     """However its length is written."""
-    server = served(stack, local_shop)
     client = stack.enter_context(closing(server.connect()))
     client.sendall(POST + length + b"\r\n\r\n")
     with pytest.raises(OSError, match=r"reset|pipe"):
@@ -89,20 +96,16 @@ def test_a_body_without_end_is_not_read(
     assert "Traceback" not in server.proc.output
 
 
-def test_headers_without_end_are_not_read(stack: ExitStack, local_shop: FilledShop) -> None:
+def test_headers_without_end_are_not_read(stack: ExitStack, server: Served) -> None:
     """Each of them has an allowed length."""
-    server = served(stack, local_shop)
     client = stack.enter_context(closing(server.connect()))
     client.sendall(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * 9000 + b"\r\n") * 5)
     assert client.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("part", [b"", b"csrf"])
-def test_a_body_that_ends_early_is_refused(
-    stack: ExitStack, local_shop: FilledShop, part: bytes
-) -> None:
+def test_a_body_that_ends_early_is_refused(stack: ExitStack, server: Served, part: bytes) -> None:
     """It is not an error of the server."""
-    server = served(stack, local_shop)
     client = stack.enter_context(closing(server.connect()))
     client.sendall(POST + b"1000\r\n\r\n" + part)
     client.shutdown(socket.SHUT_WR)

@@ -72,9 +72,10 @@ class ShopWorkers(AppRuns):
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, url: str, embedded_url: str) -> Iterator[ShopWorkers]:
+def fleet(tmp_path: Path, embedded_url: str) -> Iterator[ShopWorkers]:
+    """Its history is in a file; those of one writer below are in both databases."""
     with contextlib.closing(ShopWorkers("desk", tmp_path, embedded_url)) as fleet:
-        yield fleet.fill(url)
+        yield fleet.fill(f"sqlite:{tmp_path / 'history.db'}")
 
 
 def test_a_drain_is_recorded(fleet: ShopWorkers) -> None:
@@ -154,9 +155,9 @@ def test_a_lost_session_is_recorded(fleet: ShopWorkers) -> None:
         assert worker.wait() == 0
 
 
-@pytest.mark.parametrize("url", ["postgresql://ann@127.0.0.1:1/db"])
 def test_workers_do_not_wait_for_the_database(fleet: ShopWorkers) -> None:
-    """Nobody answers at this address."""
+    """No server answers at this address."""
+    fleet.url = "postgresql://ann@127.0.0.1:1/db"
     with fleet.worker() as worker:
 
         def backlogs() -> set[Any]:
