@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import itertools
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,10 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from qdo.app import App
-from qdo.brokers.registry import open_broker
-from qdo.encoding import key_id_of
-from qdo.settings.settings import Settings
 from tests.support.aws.clients import REGION, client
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.aws.server_process import ServerProcess
@@ -61,17 +54,6 @@ def in_process(message, context):
 def batched(batch, context):
     for message in batch:
         write(message)
-"""
-ROTATION = """
-import os
-import qdo
-
-app = qdo.App("a")
-out = os.open("out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-@app.job()
-def job(message, context):
-    os.write(out, f"{message.body}\\n".encode())
 """
 LARGE = 3000
 """Bytes of a body that SQS gets as an object of S3."""
@@ -252,33 +234,6 @@ def test_kinesis_gets_no_body_in_clear(
 
 
 @pytest.mark.slow
-def test_a_fleet_waits_for_a_missing_key(tmp_path: Path) -> None:
-    """`qdo queues` says so; the fleet continues once the key is in the file."""
-    stage = Stage(tmp_path, f"sqlite:{tmp_path}/m.db", f"sqlite:{tmp_path}/c.db", ("q",))
-    env = stage.environment(encrypted=True)
-    (tmp_path / "jobs.py").write_text(JOBS.replace("ORDER", "'queue'").replace("THEN", "'skip'"))
-    other = write_keys(tmp_path / "other", key("k2"))
-    assert command(*QDO, "send", "q", "1", cwd=tmp_path, env=env).code == 0
-
-    def blocked() -> dict[str, Any] | None:
-        shown = command(*QDO, "queues", "-o", "json", cwd=tmp_path, env=env)
-        (item,) = json.loads(shown.out)["items"]
-        found: dict[str, Any] | None = item["blocked"]
-        return found
-
-    with Proc.python(*WORKER, "jobs:app", env={**env, "QDO_KEYS": other}, cwd=tmp_path) as fleet:
-        fleet.wait_for_line("blocked by message .* until its key is there")
-        wait_until(lambda: blocked() is not None, "the blocked queue")
-        found = blocked()
-        assert found is not None
-        assert found["error"].startswith("KeyMissingError")
-        assert found["attempts"] == 0
-        write_keys(tmp_path / "other", key("k2"), key("k1"))
-        wait_until(lambda: len(whole_lines(tmp_path / "out")) == 1, "the message")
-        wait_until(lambda: blocked() is None, "the end of the block")
-
-
-@pytest.mark.slow
 def test_an_operator_may_end_a_message_without_key(tmp_path: Path) -> None:
     """Any sender can name a key that does not exist; a burst does not wait for it."""
     stage = Stage(tmp_path, f"sqlite:{tmp_path}/m.db", f"sqlite:{tmp_path}/c.db", ("q",))
@@ -306,52 +261,3 @@ def test_a_worker_without_its_key_file_does_not_start(tmp_path: Path) -> None:
     ended = command(*WORKER, "jobs:app", "--burst", cwd=tmp_path, env=env)
     assert ended.code == 2, ended.err
     assert "setting keys" in ended.err
-
-
-@pytest.mark.slow
-def test_keys_rotate_in_a_fleet_under_load(tmp_path: Path) -> None:
-    """With the commands of an operator: every message runs once, in order."""
-    stage = Stage(tmp_path, f"sqlite:{tmp_path}/m.db", f"sqlite:{tmp_path}/c.db", ("q",))
-    keys = tmp_path / "ring"
-    env = {**stage.environment(encrypted=True), "QDO_KEYS": str(keys)}
-
-    def keys_command(*arguments: str) -> str:
-        ended = command(*QDO, "admin", "keys", *arguments, cwd=tmp_path, env=env)
-        assert ended.code == 0, ended.err
-        return ended.out.strip()
-
-    old = keys_command("new")
-    (tmp_path / "jobs.py").write_text(ROTATION)
-    settings: dict[str, Any] = {"broker": stage.broker, "keys": str(keys), "encrypt": ("bodies",)}
-    app = App("a")
-    app.use(Settings(app="a", **settings))
-    sent = itertools.count()
-
-    def send_for(seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            app.send_many([("q", next(sent)) for _ in range(20)])
-
-    def lines() -> list[str]:
-        return whole_lines(tmp_path / "out")
-
-    with app, Proc.python(*WORKER, "jobs:app", "--processes", "2", env=env, cwd=tmp_path):
-        wait_until(lambda: send_for(0.05) is None and bool(lines()), "the first message")
-        new = keys_command("new")
-        send_for(0.3)
-        keys_command("retire", old)
-        wait_until(lambda: send_for(0.2) is None and newest_key(stage.broker) == new, "the new key")
-        total = next(sent)
-        wait_until(lambda: len(lines()) == total, f"{total} messages", 60.0)
-        keys_command("retire", old, "--delete", "--yes")
-        app.send_many([("q", number) for number in range(total, total + 20)])
-        wait_until(lambda: len(lines()) == total + 20, "the last messages", 60.0)
-    assert lines() == [str(number) for number in range(total + 20)]
-
-
-def newest_key(broker: str) -> str | None:
-    """Return the id of the key that encrypted the last message of the queue q."""
-    with contextlib.closing(open_broker(broker, "a")) as opened:
-        reader = opened.reader("q", 0)
-        *_, last = reader.fetch(1_000_000)
-    return key_id_of(last[1])

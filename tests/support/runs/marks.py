@@ -73,7 +73,7 @@ STARTERS = {
 """Names by which tests start processes, in their own code or in that of `tests.support`."""
 PROCESS_FOLDERS = ("tests/acceptance/", "tests/live_aws/")
 EXECUTED = (
-    *(f"tests/acceptance/test_{name}" for name in ("churn.", "demo.", "rolling_restart.")),
+    *(f"tests/acceptance/test_{name}" for name in ("demo.", "rolling_restart.")),
     "tests/contract/broker/test_under_gevent.py",
     "tests/contract/coordinator/test_kazoo_recipes.py",
     "tests/integration/cli/test_completion.py",
