@@ -9,7 +9,7 @@ import pytest
 
 from qdo.coordination import interrupted_attempts as crashes
 from qdo.coordination.bulk_reads import read_nodes
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
@@ -55,13 +55,8 @@ def test_each_message_in_flight_gets_an_attempt(client: Client) -> None:
 def test_what_is_another_workers_is_left_alone(client: Client, embedded_url: str) -> None:
     """Queues that moved on, unknown ones, and workers of other sessions."""
     put(client, "a", QueueNode(last=40, owner="worker-2"))
-    other = connect(embedded_url, handler="threading")
-    other.open(5.0)
-    try:
+    with connected(embedded_url, handler="threading") as other:
         assert count_interrupted(other, LAYOUT, [InFlight("b", "worker-1", 60)], "died") == []
-    finally:
-        other.stop()
-        other.close()
     in_flight = [InFlight("a", "worker-1", 50), InFlight("nothing", "worker-1", 50)]
     assert count_interrupted(client, LAYOUT, in_flight, "died") == []
     assert node(client, "a").failure is None

@@ -197,15 +197,10 @@ def opened(port: int) -> contextlib.AbstractContextManager[Client]:
 
 def test_the_lost_server_is_named_not_the_next_one(zookeeper_server: Ensemble) -> None:
     """A client tries the next server before a worker logs that it has lost the last one."""
-    client = connect(zookeeper_server.url())
-    client.open()
-    try:
+    with connected(zookeeper_server.url()) as client:
         with contextlib.suppress(ConnectionDropped):
             client._connection._connect("127.0.0.1", "127.0.0.1", free_ports(1)[0])
         assert client.lost_server() == zookeeper_server.servers[0].address
-    finally:
-        client.stop()
-        client.close()
 
 
 def test_a_refused_request_ends_no_member(

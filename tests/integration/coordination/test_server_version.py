@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from qdo.coordination import session_setup
-from qdo.coordination.client import Client, connect
 from qdo.coordination.session_setup import SAFE, is_safe, warn_of_server
-
-
-@contextmanager
-def opened(url: str) -> Iterator[Client]:
-    client = connect(url)
-    client.open(10.0)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
+from tests.support.coordinator_process import connected
 
 
 def test_an_ensemble_of_an_unsafe_version_is_named(
     ensemble_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether the installed servers are safe decides; the answer is theirs."""
-    with opened(ensemble_url) as client:
+    with connected(ensemble_url) as client:
         found = re.search(r"version: (\d+)\.(\d+)\.(\d+)", client.command(b"srvr"))
         assert found is not None
         version = int(found[1]), int(found[2]), int(found[3])
@@ -42,7 +29,7 @@ def test_a_single_server_needs_no_warning(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, url: str
 ) -> None:
     """No election can undo what it has acknowledged."""
-    with opened(request.getfixturevalue(url)) as client:
+    with connected(request.getfixturevalue(url)) as client:
         warn_of_server(client)
     assert _warnings(caplog) == []
 

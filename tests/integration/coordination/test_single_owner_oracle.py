@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from qdo.coordination import queue_admin as operator
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.coordinator_process import connected
 from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.ownership_oracle import Oracle
 from tests.support.zookeeper import Ensemble
@@ -30,19 +31,14 @@ def test_no_zxid_has_two_owners_or_a_last_that_went_back(
     chroot = f"/test-{uuid.uuid4().hex[:12]}"
     url = zookeeper_server.url(chroot)
     fleet = open_fleet(url)
-    looker = connect(url)
-    looker.open()
     for _ in range(4):
         fleet.join()
     fleet.create_queues(QUEUES)
     fleet.wait(lambda: fleet.balanced(len(QUEUES)), "all is owned")
-    try:
+    with connected(url) as looker:
         for _ in range(40):
             _disturb(fleet, looker, dice)
         fleet.wait(lambda: fleet.balanced(len(QUEUES)), "all is owned again")
-    finally:
-        looker.stop()
-        looker.close()
     fleet.close()
     oracle = Oracle(Layout(chroot + LAYOUT.root))
     oracle.replay(read_log(zookeeper_server.servers[0].folder / "data"))

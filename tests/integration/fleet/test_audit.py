@@ -19,7 +19,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination import queue_admin, transactions
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
@@ -32,6 +32,7 @@ from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import Chores
 from tests.support.cli import QDO, command
+from tests.support.coordinator_process import connected
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet
 from tests.support.processes import wait_until
@@ -225,10 +226,8 @@ def test_each_change_has_one_entry_over_lost_connections(
     client: Client, coordinator_url: str
 ) -> None:
     """A change that was sent before the loss may have been made, or not: it is made once."""
-    operator = connect(coordinator_url)
-    operator.open()
     moments = random.Random(7)
-    try:
+    with connected(coordinator_url) as operator:
         for number in range(1, 16):
             cut = partial(operator.drop_connection, "the test cuts it")
             cutter = threading.Timer(moments.uniform(0.0, 0.01), cut)
@@ -238,9 +237,6 @@ def test_each_change_has_one_entry_over_lost_connections(
             node = QueueNode.parse(client.get(LAYOUT.queue("orders"))[0])
             assert (node.last, node.seek) == (number, number)
             assert count(client) == number
-    finally:
-        operator.stop()
-        operator.close()
 
 
 def test_an_owner_that_may_not_be_told_does_not_stop_a_seek(client: Client) -> None:
