@@ -447,20 +447,6 @@ def test_ten_thousand_queues_take_few_requests(
 # --- config, help, errors ---
 
 
-def test_config(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every value is listed with its origin."""
-    monkeypatch.setenv("QDO_FETCH", "7")
-    Path("qdo.toml").write_text("attempts = 3")
-    ended = cli("config", "-c", "qdo.toml", "--app", "a", "-o", "json")
-    items = {item["setting"]: item for item in json.loads(ended.out)["items"]}
-    told = {name: (items[name]["value"], items[name]["origin"]) for name in items}
-    assert told["fetch"] == (7, "QDO_FETCH")
-    assert told["attempts"] == (3, "qdo.toml")
-    assert told["app"] == ("a", "--app")
-    assert told["processes"] == (1, "default")
-    assert cli("config").out.startswith("SETTING ")
-
-
 def test_unknown_setting_has_a_suggestion(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same error for every command."""
     monkeypatch.setenv("QDO_BROKR", "x")

@@ -12,7 +12,7 @@ from gevent.event import Event
 
 from qdo.brokers.postgresql import reader
 from qdo.message import Batch, Message
-from qdo.worker.engine import fetcher, lanes
+from qdo.worker.engine import fetcher
 from tests.support.engine import EngineSetup, until
 
 BODY = 1 << 20
@@ -111,19 +111,3 @@ def test_a_queue_that_waits_for_memory_is_released(
     (other, *_) = set(QUEUES) - {running}
     hoarder.engine.member.take_back(other)
     until(lambda: ("finished", other) in hoarder.engine.member.events)
-
-
-@pytest.mark.parametrize("hoarder", ["file"], indirect=True)
-def test_lanes_read_one_message_beyond_their_memory(
-    hoarder: Hoarder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue whose messages run in parallel always has one: another may wait for long."""
-    monkeypatch.setattr(lanes, "HELD_BYTES_IN_ALL", 2 * BODY)
-    hoarder.engine.app.job(order="none", concurrency=1)(hoarder.job)
-    hoarder.send(4, BODY // 2)
-    hoarder.engine.start(*QUEUES)
-    until(lambda: len(hoarder.held) == len(QUEUES))
-    permits = hoarder.engine.pipeline.permits
-    assert permits.held_bytes <= (6 + len(QUEUES)) * (BODY // 2 + 1000)
-    hoarder.gate.set()
-    until(lambda: len(hoarder.done) == 4 * len(QUEUES))
