@@ -22,9 +22,7 @@ from tests.simulation.__main__ import REGRESSIONS
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.history import play
 from tests.simulation.mutants.__main__ import check_edits
-from tests.simulation.mutants.action_edits import ACTION_MUTANTS
 from tests.simulation.mutants.edits import MUTANTS, Mutant
-from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.simulation.schedule import Schedule
 from tests.support.paths import ROOT
 
@@ -128,9 +126,7 @@ def test_a_mutant_is_found() -> None:
     assert json.loads(run.stdout)["invariant"] in ("1", "7")
 
 
-@pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *LIMIT_MUTANTS, *ACTION_MUTANTS], ids=lambda mutant: mutant.name
-)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_still_fits_the_source(mutant: Mutant) -> None:
     """A list of mutants that no longer apply would prove nothing."""
     check_edits(mutant)
