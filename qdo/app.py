@@ -24,7 +24,8 @@ from qdo.fleet.names import checked_name
 from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
-from qdo.jobs.retry import Policy, literal_characters
+from qdo.jobs.policy_tables import literal_characters
+from qdo.jobs.retry import Policy
 from qdo.operators import OperatorCalls
 from qdo.sending.requests import RequestCalls
 from qdo.text import pluralize

@@ -20,7 +20,8 @@ from qdo.jobs.options import (
     check_placement,
     check_pool,
 )
-from qdo.jobs.retry import Policy, PolicyInForce, QueuePolicy, may_overlap
+from qdo.jobs.policy_tables import QueuePolicy, may_overlap
+from qdo.jobs.retry import Policy, PolicyInForce
 from qdo.message import Message
 
 JobFunction = Callable[[Message, Any], Any]

@@ -13,49 +13,35 @@ the body cannot be decoded     the policy's end at once: a retry would fail agai
                                last attempt, the policy's end
 a resource of the broker ran   retry after the policy's backoff; the attempt does not count
 out, see `EXHAUSTED`
+a rule says that the error     likewise
+does not count
 any other exception            retry after the policy's backoff; after the last attempt, the
                                policy's end
 =============================  ==========================================================
 
 The end of a policy is a dead letter, skipping the message, or blocking its queue. The first rule
 that matches an error overrides any option of its policy.
-
-Tables of the setting `policies` give queues policies by name. In a TOML file::
-
-    [[policies]]
-    queues = "pay-*"
-    attempts = 5
-    then = "block"
-
-    [[policies.rules]]
-    exception = "requests.exceptions:Timeout"
-    attempts = 100
-
-Omitted options are those of the policy of the queue's job, and those that it omits are those of
-the settings `attempts`, `backoff_seconds` and `backoff_max_seconds`. If several tables match a
-queue, only the one with the most literal characters applies.
 """
 
 from __future__ import annotations
 
-import builtins
-import fnmatch
-import importlib
-import inspect
 import math
-import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from qdo.backoff import Backoff
-from qdo.broker_errors import PostgresqlConnectionsError, PostgresqlFullError
+from qdo.broker_errors import (
+    AwsUnreachableError,
+    PostgresqlConnectionsError,
+    PostgresqlFullError,
+    ThrottledError,
+)
 from qdo.errors import (
     BodyDecodeError,
+    CoordinatorUnreachableError,
     DatabaseFullError,
     PolicyError,
-    UnknownSettingError,
     WorkerCrashedError,
 )
 from qdo.outcomes import DeadLetter, Outcome, Retry, Skip, Stop
@@ -75,6 +61,8 @@ class Rule:
     """Options of a policy for some exceptions; omitted options are those of the policy.
 
     :ivar exception: an exception class or several; a rule also matches their subclasses.
+    :ivar counts: False: an attempt that ends with such an error does not count, however often, such
+        as ``qdo.Rule(psycopg.OperationalError, counts=False)`` for a database that may be away.
     """
 
     exception: Kinds
@@ -82,17 +70,18 @@ class Rule:
     backoff_seconds: float | None = None
     backoff_max_seconds: float | None = None
     then: Then | None = None
+    counts: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.kinds:
             raise PolicyError(where="a rule", reason="it must name an exception")
         for kind in self.kinds:
             _check_kind(kind)
-        if not any(value is not None for _, value in self.options()):
+        if all(getattr(self, name) is None for name in RULE_OPTIONS):
             raise PolicyError(
-                where=self.name, reason=f"it must have at least one of {', '.join(OPTIONS)}"
+                where=self.name, reason=f"it must have at least one of {', '.join(RULE_OPTIONS)}"
             )
-        check_options(self.name, dict(self.options()))
+        check_options(self.name, {**dict(self.options()), "counts": self.counts})
 
     @property
     def kinds(self) -> tuple[type[BaseException], ...]:
@@ -114,6 +103,7 @@ class Rule:
 
 OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
 """Options that both a policy and a rule have."""
+RULE_OPTIONS = (*OPTIONS, "counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +175,14 @@ class PolicyInForce(Policy):
         random_share = 1.0 if self.jitter == "full" else 0.5
         return Backoff(self.backoff_seconds, self.backoff_max_seconds, random_share)
 
+    def rule(self, error: BaseException) -> Rule | None:
+        """Return the first rule that matches an error."""
+        return next((rule for rule in self.rules if rule.fits(error)), None)
+
     def terms(self, error: BaseException) -> PolicyInForce:
         """Return the policy for an error: this one, changed by the first rule that matches."""
-        for rule in self.rules:
-            if rule.fits(error):
-                return _with(self, rule)
-        return self
+        rule = self.rule(error)
+        return self if rule is None else _with(self, rule)
 
 
 _AnyPolicy = TypeVar("_AnyPolicy", bound=Policy)
@@ -211,6 +203,8 @@ def check_options(where: str, options: dict[str, Any]) -> None:
             _check_seconds(where, name, given[name])
     if "then" in given:
         _check_end(where, given["then"])
+    if "counts" in given:
+        _check_counts(where, given)
     _check_order(where, given.get("backoff_seconds"), given.get("backoff_max_seconds"))
 
 
@@ -229,6 +223,18 @@ def _check_seconds(where: str, name: str, value: Any) -> None:
     if not (number and 0 <= value <= MAX_SECONDS):
         raise PolicyError(
             where=where, reason=f"{name} must be a number from 0 to {MAX_SECONDS:g}, got {value!r}"
+        )
+
+
+def _check_counts(where: str, given: Mapping[str, Any]) -> None:
+    value = given["counts"]
+    if not isinstance(value, bool):
+        raise PolicyError(where=where, reason=f"counts must be true or false, got {value!r}")
+    if not value and not given.keys().isdisjoint({"attempts", "then"}):
+        raise PolicyError(
+            where=where,
+            reason="counts must not be false beside attempts or then: a message whose attempts do "
+            "not count is tried until it succeeds; omit attempts and then",
         )
 
 
@@ -288,10 +294,12 @@ class RetryMessage:
     """Retry the message; its queue waits until then to keep the order.
 
     :ivar counts: whether the attempt counts as a failed one.
+    :ivar waits_for: for what it waits otherwise, in the log.
     """
 
     after_seconds: float
     counts: bool = True
+    waits_for: str = "its job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +346,7 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
     if DeadLetter in kinds:
         return DeadLetterMessage(_reason(error))
     terms = policy.terms(error)
-    counts = not only_waits(error)
+    counts = not only_waits(error, policy)
     if counts and (attempt >= terms.attempts or BodyDecodeError in kinds):
         return _end(terms.then, describe(error))
     after = _requested_delay(error) if Retry in kinds else None
@@ -347,10 +355,17 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
 EXHAUSTED = {
     (kind.__module__, kind.__name__)
-    for kind in (DatabaseFullError, PostgresqlFullError, PostgresqlConnectionsError)
+    for kind in (
+        DatabaseFullError,
+        PostgresqlFullError,
+        PostgresqlConnectionsError,
+        CoordinatorUnreachableError,
+        AwsUnreachableError,
+        ThrottledError,
+    )
 }
-"""Errors of a job that sends, when a resource of the broker has run out. Those of job processes
-arrive as names."""
+"""Errors of a job that sends or takes a lock, when a resource of the broker has run out, or when
+nothing answers. Those of job processes arrive as names."""
 
 
 def lacks_resource(error: BaseException) -> bool:
@@ -359,12 +374,13 @@ def lacks_resource(error: BaseException) -> bool:
     return not EXHAUSTED.isdisjoint((kind.__module__, kind.__name__) for kind in kinds)
 
 
-def only_waits(error: BaseException) -> bool:
+def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
     """Return whether an attempt does not count as failed, because its job only has to wait."""
     if lacks_resource(error):
         return True
     if Retry not in type(error).__mro__:
-        return False
+        rule = policy.rule(error)
+        return rule is not None and rule.counts is False
     try:
         return error.counts is False  # type: ignore[attr-defined]
     except BaseException:  # noqa: BLE001 - see `_reason`
@@ -402,181 +418,3 @@ def _requested_delay(error: BaseException) -> float | None:
         return min(max(0.0, float(after)), LONGEST_SECONDS) if math.isfinite(after) else None
     except BaseException:  # noqa: BLE001 - see `_reason`
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RuleTable:
-    """A rule in the settings; only worker processes import its exception."""
-
-    exception: str
-    attempts: int | None = None
-    backoff_seconds: float | None = None
-    backoff_max_seconds: float | None = None
-    then: Then | None = None
-
-    def rule(self, where: str) -> Rule:
-        """Return the rule, with its exception imported."""
-        kind = self._kind(where)
-        return Rule(kind, **{name: getattr(self, name) for name in OPTIONS})
-
-    def _kind(self, where: str) -> Any:
-        module, colon, path = self.exception.rpartition(":")
-        try:
-            found: Any = importlib.import_module(module) if colon else builtins
-            for part in path.split("."):
-                found = getattr(found, part)
-        except Exception as error:
-            raise PolicyError(
-                where=where,
-                reason=f"cannot import the exception {self.exception!r} of a rule "
-                f"({type(error).__name__}: {error}); write MODULE:NAME, or the name of a built-in "
-                "one",
-            ) from error
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRuleTable(RuleTable):
-    """A rule in the live settings, whose writers must not choose a module to import and run."""
-
-    def _kind(self, where: str) -> Any:
-        module, colon, path = self.exception.rpartition(":")
-        found: Any = sys.modules.get(module) if colon else builtins
-        for part in path.split("."):
-            found = inspect.getattr_static(found, part, None)
-        if found is None:
-            raise PolicyError(
-                where=where,
-                reason="the exception of a live rule must be in a module that the app has "
-                f"imported, got {self.exception!r}; import it in the app, or write the rule into "
-                "the settings file",
-            )
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """One table of the setting `policies`; None stands for an omitted option."""
-
-    queues: str
-    attempts: int | None = None
-    backoff_seconds: float | None = None
-    backoff_max_seconds: float | None = None
-    then: Then | None = None
-    rules: tuple[RuleTable, ...] | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name in error messages."""
-        return f"policies for {self.queues!r}"
-
-    def override(self, below: PolicyInForce) -> PolicyInForce:
-        """Return a policy, changed by the options of this table."""
-        options: dict[str, Any] = {
-            name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None
-        }
-        if self.rules is not None:
-            options["rules"] = tuple(table.rule(self.name) for table in self.rules)
-        try:
-            return replace(below, **options)
-        except PolicyError as error:
-            details = error.details
-            raise PolicyError(
-                where=f"{self.name}: {details['where']}", reason=details["reason"]
-            ) from error
-
-
-def read_tables(
-    value: Any, origin: str = "", rule: type[RuleTable] = RuleTable
-) -> tuple[QueuePolicy, ...]:
-    """Return the tables of the setting `policies`; checks all but exceptions, imports nothing.
-
-    :param origin: their origin in brackets, for error messages.
-    :param rule: the class of their rules.
-    """
-    tables = tuple(_table(each, f"policies{origin}", rule) for each in value)
-    seen: set[str] = set()
-    for table in tables:
-        if table.queues in seen:
-            raise PolicyError(
-                where=table.name, reason="there are two tables with these queues; merge them"
-            )
-        seen.add(table.queues)
-    return tables
-
-
-def _table(value: Any, origin: str, rule: type[RuleTable]) -> QueuePolicy:
-    if isinstance(value, QueuePolicy):
-        return value
-    known = {"queues", "rules", *OPTIONS}
-    given = _checked_keys(value, known, origin)
-    queues = given.get("queues")
-    if not isinstance(queues, str) or not queues:
-        raise PolicyError(
-            where=origin, reason='a table must name its queues, such as queues = "pay-*"'
-        )
-    options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-    where = f"policies for {queues!r}"
-    check_options(where, options)
-    rules = given.get("rules")
-    if not options and rules is None:
-        raise PolicyError(
-            where=where, reason=f"it must have at least one of {', '.join(OPTIONS)}, rules"
-        )
-    if rules is not None and not isinstance(rules, (list, tuple)):
-        raise PolicyError(where=where, reason="rules must be tables; write [[policies.rules]]")
-    found = None if rules is None else tuple(_rule(each, where, rule) for each in rules)
-    return QueuePolicy(queues, **options, rules=found)
-
-
-def _rule(value: Any, where: str, rule: type[RuleTable]) -> RuleTable:
-    given = _checked_keys(value, {"exception", *OPTIONS}, where)
-    exception = given.get("exception")
-    if not isinstance(exception, str) or not re.fullmatch(r"([\w.]+:)?[\w.]+", exception):
-        raise PolicyError(
-            where=where,
-            reason='the exception of a rule must be "MODULE:NAME", or the name of a built-in one '
-            f'such as "ValueError", got {exception!r}',
-        )
-    options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-    if not options:
-        raise PolicyError(
-            where=f"{where}: the rule for {exception}",
-            reason=f"it must have at least one of {', '.join(OPTIONS)}",
-        )
-    check_options(f"{where}: the rule for {exception}", options)
-    return rule(exception, **options)
-
-
-def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise PolicyError(
-            where=origin, reason=f"it must be a table, got {value!r}; write [[policies]]"
-        )
-    for name in value:
-        if name not in known:
-            hint = did_you_mean(str(name).lower(), sorted(known))
-            raise UnknownSettingError(name=name, origin=origin, hint=hint)
-    return value
-
-
-def policy_for(
-    queue: str, own: Policy | None, tables: Sequence[QueuePolicy], default: PolicyInForce
-) -> PolicyInForce:
-    """Return the policy of a queue: values of its table, else of its job, else the default."""
-    below = default if own is None else own.over(default)
-    fitting = [table for table in tables if fnmatch.fnmatchcase(queue, table.queues)]
-    if not fitting:
-        return below
-    return max(fitting, key=lambda table: literal_characters(table.queues)).override(below)
-
-
-def may_overlap(one: str, other: str) -> bool:
-    """Return False if no queue can match both globs, because their beginnings differ."""
-    first, second = (re.split(r"[*?[]", glob, maxsplit=1)[0] for glob in (one, other))
-    return first.startswith(second) or second.startswith(first)
-
-
-def literal_characters(glob: str) -> int:
-    """Return the number of literal characters of a glob: the most specific glob has most."""
-    return sum(character not in "*?[]" for character in glob)

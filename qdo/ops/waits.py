@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 
 from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
-from qdo.jobs.retry import literal_characters
+from qdo.jobs.policy_tables import literal_characters
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.text import pluralize
 

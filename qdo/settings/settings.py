@@ -22,7 +22,8 @@ from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.history.address import history_error
 from qdo.jobs.job import Job
-from qdo.jobs.retry import PolicyInForce, QueuePolicy, policy_for
+from qdo.jobs.policy_tables import QueuePolicy, policy_for
+from qdo.jobs.retry import PolicyInForce
 from qdo.settings import values as checks
 from qdo.settings.values import (
     DEFAULT,
@@ -308,8 +309,8 @@ class Settings(AppSettings):
     policies: tuple[QueuePolicy, ...] = setting(
         (),
         "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
-        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]; only in the "
-        "TOML file and in code",
+        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]], which may "
+        "have counts = false; only in the TOML file and in code",
         live=True,
     )
     retention_seconds: float = setting(

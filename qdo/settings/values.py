@@ -9,7 +9,7 @@ from typing import Any
 
 from qdo.brokers.registry import kind_of, parse_error
 from qdo.errors import SettingsError
-from qdo.jobs.retry import LiveRuleTable, QueuePolicy, RuleTable, read_tables
+from qdo.jobs.policy_tables import LiveRuleTable, QueuePolicy, RuleTable, read_tables
 from qdo.postgresql.url import coordinator_address
 from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
 from qdo.text import wrong_form

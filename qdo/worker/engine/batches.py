@@ -209,6 +209,7 @@ class Batches:
     def _done(self, turn: Turn, batch: list[Message]) -> None:
         self._counters.attempts += len(batch)
         if batch:
+            turn.note_successes(len(batch))
             turn.claim.done = batch[-1].position
             self._drop_done(turn)
             self._engine.observers.batch_done(batch)
@@ -225,10 +226,15 @@ class Batches:
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], error)
         slot, engine = turn.slot, self._engine
-        alone = not only_waits(error)
+        excused = self._outcomes.excused(turn, batch[0], error)
+        if isinstance(excused, TurnResult):
+            return excused
+        alone = excused is None and not only_waits(error, engine.policy_of(slot.queue))
         if alone:
             slot.singles = len(batch)
         delay = error.after if isinstance(error, Retry) else None
+        if excused is not None:
+            delay = excused.after_seconds
         if delay is None:
             backoff = engine.policy_of(slot.queue).terms(error).backoff
             delay = backoff.delay(1, engine.jitter())

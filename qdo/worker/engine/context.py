@@ -15,6 +15,7 @@ from qdo.settings.live import SettingsInForce
 from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
 from qdo.text import error_kind
+from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.decoder import Decoder
 from qdo.worker.engine.fetcher import Fetcher
 from qdo.worker.engine.jobs import Compatibility, JobTable
@@ -96,7 +97,14 @@ class Engine:
             broker=broker,
             fetcher=fetcher,
             decoder=Decoder(broker, opener, settings.max_body_bytes),
-            jobs=JobTable(app, executor, observers, Compatibility(broker), limits),
+            jobs=JobTable(
+                app,
+                executor,
+                observers,
+                Compatibility(broker),
+                limits,
+                lambda job: Breaker(job, clock, jitter),
+            ),
             limits=limits,
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,

@@ -25,6 +25,7 @@ from qdo.jobs.retry import PolicyInForce
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some
+from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.engine.slot import ClaimSink, Slot
@@ -165,6 +166,8 @@ class BoundJob:
     """Gives the permits that each message needs; None if it needs none."""
     meter: JobMeter | None = None
     """Counts its turns for the metrics; None without them, and for batches, whose call counts."""
+    breaker: Breaker | None = None
+    """Pauses it when all attempts fail; only `NO_JOB` has none."""
 
 
 def _never_started(message: Message, context: Any) -> None:
@@ -185,12 +188,14 @@ class JobTable:
         observers: Observers,
         compatibility: Compatibility,
         limits: Limits,
+        breaker: Callable[[str], Breaker],
     ) -> None:
         self._app = app
         self._executor = executor
         self._observers = observers
         self._compatibility = compatibility
         self._limits = limits
+        self._breaker = breaker
         self._bound: dict[Job, BoundJob] = {}
         self._jobless: set[str] = set()
 
@@ -227,6 +232,7 @@ class JobTable:
                 job.pool,
                 self._limits.gate(job),
                 None if meters is None else meters.of(job.queues),
+                self._breaker(job.name),
             )
         return bound
 
@@ -276,6 +282,19 @@ class Turn:
     def in_force(self) -> bool:
         """Whether the queue is still owned under this claim."""
         return self.slot.claim is self.claim
+
+    def admit(self) -> float:
+        """Return how long its job is paused, 0 if an attempt may begin; see `breakers`."""
+        return 0.0 if self.job.breaker is None else self.job.breaker.admit()
+
+    def note_successes(self, taken: int, slot: Slot | None = None) -> None:
+        """Take note of the attempts that succeeded among so many messages.
+
+        :param slot: of the lane that has taken them; by default the queue's.
+        """
+        counts = self.slot if slot is None else slot
+        if taken > counts.unstarted + counts.unreturned and self.job.breaker is not None:
+            self.job.breaker.succeeded()
 
     def must_record(self, before: int) -> bool:
         """Return whether to record at once that `done` has passed a position.

@@ -459,6 +459,7 @@ class LaneTurns:
             ended, taken = self._engine.clock(), lane.started - before
             if not slot.unreturned:
                 slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
+            turn.note_successes(taken, slot)
             if (meter := turn.job.meter) is not None:
                 meter.turn(slot, taken, began, until)
             decided = lane.take_over()
@@ -470,6 +471,9 @@ class LaneTurns:
         result = self._rows.finish_pending(lane_turn)
         if result is not None:
             return result
+        if (left := turn.admit()) > 0:
+            lane.slot.not_before = self._engine.clock() + left
+            return TurnResult.WAIT
         rows = lane if job.gate is None else job.gate.rows(lane.slot, lane, turn.claim.fence)
         if not (job.every_message or lane_turn.has_failure or turn.claim.careful):
             return self._rows.run_rows(lane_turn, rows, until, 1)

@@ -25,7 +25,7 @@ from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.callables import check_done
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
-from qdo.errors import KeyMissingError, UnsupportedError
+from qdo.errors import BodyDecodeError, FailureKind, KeyMissingError, UnsupportedError
 from qdo.jobs.retry import (
     BlockQueue,
     DeadLetterMessage,
@@ -39,6 +39,7 @@ from qdo.jobs.retry import (
 )
 from qdo.message import Message
 from qdo.outcomes import Outcome, OutcomeName, Skip, Stop
+from qdo.refusals import failure_kind
 from qdo.text import describe, describe_traceback, pluralize
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.jobs import Turn
@@ -88,18 +89,59 @@ class Outcomes:
 
     def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
         """Apply the policy to an attempt that did not return."""
-        if isinstance(error, KeyMissingError):
+        if KeyMissingError in type(error).__mro__:  # an error may lie about its class
             return self._wait_for_key(turn, row, message, error)
-        kinds, waits = type(error).__mro__, only_waits(error)
+        excused = self.excused(turn, message, error)
+        if isinstance(excused, TurnResult):
+            return excused
+        policy = self._engine.policy_of(turn.slot.queue)
+        kinds = type(error).__mro__
+        waits = excused is not None or only_waits(error, policy)
         if waits:
             self._counters.attempts -= 1
         elif Stop not in kinds:
             self._counters.unsuccessful += 1
-        policy = self._engine.policy_of(turn.slot.queue)
-        decision = decide(message.attempt, error, policy, self._engine.jitter())
+        decision = excused or decide(message.attempt, error, policy, self._engine.jitter())
         if Skip not in kinds and Stop not in kinds and not waits:
             self.call_failure_hook(message, error)
         return self.apply(turn, row, message, error, decision)
+
+    def excused(
+        self, turn: Turn, message: Message, error: BaseException
+    ) -> TurnResult | RetryMessage | None:
+        """Return the end of a turn, or the decision, after a failure that is not the message's.
+
+        The broker is away, or the job is paused: see `breakers`. None for any other failure.
+        """
+        policy = self._engine.policy_of(turn.slot.queue)
+        chosen = not {Outcome, BodyDecodeError}.isdisjoint(type(error).__mro__)
+        if chosen or not turn.in_force or only_waits(error, policy):
+            return None
+        if self._broker_is_away(turn):
+            self._counters.attempts -= 1
+            self._observers.report(message, "wait", describe(error))
+            what = f"message {message.id} failed meanwhile, which does not count"
+            return self.broker_failed(turn.slot, what, error)
+        breaker = turn.job.breaker
+        if breaker is None or policy.rule(error) is not None:
+            return None
+        line = message.key or message.position if turn.slot.in_lane else None
+        if not breaker.failed((turn.slot.queue, line), error):
+            return None
+        return RetryMessage(breaker.left_seconds(), counts=False, waits_for="its paused job")
+
+    def _broker_is_away(self, turn: Turn) -> bool:
+        """Return whether the broker of a queue that is read answers no question now.
+
+        A queue that is polled for has no question that costs nothing.
+        """
+        if self._broker.capabilities.subscriptions:
+            return False
+        try:
+            self._broker.reader(turn.slot.queue, turn.claim.done).fetch(1)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return failure_kind(error) is FailureKind.UNREACHABLE
+        return False
 
     def expired(self, turn: Turn, message: Message) -> TurnResult:
         """Leave a message that the broker took back while it was in flight."""
@@ -200,7 +242,7 @@ class Outcomes:
 
     def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:
         self._observers.report(message, "lost", describe(error))
-        waits = only_waits(error)
+        waits = only_waits(error, self._engine.policy_of(slot.queue))
         _log.log(
             logging.INFO if waits else logging.WARNING,
             "%s: message %s %s while its queue was released, lost or changed by an operator;"
@@ -229,12 +271,16 @@ class Outcomes:
             args = where(slot), message.id, decision.after_seconds, reason
             if lacks_resource(error):  # the same for all queues: their lines are limited together
                 _broker_log.warning(
-                    "%s: message %s waits %.2f s for the broker; no attempt is counted: %s", *args
+                    "%s: message %s waits %.2f s, because the broker or the coordinator is away or"
+                    " full; no attempt is counted: %s",
+                    *args,
                 )
             else:
                 _log.info(
-                    "%s: message %s waits %.2f s, as its job demands; no attempt is counted: %s",
-                    *args,
+                    "%s: message %s waits %.2f s for %s; no attempt is counted: %s",
+                    *args[:3],
+                    decision.waits_for,
+                    reason,
                 )
             return self.wait(slot, decision.after_seconds)
         self._counters.retried += 1
@@ -296,7 +342,7 @@ class Outcomes:
         return TurnResult.HELD
 
     def _wait_for_key(
-        self, turn: Turn, row: Row, message: Message, error: KeyMissingError
+        self, turn: Turn, row: Row, message: Message, error: BaseException
     ) -> TurnResult:
         """Block the queue until the key of its message is there; no attempt is counted."""
         slot, claim = turn.slot, turn.claim
@@ -393,7 +439,7 @@ class Outcomes:
         )
         return TurnResult.MORE
 
-    def broker_failed(self, slot: Slot, what: str, error: Exception) -> TurnResult:
+    def broker_failed(self, slot: Slot, what: str, error: BaseException) -> TurnResult:
         """Wait for a broker that failed; the queue resumes after ``claim.done``."""
         slot.broker_failures += 1
         delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())

@@ -174,6 +174,8 @@ class Pipeline:
             return result
         if turn.job is NO_JOB:
             return TurnResult.TIP
+        if (left := turn.admit()) > 0:
+            return self._outcomes.wait(turn.slot, left)
         result = self._run_batch(turn) if turn.job.batch else self._run_rows(turn)
         if result is TurnResult.TIP:
             advance_to_end(turn.slot, turn.claim)
@@ -233,6 +235,7 @@ class Pipeline:
         engine.in_flight.give_back(slot.in_flight_index, in_doubt=ended >= claim.lease.until)
         if not slot.unreturned:
             slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
+        turn.note_successes(taken)
         self.counters.attempts += taken
         self._fetcher.learn(slot, taken, left)
         if (meter := turn.job.meter) is not None:

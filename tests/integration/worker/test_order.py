@@ -540,7 +540,7 @@ def test_nothing_is_lost_whatever_happens(tmp_path: Path, order: Any, seed: int)
 
 def test_a_settings_policy_may_not_block_without_an_order(tmp_path: Path) -> None:
     """Refused at the start of the worker, by the name of the table."""
-    from qdo.jobs.retry import QueuePolicy
+    from qdo.jobs.policy_tables import QueuePolicy
 
     table = QueuePolicy("q*", then="block")
     keyed = Keyed(tmp_path, policies=(table,))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.errors import BodyDecodeError, PolicyError, WorkerCrashedError
+from qdo.jobs.policy_tables import read_tables
 from qdo.jobs.retry import (
     ENDS,
     LONGEST_SECONDS,
@@ -180,6 +181,23 @@ def test_each_end_of_a_policy(then: Any, end: type) -> None:
     assert isinstance(decide(1, broken_body(), policy, 0.5), end)
 
 
+def test_a_rule_may_say_that_an_error_does_not_count() -> None:
+    """However often; any other error still ends by the policy."""
+    policy = in_force(attempts=2, rules=(Rule(OSError, counts=False, backoff_seconds=3),))
+    assert decide(50, ConnectionError(), policy, 1.0) == RetryMessage(600.0, counts=False)
+    assert decide(1, OSError(), policy, 1.0) == RetryMessage(3, counts=False)
+    assert isinstance(decide(2, KeyError(), policy, 1.0), DeadLetterMessage)
+
+
+def test_a_table_may_say_that_an_error_does_not_count() -> None:
+    rule = {"exception": "OSError", "counts": False}
+    (table,) = read_tables([{"queues": "*", "rules": [rule]}])
+    assert decide(99, OSError(), table.override(in_force(attempts=1)), 0.5).counts is False  # type: ignore[union-attr]
+    for counts in ("no", 0):
+        with pytest.raises(PolicyError):
+            read_tables([{"queues": "*", "rules": [{**rule, "counts": counts}]}])
+
+
 @pytest.mark.parametrize("then", ["dead-letter", "block", "skip"])
 def test_a_jobs_own_word_counts_whatever_the_policy(then: Any) -> None:
     """DeadLetter, Skip and Stop act at once."""
@@ -333,6 +351,9 @@ AnyRule: Any = Rule
         (lambda: AnyRule("ValueError", attempts=1), "exception class"),
         (lambda: AnyRule(Skip, attempts=1), "Skip"),
         (lambda: AnyRule(ValueError, then="ignore"), "then"),
+        (lambda: AnyRule(ValueError, counts=0), "counts"),
+        (lambda: AnyRule(ValueError, counts=False, attempts=3), "omit attempts"),
+        (lambda: AnyRule(ValueError, counts=False, then="skip"), "omit attempts"),
         (
             lambda: AnyPolicy(
                 backoff_max_seconds=600, rules=(AnyRule(ValueError, backoff_seconds=1000),)
