@@ -11,6 +11,8 @@ from qdo.jobs.timers import Timer
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
+AHEAD_SECONDS = 3600.0
+"""A last time that is further ahead comes from a clock that was wrong; a leader repairs it."""
 OVERDUE_SECONDS = 30.0
 """A new leader after a lost host is faster."""
 OVERDUE_PERIODS = 5
@@ -33,6 +35,8 @@ def timer_items(
             fault = "the leader runs another version, or none runs"
         elif fault is None and node.refused:
             fault = f"refused: {node.refused}"
+        elif fault is None and node.last > now + AHEAD_SECONDS:
+            fault = f"its last time is ahead by {short_duration(node.last - now)}"
         elif fault is None and next_ and now - next_ > _patience(node):
             fault = f"overdue by {short_duration(now - next_)}"
         items.append(

@@ -35,7 +35,7 @@ from qdo.fleet.timer_node import TimerNode, read_timers, write_timers
 from qdo.jobs.timers import Timer
 from qdo.refusals import failure_kind, send_each
 from qdo.sending.timers import DueTimer, recognizes, send_occurrences
-from qdo.text import describe, join_some
+from qdo.text import describe, iso_time, join_some
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import LeaderDuty
 
@@ -48,6 +48,8 @@ REREAD_SECONDS = 60.0
 """How often the leader looks at a node that is damaged."""
 AT_ONCE = 500
 """Messages that are sent at once."""
+AHEAD_SECONDS = 3600.0
+"""By how much a recorded time may be ahead of the clock; more comes from a clock that was wrong."""
 UNUSED_SECONDS = 30 * 86_400.0
 """How long after its removal from the app a new leader deletes the node of a timer."""
 
@@ -126,6 +128,7 @@ class TimerSender(LeaderDuty):
         now, due, changed = self._now(), list[DueTimer](), dict[str, TimerNode]()
         failed: dict[str, Exception | None] = {}
         found = read_timers(client, layout, names)
+        found |= self._reread_ahead(client, layout, fence, found)
         for name in names:
             gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
             timer, node = self._timers[name], found.setdefault(name, TimerNode(int(now)))
@@ -134,7 +137,8 @@ class TimerSender(LeaderDuty):
                 _log.error(text, name, node.fault)
                 self._looks[name] = now + REREAD_SECONDS
                 continue
-            occurrence, last = timer.due(node.last, now), node.last
+            last = self._begin_of(name, node, timer)
+            occurrence = timer.due(last, now)
             if occurrence is not None:
                 last = occurrence.at
                 try:
@@ -145,7 +149,10 @@ class TimerSender(LeaderDuty):
                         raise
                     failed[name] = error
             then = self._looks[name] = timer.after(last)
-            if occurrence is not None or (node.when, node.queue) != (timer.when, timer.queue):
+            if last > now + AHEAD_SECONDS:
+                self._looks[name] = now + REREAD_SECONDS
+            known = node.last, node.when, node.queue
+            if known != (last, timer.when, timer.queue):
                 node = replace(node, last=last, next=then, by=member.name, refused="")
                 changed[name] = replace(node, when=timer.when, queue=timer.queue)
         ended = self._send(due, found, changed, failed)
@@ -154,6 +161,43 @@ class TimerSender(LeaderDuty):
         if ended is not None:
             raise ended
         return 0
+
+    def _reread_ahead(
+        self, client: Client, layout: Layout, fence: CheckOp, found: Mapping[str, TimerNode]
+    ) -> dict[str, TimerNode]:
+        """Write and read nodes whose last time is far ahead: they then have the coordinator's time.
+
+        Either that time comes from a clock that was wrong, or this clock is.
+        """
+        bound = self._now() + AHEAD_SECONDS
+        ahead = {
+            name: replace(node, refused="its last time is ahead of the clock of its leader")
+            for name, node in found.items()
+            if node.fault is None and node.last > bound
+        }
+        if not ahead:
+            return {}
+        write_timers(client, layout, fence, ahead)
+        return read_timers(client, layout, ahead)
+
+    def _begin_of(self, name: str, node: TimerNode, timer: Timer) -> int:
+        """Return the time after which the next occurrence is looked for.
+
+        A schedule that is new, edited or back in the code has missed nothing: it begins now.
+        """
+        now = int(self._now())
+        if node.last <= now + AHEAD_SECONDS:
+            return node.last if node.when == timer.when else max(now, node.last)
+        if node.last <= node.written + AHEAD_SECONDS:
+            text = (
+                "timer %s waits until %s: the coordinator's clock is ahead of this worker's; set"
+                " the clock that is wrong"
+            )
+            _log.error(text, name, iso_time(node.last))
+            return node.last
+        text = "timer %s had a last time from a clock that was ahead, %s; it begins anew"
+        _log.error(text, name, iso_time(node.last))
+        return now
 
     def _send(
         self,
