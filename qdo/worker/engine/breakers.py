@@ -1,7 +1,9 @@
 """Circuit breakers: a job pauses when all that it does fails, instead of using up attempts.
 
 If the database of a job is away, each of its messages fails. Attempts would end within seconds, and
-with them thousands of messages that nothing is wrong with.
+with them thousands of messages that nothing is wrong with. Only failures count here that
+`qdo.refusals` takes for one of a server or a connection: another one may be a bug, and a message
+with a bug should not wait for others to succeed.
 
 ========  ==================================================  =====================================
 a job is  meaning                                             next
@@ -49,7 +51,7 @@ class Breaker:
         self._job = job
         self._clock = clock
         self._jitter = jitter
-        self._kind: type[BaseException] | None = None
+        self._kind = ""
         self._failures = 0
         self._lines: set[tuple[str, object]] = set()
         self._spent = False
@@ -86,8 +88,11 @@ class Breaker:
             )
         if self.paused or self._spent:
             return self.paused
-        if type(error) is not self._kind:
-            self._kind, self._failures = type(error), 0
+        # The classes of errors from the processes of jobs are made anew for each.
+        kind = f"{type(error).__module__}:{type(error).__qualname__}"
+        if kind != self._kind:
+            self._kind = kind
+            self._failures = 0
             self._lines.clear()
         self._failures += 1
         if len(self._lines) < LINES:
@@ -102,7 +107,7 @@ class Breaker:
             seconds = self._clock() - self._opened_at
             _log.warning("job %s: continues after a pause of %.1f s", self._job, seconds)
         self.paused = self._spent = False
-        self._kind = None
+        self._kind = ""
 
     def _open(self, now: float, error: BaseException) -> None:
         self.paused, self._opened_at, self._pauses = True, now, 0

@@ -123,7 +123,8 @@ class Outcomes:
             what = f"message {message.id} failed meanwhile, which does not count"
             return self.broker_failed(turn.slot, what, error)
         breaker = turn.job.breaker
-        if breaker is None or policy.rule(error) is not None:
+        is_outage = failure_kind(error) is FailureKind.UNREACHABLE
+        if breaker is None or not is_outage or policy.rule(error) is not None:
             return None
         line = message.key or message.position if turn.slot.in_lane else None
         if not breaker.failed((turn.slot.queue, line), error):

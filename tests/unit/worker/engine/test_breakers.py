@@ -162,10 +162,11 @@ def test_no_message_is_given_up_while_a_dependency_is_away(
         (DeadLetter("bad"), ()),
         (Retry(after=0), ()),
         (OSError("known"), (Rule(OSError, attempts=2),)),
+        (KeyError("a bug"), ()),
     ],
-    ids=["a dead letter", "a retry", "an error with a rule"],
+    ids=["a dead letter", "a retry", "an error with a rule", "a bug"],
 )
-def test_what_a_job_or_a_rule_decides_pauses_no_job(
+def test_what_is_no_outage_pauses_no_job(
     setup: EngineSetup, error: Exception, rules: tuple[Rule, ...]
 ) -> None:
     dependency = Dependency()
