@@ -23,6 +23,7 @@ from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageEr
 from qdo.sending.sender import Sender
 from qdo.sending.webhooks import DeclaredWebhook
 from qdo.signatures import SCHEMES, Headers
+from qdo.system.web_server import Admission, WsgiApp
 
 _MORE_HEADERS = {405: ("Allow", "POST"), 503: ("Retry-After", "5")}
 _is_plain = re.compile("[ -~]+").fullmatch
@@ -57,16 +58,35 @@ class WebhookEndpoints:
     def __call__(
         self, environ: Mapping[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "")
-        status = HTTPStatus(self._status(path, environ))
+        return self._answer(environ, self._status(environ))({}, start_response)
+
+    def admit(self, environ: Mapping[str, Any]) -> Admission:
+        """Judge a request by its head, before a server reads its body."""
+        status = self._status_of_head(environ)
+        if status is not None:
+            return Admission(self._answer(environ, status))
+        webhook = self._app.webhooks[environ["PATH_INFO"]]
+        return Admission(None, webhook.max_bytes, webhook.queue)
+
+    def _answer(self, environ: Mapping[str, Any], code: int) -> WsgiApp:
+        """Count a status, and return the app that answers with it."""
+        status, path = HTTPStatus(code), environ.get("PATH_INFO", "")
         if status != 200:  # the health checks of a balancer
             with self._lock:
                 self._counts[path if path in self._app.webhooks else "other paths", status] += 1
         more = [each for code, each in _MORE_HEADERS.items() if code == status]
-        start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain"), *more])
-        return [f"{status.phrase}\n".encode()]
 
-    def _status(self, path: str, environ: Mapping[str, Any]) -> int:
+        def answer(_: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+            start_response(
+                f"{status.value} {status.phrase}", [("Content-Type", "text/plain"), *more]
+            )
+            return [f"{status.phrase}\n".encode()]
+
+        return answer
+
+    def _status_of_head(self, environ: Mapping[str, Any]) -> int | None:
+        """Return the status of a request whose body tells nothing more, None for others."""
+        path = environ.get("PATH_INFO", "")
         webhook = self._app.webhooks.get(path)
         if webhook is None:
             return 200 if path == "/healthz" else 404
@@ -74,17 +94,19 @@ class WebhookEndpoints:
             return 405
         if not environ.get("CONTENT_LENGTH"):
             return 411
-        length = int(environ["CONTENT_LENGTH"])
-        if not 0 <= length <= webhook.max_bytes:
+        if not 0 <= int(environ["CONTENT_LENGTH"]) <= webhook.max_bytes:
             return 413
+        scheme = SCHEMES[webhook.verify]
+        return None if scheme.may_verify(_headers_of(environ), time.time()) else 401
+
+    def _status(self, environ: Mapping[str, Any]) -> int:
+        if (status := self._status_of_head(environ)) is not None:
+            return status
+        path, length = environ["PATH_INFO"], int(environ["CONTENT_LENGTH"])
+        webhook, headers = self._app.webhooks[path], _headers_of(environ)
         body = environ["wsgi.input"].read(length)
         if len(body) != length:  # some servers pass on what a client sent before it went
             return 400
-        headers = {
-            name[5:].replace("_", "-").lower(): text
-            for name, text in environ.items()
-            if name.startswith("HTTP_")
-        }
         if not SCHEMES[webhook.verify].verifies(self._keys[path], headers, body, time.time()):
             return 401
         return self.store(webhook, {**headers, CONTENT_TYPE: environ.get("CONTENT_TYPE", "")}, body)
@@ -130,3 +152,11 @@ class WebhookEndpoints:
         if counts:
             texts = [f"{path} {status}: {count}" for (path, status), count in counts]
             _log.info("webhooks answered: %s", ", ".join(texts))
+
+
+def _headers_of(environ: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name[5:].replace("_", "-").lower(): text
+        for name, text in environ.items()
+        if name.startswith("HTTP_")
+    }

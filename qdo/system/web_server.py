@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,13 +34,35 @@ SEND_SECONDS = 30.0
 """How long a client may take to receive one part of a response."""
 STOP_SECONDS = 1.0
 """How long `close` waits for responses."""
+LINGER_SECONDS = 1.0
+LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
+MOST_BODIES_BYTES = 64 * 1024 * 1024
+"""The most that all bodies together take, those included that are still on their way."""
+MOST_THREADS_OF_ONE = THREADS // 2
+"""The most threads of one line of requests: what makes them slow must not stop the others."""
 MOST_HEADER_BYTES = 32 * 1024
 
 _log = logging.getLogger(__name__)
 Headers = list[tuple[str, str]]
 StartResponse = Callable[..., Any]
 WsgiApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What an app says of a request before its body is read.
+
+    An app with a method `admit`, which gets the environ without a body, is asked on the event loop.
+
+    :ivar response: the response if the body tells nothing more, None to read it and call the app.
+    :ivar most_body_bytes: the largest body of this request.
+    :ivar line: requests of one line wait for the same thing, such as one queue.
+    """
+
+    response: WsgiApp | None = None
+    most_body_bytes: int = MOST_BODY_BYTES
+    line: str = ""
 
 
 class WebServer:
@@ -49,7 +73,6 @@ class WebServer:
     :param tls: `certfile` and `keyfile`; without them, it serves HTTP.
     :param connections: when so many are open, the one that has waited longest for its client makes
         room for the next.
-    :param most_body_bytes: the largest body of a request.
     :ivar address: host and port on which it listens; the port is the one that it got for port 0.
     :raises OSError: it cannot listen on the address.
     """
@@ -61,7 +84,6 @@ class WebServer:
         *,
         tls: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
-        most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
         ipv6 = ":" in address[0]
         self._listener = socket.create_server(
@@ -75,7 +97,6 @@ class WebServer:
         # the client to acknowledge the headers.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._most_body_bytes = most_body_bytes
         self._stop: Callable[[], object] = bool
         self._ready = threading.Event()
         self._thread = threading.Thread(
@@ -98,7 +119,7 @@ class WebServer:
             log=None,  # addresses have names of queues
             error_log=_log,
             handler_class=_Handler,
-            spawn=_Places(connections, self._most_body_bytes),
+            spawn=_Places(connections),
             # The first read does the handshake, within the time for a request.
             **({**tls, "do_handshake_on_connect": False} if tls else {}),
         )
@@ -152,9 +173,28 @@ _UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect
 class _RefusedError(Exception):
     """A request that is refused, with a status of HTTP."""
 
-    def __init__(self, status: str, reason: str) -> None:
+    def __init__(self, status: str, reason: str, retry_seconds: int = 0) -> None:
         super().__init__(reason)
         self.status = status
+        self.headers: Headers = [("Retry-After", str(retry_seconds))] if retry_seconds else []
+
+
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
+
+
+_is_request = re.compile("[A-Z]+ [!-~\x80-\xff]+ HTTP/1[.][01]").fullmatch
+
+
+def _check_line(line: bytes) -> None:
+    """Raise ValueError for a header that other servers may read as several, or end early."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    if b"\r" in text or b"\0" in text or text.startswith(b":"):
+        raise ValueError("a header must have a name, and neither CR nor NUL within it")
+
+
+def _length_of(length: int) -> dict[str, str]:
+    return {"CONTENT_LENGTH": str(length)}
 
 
 class _TooLongError(ValueError):
@@ -171,6 +211,7 @@ class _Headers:
     def readline(self, most: int) -> bytes:
         """Return a line of at most so many bytes; raise _TooLongError if all are too long."""
         line: bytes = self._file.readline(most)
+        _check_line(line)
         self._left -= len(line)
         if self._left < 0:
             raise _TooLongError(f"the headers have more than {MOST_HEADER_BYTES} bytes")
@@ -181,11 +222,15 @@ class _Places(Pool):
     """Places for connections. When all are taken, one that waits for its client makes room.
 
     It is the one that has waited longest. One for which a response is made stays.
+
+    :ivar body_bytes: bytes of the bodies that are read, or used, now.
+    :ivar lines: number of requests of each line that have a thread, or wait for one.
     """
 
-    def __init__(self, most: int, most_body_bytes: int) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__(most)  # type: ignore[no-untyped-call]
-        self.most_body_bytes = most_body_bytes
+        self.body_bytes = 0
+        self.lines: Counter[str] = Counter()
         self._waiting: dict[_Handler, None] = {}
 
     def full(self) -> bool:
@@ -238,27 +283,85 @@ class _Handler(WSGIHandler):
             outcome = super().handle_one_request()  # type: ignore[no-untyped-call]
         return outcome  # noqa: RET504 - the timeout ends only the block
 
+    def read_request(self, raw_requestline: str) -> Any:
+        """Refuse controls in the request line, and take the path of a whole address.
+
+        A server must accept the absolute form, see RFC 9112, section 3.2.2.
+        """
+        if not _is_request(raw_requestline.rstrip("\r\n")):
+            raise ValueError("the request line must be METHOD TARGET HTTP/1.1")
+        found = super().read_request(raw_requestline)  # type: ignore[no-untyped-call]
+        if (whole := _is_absolute(str(self.path))) is not None:
+            self.path = f"/{whole[1]}"
+        return found
+
     def handle_one_response(self) -> None:
         try:
-            body = self._read_body()
+            is_read = self._make_response()
         except _RefusedError as error:
-            headers = [("Content-Type", "text/plain"), ("Connection", "close")]
+            headers = [("Content-Type", "text/plain"), ("Connection", "close"), *error.headers]
             self.application = _Response(error.status, f"{error}\n".encode(), headers)
-        else:
-            self._timer.close()
-            given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
-            environ = {**self.environ, **given, "CONTENT_LENGTH": str(len(body))}
-            self.server.pool.keep(self)
-            threads = gevent.get_hub().threadpool
-            self.application = threads.apply(_respond, (self.application, environ))
-            self.server.pool.wait(self)
+            is_read = False
+        source = self.wsgi_input
+        if not is_read:  # do not wait for the rest before the response
+            self.close_connection = True
+            source.chunked_input, source.content_length = False, source.position
         super().handle_one_response()  # type: ignore[no-untyped-call]
+        if not is_read:
+            self._linger()
 
-    def _read_body(self) -> bytes:
-        """Return a request's body; raise _RefusedError if it is too large, slow or incomplete."""
+    def _linger(self) -> None:
+        """Read on for a moment: a socket that is closed before would take the response along."""
+        with suppress(OSError), gevent.Timeout(LINGER_SECONDS, False):
+            gevent.socket.socket.shutdown(self.socket, socket.SHUT_WR)  # type: ignore[attr-defined]
+            for _ in range(LINGER_READS):
+                if not self.socket.recv(MOST_BODY_BYTES):
+                    break
+
+    def _make_response(self) -> bool:
+        """Read the body and call the app, unless the head of the request decides.
+
+        Return whether the body was read.
+        """
+        pool, length = self.server.pool, self._length()
+        admit = getattr(self.application, "admit", None)
+        admission = Admission() if admit is None else admit({**self.environ, **_length_of(length)})
+        if admission.response is not None:
+            self.application = _respond(admission.response, self.environ)
+            return not length
+        if length > admission.most_body_bytes:
+            reason = f"the body must have at most {admission.most_body_bytes} bytes; send less"
+            raise _RefusedError("413 Content Too Large", reason)
+        line = admission.line
+        if (line and pool.lines[line] >= MOST_THREADS_OF_ONE) or (
+            pool.body_bytes + length > MOST_BODIES_BYTES
+        ):
+            raise _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
+        pool.lines[line] += 1
+        pool.body_bytes += length
+        try:
+            self._call_app(self._read_body(length))
+        finally:
+            pool.body_bytes -= length
+            pool.lines[line] -= 1
+            if not pool.lines[line]:
+                del pool.lines[line]
+        return True
+
+    def _call_app(self, body: bytes) -> None:
+        self._timer.close()
+        given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
+        environ = {**self.environ, **given, **_length_of(len(body))}
+        self.server.pool.keep(self)
+        threads = gevent.get_hub().threadpool
+        self.application = threads.apply(_respond, (self.application, environ))
+        self.server.pool.wait(self)
+
+    def _read_body(self, length: int) -> bytes:
+        """Return a request's body; raise _RefusedError if it is slow or incomplete."""
         source = self.wsgi_input
         try:
-            body: bytes = source.read(self._length())
+            body: bytes = source.read(length)
             return body
         except OSError as error:
             raise _RefusedError("400 Bad Request", "the request ended early") from error
@@ -267,9 +370,6 @@ class _Handler(WSGIHandler):
                 raise
             reason = "the request came too slowly"
             raise _RefusedError("408 Request Timeout", reason) from timeout
-        finally:
-            # Do not wait for the rest: the connection is closed.
-            source.chunked_input, source.content_length = False, source.position
 
     def _length(self) -> int:
         """Return how many bytes the client says that it sends."""
@@ -277,14 +377,14 @@ class _Handler(WSGIHandler):
             raise _RefusedError("400 Bad Request", "each header must have a name and a colon")
         if "Transfer-Encoding" in self.headers:  # also an empty one before another
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
+        if self.command in _WITH_BODY and "Content-Length" not in self.headers:
+            raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         text, *more = self.headers.get_all("Content-Length", ["0"])
         if more or not text.isascii() or not text.isdecimal():
             raise _RefusedError("400 Bad Request", "the Content-Length must be a decimal number")
-        # The text may be long, and have zeros in front: it is parsed once, and only if short.
-        most = self.server.pool.most_body_bytes
-        if len(text) > 9 or int(text) > most:
-            reason = f"a request must have at most {most} bytes; send less at once"
-            raise _RefusedError("413 Content Too Large", reason)
+        # The text may be long, and have zeros in front: it is parsed only if short.
+        if len(text) > 9:
+            raise _RefusedError("413 Content Too Large", "the body is too large; send less at once")
         return int(text)
 
     def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:

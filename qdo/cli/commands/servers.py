@@ -140,9 +140,8 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
         except QdoError as error:  # receiving needs the broker alone
             _log.warning("not listed in `qdo workers --all`: %s; retrying in 60 s", error)
 
-    most = max(each.max_bytes for each in code.webhooks.values())
     with code:
-        _serve("ingest", endpoints, address, report, most_body_bytes=most)
+        _serve("ingest", endpoints, address, report)
     endpoints.log_counts()
 
 

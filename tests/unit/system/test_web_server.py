@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from qdo.system import web_server
-from qdo.system.web_server import MOST_BODY_BYTES, MOST_HEADER_BYTES, WebServer
+from qdo.system.web_server import (
+    MOST_BODY_BYTES,
+    MOST_HEADER_BYTES,
+    MOST_THREADS_OF_ONE,
+    Admission,
+    WebServer,
+)
 from tests.support.processes import wait_until
 
 BIG = b"x" * (8 << 20)
@@ -53,9 +59,34 @@ class SmallApp:
             self.closed = True
 
 
+class JudgingApp(SmallApp):
+    """Judges requests by their heads; each path is a line of its own."""
+
+    def admit(self, environ: dict[str, Any]) -> Admission:
+        path, most = environ["PATH_INFO"], 100 if environ["PATH_INFO"] == "/small" else 80_000
+        if path == "/judged":
+            return Admission(self._judge)
+        return Admission(None, most, path)
+
+    def _judge(
+        self, environ: dict[str, Any], start: Callable[..., Callable[[bytes], object]]
+    ) -> Iterable[bytes]:
+        start("401 Unauthorized", [("X-Test", "1")])
+        return [b"no"]
+
+
 @pytest.fixture
 def app() -> SmallApp:
     return SmallApp()
+
+
+@pytest.fixture
+def judge() -> Iterator[tuple[WebServer, JudgingApp]]:
+    app = JudgingApp()
+    made = WebServer(app, ("127.0.0.1", 0), connections=2 * PLACES)
+    yield made, app
+    app.go_on.set()
+    made.close()
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -129,6 +160,27 @@ def test_requests_of_one_connection_do_not_wait(server: WebServer) -> None:
         (POST + b"Content-Length: +5\r\n\r\n12345", 400),
         (POST + b"Content-Length: 5\r\nContent-Length: 3\r\n\r\n12345", 400),
         (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (POST + b"Transfer-Encoding: xchunked\r\n\r\n", 411),
+        (POST + b"Transfer-Encoding:\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (POST + b"\r\n{}", 411),
+        *(
+            (POST + b"Content-Length: " + length + b"\r\n\r\n12345", 400)
+            for length in (b"0x5", b"5 5", b"5, 5", b"5_0", b"", b"\xb2", b"five", b"5.0")
+        ),
+        (POST + b"X: a\rContent-Length: 5\r\n\r\n12345", 400),
+        (POST + b"Content-Length: 5\rX: a\r\n\r\n12345", 400),
+        (POST + b"Content-Length: 5\r\nX\0: a\r\n\r\n12345", 400),
+        (POST + b"Content-Length: 5\r\nX: a\0b\r\n\r\n12345", 400),
+        (POST + b"Content-Length : 5\r\n\r\n12345", 400),
+        (POST + b" Content-Length: 5\r\n\r\n12345", 400),
+        (POST + b"Content-Length: 5\r\nno colon\r\n\r\n12345", 400),
+        (POST + b"Content-Length: 5\r\n: no name\r\n\r\n12345", 400),
+        (b"GET /ok\rX HTTP/1.1\r\n\r\n", 400),
+        (b"GET /ok\0 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /ok  HTTP/1.1\r\n\r\n", 400),
+        (b"GET /ok HTTP/1.1 x\r\n\r\n", 400),
+        (b"GET /ok HTTP/1.1.1\r\n\r\n", 400),
+        (b"GET /ok HTTP/x\r\n\r\n", 400),
         (POST + b"Content-Length: 65537\r\n\r\n", 413),
         (b"GET /" + b"a" * 9000, 414),
         (b"GET /ok HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", 431),
@@ -140,6 +192,60 @@ def test_refuses_bad_requests(server: WebServer, request_: bytes, status: int) -
     answer = talk(server, request_)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert re.fullmatch(rb"[\r\n -~]*", answer)
+
+
+def test_a_whole_address_is_taken_for_its_path(server: WebServer) -> None:
+    """A server must accept it, see RFC 9112, section 3.2.2."""
+    for address in (b"http://host/ok", b"HTTPS://host:1/ok?x=1"):
+        answer = talk(server, b"GET " + address + b" HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_may_decide_before_the_body_comes(judge: tuple[WebServer, JudgingApp]) -> None:
+    """The response comes at once, and is not lost with the bytes that are on their way."""
+    server, _ = judge
+    with client(server) as connection:
+        connection.sendall(
+            b"POST /judged HTTP/1.1\r\nContent-Length: 900000\r\n\r\n" + 99_999 * b"x"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+    assert talk(server, b"POST /small HTTP/1.1\r\nContent-Length: 101\r\n\r\n").startswith(
+        b"HTTP/1.1 413 "
+    )
+    assert get(server, "/small", "POST", b"y" * 100) == (200, b"fine: " + b"y" * 100)
+
+
+def test_slow_requests_of_one_line_leave_threads_to_others(
+    judge: tuple[WebServer, JudgingApp],
+) -> None:
+    server, app = judge
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(client(server)) for _ in range(MOST_THREADS_OF_ONE)]
+        for each in slow:
+            each.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+        wait_until(lambda: app.waiting == MOST_THREADS_OF_ONE, "the app works")
+        answer = talk(server, b"GET /wait HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: " in answer
+        assert get(server, "/ok")[0] == 200
+        app.go_on.set()
+        assert all(each.recv(100).startswith(b"HTTP/1.1 200 ") for each in slow)
+    assert get(server, "/wait")[0] == 200
+
+
+def test_all_bodies_together_are_bounded(
+    judge: tuple[WebServer, JudgingApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are on their way count whole: their memory is promised."""
+    monkeypatch.setattr(web_server, "MOST_BODIES_BYTES", 100_000)
+    server, _ = judge
+    with client(server) as half:
+        half.sendall(b"POST /ok HTTP/1.1\r\nContent-Length: 60000\r\n\r\nx")
+        wait_until(
+            lambda: get(server, "/ok", "POST", b"y" * 50_000)[0] == 503, "the first one counts"
+        )
+        assert get(server, "/ok", "POST", b"y" * 20_000)[0] == 200
+    wait_until(lambda: get(server, "/ok", "POST", b"y" * 50_000)[0] == 200, "it has gone")
 
 
 def test_an_error_shows_nothing_to_clients(
