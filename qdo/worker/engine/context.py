@@ -85,7 +85,8 @@ class Engine:
         """Put the parts together; without `in_flight`, its table is in this process's memory."""
         settings = in_force.now
         recorder = Recorder() if settings.history else None
-        meters = JobMeters(app.job_for, clock) if settings.http else None
+        globs = [job.queues for job in app.jobs]
+        meters = JobMeters(app.job_for, clock, globs=globs) if settings.http else None
         observers = Observers(app.hooks.observers, history=recorder, meters=meters)
         limits = Limits(clock)
         opener = opener_of(settings, app.name, broker.stream_of)

@@ -236,6 +236,14 @@ class JobTable:
             )
         return bound
 
+    def paused_globs(self) -> set[str]:
+        """Return the globs of jobs that are paused, see `breakers`."""
+        return {
+            job.queues
+            for job, bound in self._bound.items()
+            if bound.breaker and bound.breaker.paused
+        }
+
     def _observed(self, call: JobCall) -> JobCall:
         """Return the call of a job that takes single messages."""
         observed = self._observers.bind(call)

@@ -71,6 +71,10 @@ class Pipeline:
         """Return an object that cancels messages of these queues."""
         return Cancellations(self._engine, slots)
 
+    def paused_globs(self) -> set[str]:
+        """Return the globs of jobs that are paused, see `breakers`."""
+        return self._engine.jobs.paused_globs()
+
     def clear(self, slot: Slot) -> None:
         """Drop everything that can be read or made again: thousands of queues are idle at a time.
 

@@ -84,6 +84,12 @@ OLDEST = Metric(
     "Age of the oldest waiting message of the owned queues that are neither blocked nor paused.",
 )
 JOBS_RUNNING = Metric("qdo_jobs_running", _SUM, "Messages in flight.")
+JOBS_PAUSED = Metric(
+    "qdo_jobs_paused",
+    _SUM,
+    "Processes in which a job is paused because all its attempts fail, by the glob of the job.",
+    ("queues",),
+)
 CONCURRENCY = Metric("qdo_concurrency", _SUM, "How many jobs may run at the same time.")
 OWNERSHIP = Metric(
     "qdo_ownership_changes", _COUNTER, "Queues that were claimed, released and lost.", ("change",)
@@ -143,7 +149,8 @@ OUTBOX_REFUSED = Metric(
     ("table",),
 )
 FROM_WORKERS = (
-    *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, CONCURRENCY, OWNERSHIP),
+    *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, JOBS_PAUSED, CONCURRENCY),
+    OWNERSHIP,
     *(SESSIONS_LOST, LEASES_EXPIRED, LEASE, REGISTERED, CHECKPOINTS, CHECKPOINT_QUEUES),
     *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY, REQUESTS, OUTBOX_REFUSED),
 )

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import gevent
 
@@ -18,6 +18,7 @@ from qdo.brokers.requests import STATES as STATE_NAMES
 from qdo.brokers.requests import PoolCounts
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.errors import QdoError
+from qdo.outcomes import OutcomeName
 from qdo.positions import time_of_position
 from qdo.system.clock import Histogram, clock
 from qdo.worker.duties.duty import CurrentMember, Duty
@@ -262,6 +263,10 @@ class MetricsDuty(Duty):
         found = self._requests if self._leads() else {}
         return [(key, [float(number)]) for key, number in found.items()]
 
+    def _paused_jobs(self) -> Mapping[str, int]:
+        globs = [job.queues for job in self._app.jobs][:MOST_GLOBS]
+        return {glob: glob in self._pipeline.paused_globs() for glob in globs}
+
     def _refused_rows(self) -> Mapping[str, int]:
         member = self._current.member
         return {} if member is None else member.leader.facts().get("refused_rows") or {}
@@ -280,6 +285,7 @@ class MetricsDuty(Duty):
             catalog.QUEUES: _rows(self._survey.states),
             catalog.OLDEST: _one(age(self._survey.oldest, time.time())),
             catalog.JOBS_RUNNING: _one(self._survey.jobs),
+            catalog.JOBS_PAUSED: _rows(self._paused_jobs()),
             catalog.CONCURRENCY: _one(self._dispatcher.concurrency),
             catalog.OWNERSHIP: _rows(changes),
             catalog.SESSIONS_LOST: _one(counters.sessions_lost),
@@ -299,7 +305,9 @@ class MetricsDuty(Duty):
         meters = {} if self._pipeline.meters is None else self._pipeline.meters.by_glob
         attempts: Rows = []
         for glob, meter in meters.items():
-            counts = {"done": meter.done, **meter.outcomes}
+            # Prometheus sees no increase in a series that begins with the first event.
+            counts = {**dict.fromkeys(get_args(OutcomeName), 0), **meter.outcomes}
+            counts["done"] = meter.done
             attempts += [((glob, outcome), [float(n)]) for outcome, n in counts.items()]
         return {
             catalog.ATTEMPTS: attempts,

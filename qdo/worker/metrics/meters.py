@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from qdo.message import Batch, Message
@@ -102,16 +102,24 @@ class JobMeter:
 
 
 class JobMeters:
+    """The meters of a process's jobs, by the glob of their queues.
+
+    :param globs: those that are counted from the start, though with 0.
+    """
+
     def __init__(
         self,
         job_for: Callable[[str], Job | None],
         clock: Callable[[], float] = time.perf_counter,
         now: Callable[[], float] = time.time,
+        globs: Iterable[str] = (),
     ) -> None:
         self.by_glob: dict[str, JobMeter] = {}
         self._job_for = job_for
         self._clock = clock
         self._now = now
+        for glob in globs:
+            self.of(glob)
 
     def of(self, glob: str) -> JobMeter:
         """Return the meter of the jobs for these queues."""
