@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 
@@ -20,8 +21,14 @@ def worker() -> None:
 
 
 def _end_at_interrupt() -> None:
-    """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+    """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it.
+
+    The kernel keeps signals without a handler from process 1, such as that of a container.
+    """
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

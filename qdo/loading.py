@@ -14,6 +14,7 @@ from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
 from qdo.jobs.options import check_job
 from qdo.settings.settings import Settings
 from qdo.settings.values import from_origin
+from qdo.system.logs import enable_again
 from qdo.text import did_you_mean, one_line
 
 USAGE = (
@@ -179,6 +180,8 @@ def _import(target: str, module_name: str) -> ModuleType:
         raise _broken(target, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(target, error) from error
+    finally:
+        enable_again(f"module {module_name}")
 
 
 def _broken(target: str, error: BaseException) -> JobModuleError:

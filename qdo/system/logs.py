@@ -317,6 +317,27 @@ def set_level(level: str) -> Callable[[], None]:
     return partial(apply, before)
 
 
+def enable_again(where: str) -> None:
+    """Let qdo's loggers log after code of an app has run, and say if it had silenced them.
+
+    `logging.config` disables all loggers that exist, unless it is told not to. The handlers of the
+    app stay in force: it may want qdo's lines among its own.
+
+    :param where: the code that has run, such as "module shop".
+    """
+    known = list(logging.root.manager.loggerDict.items())
+    silenced = [each for name, each in known if name.partition(".")[0] == "qdo"]
+    disabled = [each for each in silenced if isinstance(each, logging.Logger) and each.disabled]
+    for each in disabled:
+        each.disabled = False
+    if disabled:
+        _log.warning(
+            "%s has disabled the loggers of qdo, which are enabled again; their lines go to the"
+            " handlers that it has configured: give logging.config disable_existing_loggers=False",
+            where,
+        )
+
+
 def escape_last_resort() -> None:
     """Format the warnings of a process that configures no log, such as a command."""
     if logging.lastResort is not None:

@@ -23,6 +23,8 @@ from collections.abc import Collection
 from qdo.system.clock import clock
 
 LINUX = sys.platform.startswith("linux")
+STOP_REQUEST = b"S"
+"""What a parent process sends a worker process: the first drains, the second aborts the jobs."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

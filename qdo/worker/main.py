@@ -168,8 +168,9 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session, child.get("name", ""))
     worker = Worker(app, settings, _context(settings, child, parent.ask), members)
-    _handle_signals(worker)
-    gevent.spawn(parent.watch, lambda: _parent_died(worker))
+    stops = _StopRequests(worker)
+    _handle_signals(stops.by_signal)
+    gevent.spawn(parent.watch, stops.by_parent, lambda: _parent_died(worker))
     if settings.reload:
         gevent.spawn(send_files_forever, pipe)
     return worker.run()
@@ -200,15 +201,37 @@ def _context(
     )
 
 
-def _handle_signals(worker: Worker) -> None:
-    from qdo.system.processes import reset_signals_in_forks
+class _StopRequests:
+    """Requests to stop that come twice: as a signal, and from the parent over its socket.
 
-    def on_signal(number: int, frame: Any) -> None:
-        worker.request_stop()
+    The signal reaches a process whose event loop is blocked, the socket one whose handler of the
+    signal was replaced. So each counts by itself, and the larger number is in force.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._signals = self._asked = self._done = 0
+
+    def by_signal(self) -> None:
+        self._signals += 1
+        self._pass_on()
+
+    def by_parent(self) -> None:
+        self._asked += 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._done < max(self._signals, self._asked):
+            self._done += 1
+            self._worker.request_stop()
+
+
+def _handle_signals(on_stop: Callable[[], None]) -> None:
+    from qdo.system.processes import reset_signals_in_forks
 
     reset_signals_in_forks()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+        signal.signal(number, lambda number, frame: on_stop())
 
 
 def _parent_died(worker: Worker) -> None:

@@ -27,6 +27,7 @@ import gevent
 import gevent.hub
 
 from qdo.settings.settings import Settings
+from qdo.system.processes import STOP_REQUEST
 
 
 def app_files() -> set[str]:
@@ -71,8 +72,9 @@ class ParentLink:
     """The child's end of the pipe to the parent.
 
     The child sends everything needed to close each of its sessions. So the parent can close
-    them the moment this process dies. The parent never sends anything: the child reads the end
-    of the stream when the parent dies.
+    them the moment this process dies. The parent sends `STOP_REQUEST` beside each SIGTERM, because
+    a library of the app may have replaced the handler. The child reads the end of the stream when
+    the parent dies.
 
     :param coordinator: address of the sessions' coordinator. An app may set it in code that the
         parent never imports.
@@ -115,11 +117,12 @@ class ParentLink:
         """Ask the parent to "drain", "restart" or "reload"; raise OSError if it has died."""
         self._pipe.sendall(json.dumps({"ask": action}).encode() + b"\n")
 
-    def watch(self, on_death: Callable[[], None]) -> None:
-        """Wait until the parent has died, then call `on_death` once."""
+    def watch(self, on_stop: Callable[[], None], on_death: Callable[[], None]) -> None:
+        """Call `on_stop` for each request of the parent, until it has died: then `on_death`."""
         try:
-            while self._pipe.recv(4096):
-                pass
+            while data := self._pipe.recv(4096):
+                for _ in range(data.count(STOP_REQUEST)):
+                    on_stop()
         except OSError as error:
             _log.debug("the pipe to the parent broke: %s", error)
         self._gone = True

@@ -53,6 +53,7 @@ from qdo.settings.live import LiveSettings, LogLevelFollower
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox
+from qdo.system.logs import enable_again
 from qdo.system.processes import SIGN
 from qdo.text import pluralize
 from qdo.worker.actions import OwnActions
@@ -272,6 +273,7 @@ class Worker:
         watchdog.start()
         try:
             with self.app.hooks.job_context() as context:
+                enable_again("the context of the app")
                 watchdog.started()
                 running = self._build(broker, takes, context)
                 duties = self._build_duties(running)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,3 +218,28 @@ def test_too_much_is_named() -> None:
         choose_target(Settings(job="m:f", origins={"job": "QDO_JOB"}), "m:app")
     with pytest.raises(UsageError, match=r"m:app.*m:f.*QDO_JOB"):
         choose_target(Settings(app="m:app", job="m:f", origins={"job": "QDO_JOB"}), None)
+
+
+DICT_CONFIG = 'logging.config.dictConfig({"version": 1})'
+FILE_CONFIG = """logging.config.fileConfig(io.StringIO(
+    "[loggers]\\nkeys=root\\n[handlers]\\nkeys=\\n[formatters]\\nkeys=\\n"
+    "[logger_root]\\nlevel=WARNING\\nhandlers=\\n"
+))"""
+
+
+@pytest.mark.parametrize("code", [DICT_CONFIG, FILE_CONFIG], ids=["dictConfig", "fileConfig"])
+@pytest.mark.parametrize("end", ["", "\nraise ValueError"], ids=["imported", "broken"])
+def test_an_app_that_configures_logging_does_not_silence_qdo(
+    module: Maker, code: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python disables the loggers that exist, unless it is told not to."""
+    outcomes = logging.getLogger("qdo.worker.engine.outcomes")
+    said: list[str] = []
+    monkeypatch.setattr(
+        logging.getLogger("qdo.system.logs"), "warning", lambda *args: said.append(args[1])
+    )
+    name = module(f"import io, logging.config\nimport qdo\napp = qdo.App('a')\n{code}{end}")
+    with contextlib.suppress(JobModuleError):
+        load_app(f"{name}:app")
+    assert not outcomes.disabled
+    assert said == [f"module {name}"]

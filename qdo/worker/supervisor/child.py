@@ -8,6 +8,7 @@ its coordinator sessions are closed (`qdo.worker.supervisor.sessions`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -30,7 +31,7 @@ from qdo.errors import SettingsError
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import process_title
 from qdo.settings.settings import Settings
-from qdo.system.processes import LINUX, children, module_argv
+from qdo.system.processes import LINUX, STOP_REQUEST, children, module_argv
 from qdo.worker import shared_memory
 from qdo.worker.executors.process_frames import NAME
 from qdo.worker.metrics.monitor import ChildMetrics
@@ -147,7 +148,9 @@ class ChildProcess:
         return bool(self.sessions)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process itself; it stops its executor processes."""
+        """Ask the process itself to stop, by its socket and by SIGTERM; see `ParentLink`."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(STOP_REQUEST)
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
