@@ -154,7 +154,8 @@ class PostgresqlUnsuitableError(UsageError):
 
 
 class SchemaMissingError(UsageError):
-    """database {server} has no schema {schema} of qdo; create it with `qdo admin broker init`"""
+    """database {server} has no schema {schema} of qdo; create it with `qdo admin broker
+    init`, with --app MODULE:APP if only the code of the app has the address"""
 
     kind = FailureKind.UNREACHABLE
 

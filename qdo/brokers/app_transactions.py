@@ -19,9 +19,11 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     """Return the function that executes statements in a connection's transaction, and psycopg's
     connection.
 
-    :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg.
+    :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg; or it will be
+        prepared, which PostgreSQL refuses after the notification that a message needs.
     """
     if isinstance(connection, psycopg.Connection):
+        _check_one_phase(connection)
         return connection.cursor(row_factory=tuple_row).execute, connection
     sqlalchemy: Any = sys.modules.get("sqlalchemy")
     orm: Any = sys.modules.get("sqlalchemy.orm")
@@ -32,9 +34,18 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
         and isinstance(connection, sqlalchemy.Connection)
         and isinstance(connection.connection.driver_connection, _DRIVERS)
     ):
+        _check_one_phase(connection.connection.driver_connection)
         return connection.exec_driver_sql, connection.connection.driver_connection
     raise UsageError(
         reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
         f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "
         "AsyncSession use the session from run_sync"
     )
+
+
+def _check_one_phase(driver: Any) -> None:
+    if getattr(driver, "_tpc", None) is not None:  # psycopg publishes no other sign of it
+        raise UsageError(
+            reason="connection must not be in a two-phase commit, because PostgreSQL prepares no "
+            "transaction that has notified others; send with a qdo.outbox.Outbox in it"
+        )

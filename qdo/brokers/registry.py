@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qdo.errors import SettingsError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
+from qdo.system.native import check_no_eventlet
 from qdo.text import hide_credentials, how_to_install, wrong_form
 
 if TYPE_CHECKING:
@@ -160,7 +161,9 @@ def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     :raises DatabaseError: the file cannot be used; see its subclasses.
     :raises CredentialsError: AWS rejects the credentials, or there are none.
     :raises UnreachableError: the service does not answer.
+    :raises UsageError: eventlet has patched this process.
     """
+    check_no_eventlet()
     reason = name_error(app)
     if reason:
         raise SettingsError(name="app", reason=f"{app!r} cannot be a znode name: {reason}")

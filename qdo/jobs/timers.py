@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from qdo.errors import UsageError
 from qdo.fleet.names import checked_name
 from qdo.queues import check_queue_name
+from qdo.text import did_you_mean
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -134,13 +135,24 @@ class Timer:
         except (CronSimError, StopIteration) as error:
             why = str(error) or "no time matches"
         except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
-            rule = "tz must be a time zone such as 'Europe/Berlin' (`pip install tzdata` has them)"
-            raise self._invalid(rule, self.tz) from error
+            raise self._invalid(
+                "tz must be a time zone such as 'Europe/Berlin'", self.tz, _zones(self.tz)
+            ) from error
         rule = f"cron must be an expression of five fields such as '30 2 * * *' ({why})"
         raise self._invalid(rule, cron)
 
-    def _invalid(self, rule: str, found: Any) -> UsageError:
-        return UsageError(reason=f"timer {self.name!r}: {rule}, got {found!r:.80}")
+    def _invalid(self, rule: str, found: Any, hint: str = "") -> UsageError:
+        return UsageError(reason=f"timer {self.name!r}: {rule}, got {found!r:.80}{hint}")
+
+
+def _zones(name: Any) -> str:
+    """Return a hint at the nearest time zone, or at how to get time zones."""
+    from zoneinfo import available_timezones
+
+    known = available_timezones()
+    if not known:
+        return "; this machine has no time zones: run `pip install tzdata`"
+    return did_you_mean(str(name), known)
 
 
 def _clock_change(zone: ZoneInfo, begin: int, end: int) -> int | None:

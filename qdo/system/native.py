@@ -22,11 +22,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from qdo.errors import UsageError
+
 if TYPE_CHECKING:
     import asyncio
 
 
 _log = logging.getLogger(__name__)
+
+
+def check_no_eventlet() -> None:
+    """Raise UsageError in a process that eventlet has patched: its locks stop native threads.
+
+    Does not import eventlet.
+    """
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise UsageError(
+            reason="eventlet must not patch a process that uses qdo, because a call would wait "
+            "forever; use gevent, or processes of their own"
+        )
 
 
 def original(module: str, name: str, patched: Any) -> Any:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -396,3 +397,13 @@ def test_import_of_qdo_stays_lazy(statement: str) -> None:
         [sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_a_process_that_eventlet_has_patched_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A send would wait forever: its locks stop the threads of the broker."""
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with App("a", broker=f"sqlite:{tmp_path}/m.db") as app, pytest.raises(UsageError):
+        app.send("q", 1)

@@ -198,7 +198,7 @@ def _show_broker_node(
     help="Length of a partition, 3600 by default. Only for a new schema.",
 )
 @changing_unlogged
-@with_settings("broker", "coordinator")
+@with_settings("app", "broker", "coordinator")
 @output_option
 def init(
     printing: bool, partition_seconds: int, consent: Consent, form: str, settings: Settings
@@ -265,7 +265,7 @@ def _show_schemas(
 @click.option(
     "--for", "kind", type=click.Choice(KINDS), required=True, help="What the role is to do."
 )
-@with_settings("broker", "coordinator")
+@with_settings("app", "broker", "coordinator")
 def grants(role: str, kind: str, settings: Settings) -> None:
     """Print the SQL statements that give a role of PostgreSQL the rights that it needs.
 

@@ -189,6 +189,21 @@ def test_transactions_that_cannot_send(
     assert _bodies(app) == []
 
 
+@pytest.mark.parametrize("connect", [_psycopg, _sqlalchemy, _session])
+def test_a_transaction_that_will_be_prepared_cannot_send(
+    app: App, postgresql_url: str, connect: Callable[[str], Any]
+) -> None:
+    """PostgreSQL would refuse the preparation, after the app has done its work."""
+    with connect(postgresql_url) as connection:
+        driver = app_driver(connection)
+        driver.rollback()
+        driver.tpc_begin("order-17")
+        with pytest.raises(UsageError):
+            app.send("q", 1, connection=connection)
+        driver.tpc_rollback()
+    assert _bodies(app) == []
+
+
 def app_driver(connection: Any) -> psycopg.Connection[Any]:
     """Return the connection of psycopg that a connection or session uses."""
     if isinstance(connection, Session):

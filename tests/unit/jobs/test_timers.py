@@ -201,6 +201,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     *((each, {}, "cron") for each in ("", "* * * *", "60 * * * *", "* 24 * * *", "0 0 30 2 *")),
     *((each, {}, "cron") for each in ("* * * * * *", "@daily", 5, "1 " * 500, "*/0 * * * *")),
     *(("* * * * *", {"tz": each}, "tz") for each in ("Berlin", "", 7, "../etc/passwd", "\0")),
+    ("* * * * *", {"tz": "Europe/Berln"}, "did you mean 'Europe/Berlin'"),
     *((None, {"every_seconds": each}, "every_seconds") for each in (0, 0.5, -1, 1.5, True, "5")),
     *((None, {"every_seconds": each}, "every_seconds") for each in (float("nan"), float("inf"))),
     ("* * * * *", {"missed": "all"}, "missed"),
