@@ -11,6 +11,7 @@ from typing import Any
 
 from qdo.coordination.queue_admin import KEY
 from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.fleet.audit import read_entries
 from qdo.ops.checkpoints import read_checkpoints
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended
@@ -47,10 +48,8 @@ def write(runs: AppRuns, lines: list[dict[str, Any]]) -> None:
 
 
 def audited(runs: AppRuns) -> list[tuple[str, str]]:
-    folder = runs.layout.fleet.actionlog
-    names = sorted(runs.client.get_children(folder)) if runs.client.exists(folder) else []
-    values = [json.loads(runs.client.get(f"{folder}/{name}")[0]) for name in names]
-    return [(each["target"], each["why"] if "why" in each else each["reason"]) for each in values]
+    found = read_entries(runs.client, runs.layout, limit=1000)
+    return [(each.target, each.reason) for each in reversed(found)]
 
 
 def test_a_running_worker_follows_an_import_once(runs: AppRuns) -> None:

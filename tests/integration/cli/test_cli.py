@@ -16,8 +16,6 @@ import pytest
 
 from qdo import App
 from qdo.brokers.base import Broker
-from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.cli.commands import send as lines
 from qdo.cli.framework import EXIT_CODES, run
 from qdo.cli.worker import worker
 from qdo.coordination.client import Client
@@ -25,15 +23,13 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
-from qdo.errors import DatabaseFullError
+from qdo.errors import QueueNameError
 from tests.support.cli import Ended, Run
 from tests.support.commands import COMMANDS
 from tests.support.coordinator_process import connected
+from tests.support.fakes.dead_letters import dead_letter
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
@@ -60,44 +56,16 @@ def stored(app: str, queue: str) -> list[tuple[Any, str | None]]:
 
 def test_send_one(cli: Run) -> None:
     """The id of the message is the data."""
-    ended = cli("send", "--app", "a", "q", '{"n": 1}', "--key", "k", "--header", "h=x=y")
+    ended = cli("send", "q", '{"n": 1}', "--key", "k", "--header", "h=x=y")
     assert ended.code == 0
     assert len(ended.out.strip()) == 36
     assert stored("a", "q") == [({"n": 1}, "k")]
-    assert cli("send", "--app", "a", "q", "2").err == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("q", "hello"), "column 1"),
-        (("q", "[1e400]"), "1e400"),
-        (("q", '{"a": "\\ud800"}'), "surrogate"),
-        (("q", '{"a": 1, "a": 2}'), "'a'"),
-        (("a/b", "1"), "'a/b'"),
-        (("q", "1", "--header", "x"), "NAME=TEXT"),
-        (("q",), "--queue-field FIELD"),
-        ((), "--queue-field FIELD"),
-        (("q", "1", "--file", "x"), "--header or --dedup-key"),
-        (("--file", "x"), "--header or --dedup-key"),
-        (("q", "--file", "none.jsonl"), "--file none.jsonl: "),
-        (("q", "1", "--ap", "x"), "No such option '--ap'"),
-        (("q", "1", "2"), "Got unexpected extra argument (2); see `qdo send --help`"),
-        (("q", "1", "--broker", "redis:x"), "setting broker: "),
-    ],
-)
-def test_wrong_usage(cli: Run, arguments: tuple[str, ...], reason: str) -> None:
-    """One line on stderr, exit code 2, and no file was created."""
-    ended = cli("send", "--app", "a", *arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("qdo: ")
-    assert ended.err.count("\n") == 1
-    assert reason in ended.err
-    assert list(Path().iterdir()) == []
+    assert cli("send", "q", "2").err == ""
 
 
 def test_an_app_must_be_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """By option, variable or file."""
+    monkeypatch.delenv("QDO_APP")
     ended = cli("send", "q", "1")
     assert ended.code == 2
     assert ended.err.count("\n") == 1
@@ -113,7 +81,7 @@ def test_an_app_must_be_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None
 def test_send_file(cli: Run) -> None:
     """Queue and key come from fields of each line; the count is reported."""
     Path("in.jsonl").write_text('{"q": "a", "k": 1}\n\n{"q": "b", "k": "x"}\n{"q": "a", "k": 2}')
-    ended = cli("send", "--app", "a", "-f", "in.jsonl", "--queue-field", "q", "--key-field", "k")
+    ended = cli("send", "-f", "in.jsonl", "--queue-field", "q", "--key-field", "k")
     assert (ended.code, ended.out, ended.err.splitlines()[0]) == (0, "", "sent 3 messages")
     assert [key for _, key in stored("a", "a")] == ["1", "2"]
     assert stored("a", "b") == [({"q": "b", "k": "x"}, "x")]
@@ -124,10 +92,10 @@ def test_send_standard_input(cli: Run, stdin: Callable[[bytes], None]) -> None:
     with App("a") as app:
         app.send("another queue", 0)
     stdin(b'1\n"two"\n')
-    assert cli("send", "--app", "a", "q", "--file", "-") == Ended(0, "", "sent 2 messages\n")
+    assert cli("send", "q", "--file", "-") == Ended(0, "", "sent 2 messages\n")
     assert stored("a", "q") == [(1, None), ("two", None)]
     stdin(b"")
-    assert cli("send", "--app", "a", "q", "--file", "-") == Ended(0, "", "sent 0 messages\n")
+    assert cli("send", "q", "--file", "-") == Ended(0, "", "sent 0 messages\n")
 
 
 @pytest.mark.parametrize(
@@ -144,37 +112,13 @@ def test_a_bad_line_ends_it(
     """Everything before it is sent; the one line on stderr has the count."""
     good = '{"q": "a"}\n'
     stdin(f"{good}{good}{line}\n{good}".encode())
-    ended = cli("send", "--app", "a", "--file", "-", "--queue-field", "q")
+    ended = cli("send", "--file", "-", "--queue-field", "q")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.count("\n") == 1
     assert "line 3 of standard input" in ended.err
     assert reason in ended.err
     assert "2 messages" in ended.err
     assert len(stored("a", "a")) == 2
-
-
-def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of messages sent before is reported, and they are stored."""
-    monkeypatch.setattr(lines, "BATCH_MESSAGES", 10)
-    from qdo.brokers.embedded.broker import EmbeddedBroker
-
-    whole = EmbeddedBroker.send_many
-    calls = iter(range(100))
-
-    def send_many(self: Any, messages: Any) -> list[str]:
-        if next(calls) == 3:
-            raise DatabaseFullError(path="x.db", reason="database or disk is full")
-        return whole(self, messages)
-
-    monkeypatch.setattr(EmbeddedBroker, "send_many", send_many)
-    Path("in.jsonl").write_text("1\n" * 50)
-    ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
-    assert ended.code == 3
-    assert ended.err.splitlines() == [
-        "sent 30 messages, up to line 30 of in.jsonl",
-        f"qdo: {DatabaseFullError(path='x.db', reason='database or disk is full')}",
-    ]
-    assert len(stored("a", "q")) == 30
 
 
 def test_interrupted(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +130,7 @@ def test_interrupted(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("qdo.cli.commands.send.chunks_of_lines", interrupt)
     Path("in.jsonl").write_text("")
-    ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
+    ended = cli("send", "q", "--file", "in.jsonl")
     assert ended.code == 130
     assert ended.err == "sent 2 messages, up to line 2 of in.jsonl\nqdo: interrupted\n"
 
@@ -226,7 +170,7 @@ def test_bad_database(
     """One line, exit code 3, and the file is left as it is."""
     spoil("x.db")
     before = Path("x.db").read_bytes()
-    ended = cli(*arguments, "--app", "a", "--broker", "sqlite:x.db")
+    ended = cli(*arguments, "--broker", "sqlite:x.db")
     assert (ended.code, ended.out) == (3, "")
     words = [line for line in ended.err.splitlines() if not line.startswith("hint: ")]
     assert len(words) == 1
@@ -240,7 +184,7 @@ def test_bad_coordinator_file(cli: Run, spoil: Callable[[str], None]) -> None:
     """The same holds for the coordinator's file."""
     spoil("c.db")
     before = Path("c.db").read_bytes()
-    ended = cli("queues", "--app", "a", "--coordinator", "sqlite:c.db")
+    ended = cli("queues", "--coordinator", "sqlite:c.db")
     assert (ended.code, ended.out) == (3, "")
     assert "qdo: database c.db " in ended.err
     assert Path("c.db").read_bytes() == before
@@ -252,19 +196,20 @@ def test_bad_coordinator_file(cli: Run, spoil: Callable[[str], None]) -> None:
 def test_nothing_there_yet(cli: Run) -> None:
     """Read-only commands create no files; a hint explains the empty output."""
     for name, version in (("queues", 1), ("workers", 1), ("admin tree", 1), ("dead-letters", 2)):
-        ended = cli(*name.split(), "--app", "a")
+        ended = cli(*name.split())
         assert (ended.code, ended.out) == (0, ""), name
         assert ended.err, name
-        ended = cli(*name.split(), "--app", "a", "-o", "json")
+        ended = cli(*name.split(), "-o", "json")
         schema = f"qdo.{name.removeprefix('admin ')}/{version}"
         assert json.loads(ended.out) == {"schema": schema, "items": []}
     assert list(Path().iterdir()) == []
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url", "database_url"])
-def coordinator(request: pytest.FixtureRequest) -> str:
-    """Both far sides."""
-    return str(request.getfixturevalue(request.param))
+@pytest.fixture
+def coordinator(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the kinds, which all commands use."""
+    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
+    return coordinator_url
 
 
 @pytest.fixture
@@ -300,27 +245,13 @@ def broker() -> Iterator[Broker]:
     """Messages in the default broker, and a dead letter."""
     with App("a") as app:
         app.send_many([("q1", 1), ("q1", 2), ("q5", 3)])
-        app.broker.dead_letters.store(
-            DeadLetterRecord(
-                queue="q5",
-                position=135471512647131000,
-                body=b'{"n":1}',
-                key="k",
-                headers=None,
-                error="ValueError: no\n such thing",
-                traceback="Traceback ...",
-                attempts=10,
-                worker="worker-0000000000",
-                fence=3,
-                dead_at=time.time(),
-            )
-        )
+        app.broker.dead_letters.store(dead_letter("q5"))
         yield app.broker
 
 
-def test_queues(cli: Run, client: Client, broker: Broker, coordinator: str) -> None:
+def test_queues(cli: Run, client: Client, broker: Broker) -> None:
     """Queues that have a node or a message, with their faults."""
-    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "-o", "json")
+    ended = cli("queues", "-o", "json")
     assert (ended.code, ended.err) == (0, "")
     told = json.loads(ended.out)
     assert told["schema"] == "qdo.queues/1"
@@ -341,22 +272,22 @@ def test_several_states_are_given_one_by_one(cli: Run) -> None:
     assert "--state failing --state lagging" in ended.err
 
 
-def test_queues_as_a_table(cli: Run, client: Client, broker: Broker, coordinator: str) -> None:
+def test_queues_as_a_table(cli: Run, client: Client, broker: Broker) -> None:
     """A glob chooses; an owner that is gone is marked."""
-    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "q[12]")
+    ended = cli("queues", "q[12]")
     heading, q1, q2 = (re.split(" {2,}", line) for line in ended.out.splitlines())
     columns = ["QUEUE", "STATE", "OWNER", "LAST", "BACKLOG", "AGE"]
     assert heading == [*columns, "DEAD LETTERS"]
     assert q1[:5] == ["q1", "ok", "worker-0000000000", "2012-01-29T17:34:24.713100Z", "2"]
     assert q2 == ["q2", "idle", "worker-0000000099 (gone)", "-", "-", "-", "0"]
-    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "x*")
+    ended = cli("queues", "x*")
     assert (ended.code, ended.out) == (0, "")
     assert ended.err == "hint: app 'a' has no queue that matches 'x*'\n"
 
 
-def test_workers(cli: Run, client: Client, coordinator: str) -> None:
+def test_workers(cli: Run, client: Client) -> None:
     """A worker and its component node are matched by their session."""
-    ended = cli("workers", "--app", "a", "--coordinator", coordinator, "-o", "jsonl")
+    ended = cli("workers", "-o", "jsonl")
     [item] = map(json.loads, ended.out.splitlines())
     assert 0 < item.pop("reported") <= time.time() + 1
     assert item == {
@@ -379,34 +310,31 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
         "deaths": [],
         "long_runs": [],
     }
-    table = cli("workers", "--app", "a", "--coordinator", coordinator).out
+    table = cli("workers").out
     assert "1970-01-01T00:00:01Z" in table
-    ended = cli("workers", "--app", "other", "--coordinator", coordinator)
+    ended = cli("workers", "--app", "other")
     assert (ended.code, ended.out) == (0, "")
     assert ended.err.splitlines()[-1] == "hint: no worker of app 'other' is registered"
 
 
 def test_a_limit_shows_its_terms_and_what_zero_means(cli: Run, coordinator: str) -> None:
-    words = ("limits", "set", "crm", "--app", "a", "--coordinator", coordinator)
+    words = ("limits", "set", "crm")
     assert cli(*words, "--max", "3").out.splitlines()[1].split() == ["crm", "max=3"]
     ended = cli(*words, "--max", "0")
     assert "`qdo limits set crm --max 3`" in ended.err
     assert "hint" not in cli(*words, "--max", "3").err
 
 
-def test_tree(cli: Run, client: Client, coordinator: str) -> None:
+def test_tree(cli: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every znode of the app with its value; those that end with their session are marked."""
-    ended = cli("admin", "tree", "--app", "a", "--coordinator", coordinator)
+    ended = cli("admin", "tree")
     shown = ended.out.splitlines()
     assert shown[0] == "/mozilla/services/qdo/a"
     assert "├─ queues" in shown
     assert '│  ├─ q1  {"last":"135471512647131000","owner":"worker-0000000000"}' in shown
     assert "│  ├─ q3  garbage" in shown
     assert '   └─ worker-0000000000*  {"queues":["q1"]}' in shown
-    told = json.loads(
-        cli("admin", "tree", "--app", "a", "--coordinator", coordinator, "-o", "json").out
-    )
-    nodes = {item["path"]: item for item in told["items"]}
+    nodes = {item["path"]: item for item in cli("admin", "tree", "-o", "json").items()}
     assert len(nodes) == len(shown)
     assert nodes["/mozilla/services/qdo/a/workers/worker-0000000000"]["ephemeral"] is True
     assert nodes["/mozilla/services/qdo/a/queues/q3"] == {
@@ -415,7 +343,8 @@ def test_tree(cli: Run, client: Client, coordinator: str) -> None:
         "version": 0,
         "ephemeral": False,
     }
-    everything = cli("admin", "tree", "--coordinator", coordinator).out.splitlines()
+    monkeypatch.delenv("QDO_APP")
+    everything = cli("admin", "tree").out.splitlines()
     assert everything[:2] == ["/mozilla/services/qdo", "└─ a"]
 
 
@@ -439,7 +368,7 @@ def test_ten_thousand_queues_take_few_requests(
         return call(client, request, answer)
 
     monkeypatch.setattr(Client, "_call", counted)
-    ended = cli("queues", "--app", "a", "--coordinator", zookeeper_url)
+    ended = cli("queues", "--coordinator", zookeeper_url)
     assert len(ended.out.splitlines()) == 10_001
     assert 0 < len(requests) < 200
 
@@ -450,7 +379,7 @@ def test_ten_thousand_queues_take_few_requests(
 def test_unknown_setting_has_a_suggestion(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same error for every command."""
     monkeypatch.setenv("QDO_BROKR", "x")
-    ended = cli("queues", "--app", "a")
+    ended = cli("queues")
     assert ended.code == 2
     assert ended.err == (
         "qdo: unknown setting 'QDO_BROKR' in the environment (did you mean 'QDO_BROKER'?); "
@@ -484,10 +413,8 @@ def test_help_tells_commands_and_exit_codes(cli: Run) -> None:
 
 def test_debug_shows_where_an_error_came_from(cli: Run) -> None:
     """--debug lets the error through with its traceback."""
-    from qdo.errors import QueueNameError
-
     with pytest.raises(QueueNameError):
-        cli("send", "--debug", "--app", "a", "a/b", "1")
+        cli("send", "--debug", "a/b", "1")
 
 
 @pytest.mark.parametrize(
@@ -502,9 +429,13 @@ def test_debug_shows_where_an_error_came_from(cli: Run) -> None:
     ],
 )
 def test_worker_usage(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """qdo-worker rejects invalid arguments before it starts any process."""
+    monkeypatch.delenv("QDO_APP")
     assert run(worker, "qdo-worker", arguments) == 2
     told = capsys.readouterr().err
     assert told.startswith("qdo-worker: ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import QDO, clean_environment, command
+from tests.support.cli import QDO, Run, clean_environment, command
 
 
 def completed(words: str, folder: Path) -> set[str]:
@@ -49,11 +49,10 @@ def test_bash_completes(tmp_path: Path, words: str, offered: set[str]) -> None:
     assert completed(words, tmp_path) == offered
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(tmp_path: Path, shell: str) -> None:
-    missing = command(*QDO, "admin", "completion", cwd=tmp_path)
-    assert (missing.code, missing.err.count("\n")) == (2, 1)
-    ended = command(*QDO, "admin", "completion", shell, cwd=tmp_path)
-    assert (ended.code, ended.err) == (0, "")
-    assert "_QDO_COMPLETE" in ended.out
-    assert "_QDO_WORKER_COMPLETE" in ended.out
+def test_each_shell_has_a_script(cli: Run) -> None:
+    cli("admin", "completion").refusal(2)
+    for shell in ("bash", "zsh", "fish"):
+        ended = cli("admin", "completion", shell)
+        assert (ended.code, ended.err) == (0, "")
+        assert "_QDO_COMPLETE" in ended.out
+        assert "_QDO_WORKER_COMPLETE" in ended.out

@@ -9,6 +9,7 @@ import pytest
 from qdo import Policy
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination import queue_admin
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNotEmptyError
 from qdo.fleet.audit import read_entries
 from qdo.ops.delete import delete, plan_deletion
@@ -21,6 +22,12 @@ def queues(desk: OperatorDesk) -> dict[str, int]:
 
 def work(desk: OperatorDesk) -> None:
     desk.drain(policy=Policy(attempts=1))
+
+
+def be_done(desk: OperatorDesk) -> None:
+    """Record the messages of the queue `a` as done, as its worker would."""
+    node = QueueNode(desk.broker.catalog.head("a"))
+    desk.client.create(desk.layout.queue("a"), node.encode(), makepath=True)
 
 
 def test_a_deleted_queue_is_gone_until_it_is_sent_to(local: OperatorDesk) -> None:
@@ -61,7 +68,7 @@ def test_an_interrupted_deletion_can_be_repeated(local: OperatorDesk) -> None:
     """Killed after the mark, or after the broker's part: the same command completes it. Until then
     `qdo queues` names it."""
     local.send(1, queue="a")
-    work(local)
+    be_done(local)
     queue_admin.retire(local.client, local.layout, "a")
     assert local.node("a").deleted
     (item,) = local.items("queues")
@@ -78,7 +85,7 @@ def test_an_interrupted_deletion_can_be_repeated(local: OperatorDesk) -> None:
 def test_a_failed_deletion_is_logged_with_its_undoing(local: OperatorDesk) -> None:
     """Each change has its entry, the first one before any message is deleted."""
     local.send(1, queue="a")
-    work(local)
+    be_done(local)
     plan = plan_deletion(local.client, local.layout, local.broker, "a")
     local.send(2, queue="a")
     with pytest.raises(QueueNotEmptyError):
@@ -126,7 +133,7 @@ def test_a_queue_that_was_used_again_keeps_its_progress(
 ) -> None:
     """An operator who stalls between the two stores does not delete what is new in one of them."""
     local.send(1, queue="a")
-    work(local)
+    be_done(local)
     plan = plan_deletion(local.client, local.layout, local.broker, "a")
     delete_queue = local.broker.delete_queue
 
@@ -155,7 +162,7 @@ def test_a_queue_that_no_worker_has_seen(local: OperatorDesk) -> None:
 def test_a_queue_without_room_says_so(local: OperatorDesk) -> None:
     """Where names arrive past the limit of senders, `qdo queues` has the reason."""
     local.send(1, queue="a")
-    work(local)
+    be_done(local)
     local.send(1, queue="b")
     shown = local.qdo("queues", "-o", "json", QDO_MAX_QUEUES="1").items()
     faults = {each["queue"]: each["fault"] for each in shown}

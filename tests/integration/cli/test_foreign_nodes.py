@@ -93,9 +93,7 @@ def client(cli: Run, coordinator_url: str) -> Iterator[Client]:
 
 def test_queues_shows_each_with_its_reason(cli: Run, client: Client) -> None:
     """One that cannot be read hides no other."""
-    ended = cli("queues", "-o", "json")
-    assert ended.code == 0
-    items = {item["queue"]: item for item in json.loads(ended.out)["items"]}
+    items = {item["queue"]: item for item in cli("queues", "-o", "json").items()}
     assert {name for name, item in items.items() if item["fault"]} == {
         "giant",
         "deep",
@@ -124,10 +122,9 @@ def test_queues_shows_the_rest_beside_a_protected_folder(
     client.set(LAYOUT.queue("good"), QueueNode(last=5, owner="worker-0000000000").encode())
     client.set_acls(folder, NOBODY)
     ended = cli("queues", "-o", "json")
-    assert ended.code == 4
+    items = {item["queue"]: item for item in ended.items(4)}
     assert folder in ended.err
     assert missing in ended.err
-    items = {item["queue"]: item for item in json.loads(ended.out)["items"]}
     assert (items["good"]["last"], items["good"]["backlog"]) == ("5", 1)
     assert items["good"]["owner_gone"] is (None if folder == LAYOUT.workers else False)
     # Only the coordinator has this queue.
@@ -173,9 +170,7 @@ def test_queues_names_a_worker_that_claims_nothing(cli: Run, client: Client) -> 
 
 def test_workers_names_those_that_get_no_queues(cli: Run, client: Client) -> None:
     """A node without a session is not a worker, and a protected one gets no queues."""
-    ended = cli("workers", "-o", "json")
-    assert ended.code == 0
-    faults = {item["worker"]: item["fault"] for item in json.loads(ended.out)["items"]}
+    faults = {item["worker"]: item["fault"] for item in cli("workers", "-o", "json").items()}
     assert faults["worker-0000000000"] is None
     assert "NoAuthError" in faults["worker-0000000001"]
     assert "no session" in faults["worker-0000000002"]
@@ -187,9 +182,7 @@ def test_workers_names_those_that_get_no_queues(cli: Run, client: Client) -> Non
 def test_tree_shows_the_rest(cli: Run, client: Client) -> None:
     """Folders that cannot be listed, too."""
     client.set_acls(LAYOUT.assignments, NOBODY)
-    ended = cli("admin tree", "-o", "json")
-    assert ended.code == 0
-    values = {item["path"]: item["value"] for item in json.loads(ended.out)["items"]}
+    values = {item["path"]: item["value"] for item in cli("admin tree", "-o", "json").items()}
     assert "NoAuthError" in values[LAYOUT.queue("secret")]
     assert values[LAYOUT.queue("null")] == ""
     assert cli("admin tree").code == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from qdo.queues import QueueFilter
 from tests.support.cli import Run
 from tests.support.commands import COMMANDS
 from tests.support.coordinator_process import connected
+from tests.support.fakes.dead_letters import dead_letter
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
 POSITION = 135471512647131000
@@ -265,19 +265,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 
 def letter() -> DeadLetterRecord:
-    return DeadLetterRecord(
-        queue=HOSTILE_NAME,
-        position=POSITION,
-        body=json.dumps({"n": TEXT}).encode(),
-        key=TEXT,
-        headers=json.dumps({"h": TEXT}),
-        error=TEXT,
-        traceback=f"Traceback:\n{TEXT}",
-        attempts=10,
-        worker=TEXT,
-        fence=3,
-        dead_at=time.time(),
-    )
+    texts = dict.fromkeys(("key", "error", "worker"), TEXT) | {"traceback": f"Traceback:\n{TEXT}"}
+    body, headers = json.dumps({"n": TEXT}).encode(), json.dumps({"h": TEXT})
+    return dead_letter(HOSTILE_NAME, POSITION, body=body, headers=headers, **texts)
 
 
 @pytest.fixture
@@ -319,7 +309,7 @@ def test_json_is_exact(cli: Run) -> None:
     """
     ended = cli("dead-letters", "-o", "json")
     assert unsafe(ended.out) == set()
-    [item] = json.loads(ended.out)["items"]
+    [item] = ended.items()
     assert item["queue"] == HOSTILE_NAME
     assert item["body"] == {"n": TEXT}
     assert item["error"] == TEXT

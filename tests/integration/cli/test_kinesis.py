@@ -213,13 +213,11 @@ def test_a_shard_without_its_position_is_named(qdo: Run, work: Run, tmp_path: Pa
     work()
     with connected(f"sqlite:{tmp_path}/qdo-data/coordination.db") as client:
         client.set(Layout.of("a").queue(SHARD), QueueNode(last=OLD, position="7").encode())
-    shown = qdo("queues", "-o", "json")
-    assert shown.code == 0, shown.err
-    items = {each["queue"]: each for each in json.loads(shown.out)["items"]}
+    items = {each["queue"]: each for each in qdo("queues", "-o", "json").items()}
     assert f"qdo seek {SHARD} earliest --yes" in items[SHARD]["fault"]
     assert items[OTHER]["fault"] is None
     shown = qdo("queues", "-o", "json", options="trimmed=oldest")
-    assert [each["fault"] for each in json.loads(shown.out)["items"]] == [None, None]
+    assert [each["fault"] for each in shown.items()] == [None, None]
 
 
 @pytest.mark.slow
@@ -229,10 +227,8 @@ def test_one_unreadable_shard_hides_no_other(
 ) -> None:
     """Nor does it hold up the list for long: it is asked for a few times only."""
     proxy.spoil(fault, "GetShardIterator", name=SHARD, count=0, seconds=11)
-    ended = qdo("queues", "-o", "json")
+    items = {each["queue"]: each for each in qdo("queues", "-o", "json").items(4)}
     assert len(proxy.log("GetShardIterator")) <= 6  # of both shards
-    assert ended.code == 4, ended.err
-    items = {each["queue"]: each for each in json.loads(ended.out)["items"]}
     assert items[SHARD]["error"] is not None
     assert items[OTHER]["error"] is None
 

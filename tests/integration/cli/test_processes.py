@@ -108,31 +108,20 @@ def test_no_room_for_the_file(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 
-    ended = command(
-        *QDO,
-        "send",
-        "--app",
-        "a",
-        "--file",
-        "-",
-        "--queue-field",
-        "q",
-        cwd=tmp_path,
-        stdin=lines * 20_000,
-        preexec=limit,
-    )
+    words = ("send", "--app", "a", "--file", "-", "--queue-field", "q")
+    ended = command(*QDO, *words, cwd=tmp_path, stdin=lines * 20_000, preexec=limit)
     assert ended.code in (1, 3)
-    count, error = ended.err.splitlines()
-    words = count.split()
-    assert words[0] == "sent"
+    told, error = ended.err.splitlines()
+    count = told.split()[1]
+    assert told == f"sent {count} messages, up to line {count} of standard input"
     assert error.startswith("qdo: database qdo-data/messages.db")
     path = tmp_path / "qdo-data" / "messages.db"
     database = sqlite3.connect(path)
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     database.close()
     listed = command(*QDO, "queues", "--app", "a", "-o", "jsonl", cwd=tmp_path)
-    assert f'"backlog": {words[1]},' in listed.out
-    assert 0 < int(words[1]) < 20_000
+    assert f'"backlog": {count},' in listed.out
+    assert 0 < int(count) < 20_000
 
 
 def closed_port() -> int:

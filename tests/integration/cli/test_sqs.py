@@ -12,11 +12,9 @@ import pytest
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
-from tests.support.cli import WORKER, Ended, command, run_in
+from tests.support.cli import WORKER, Ended, Run, command, run_in
 
 REGION = "eu-west-1"
-
-Send = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -31,15 +29,24 @@ def sqs(moto_url: str) -> Any:
 
 
 @pytest.fixture
-def send(proxy: Proxy, aws_prefix: str, tmp_path: Path) -> Send:
-    """Run `qdo send` to the queues of this test."""
+def qdo(proxy: Proxy, aws_prefix: str, tmp_path: Path) -> Run:
+    """Run `qdo` on the queues of this test."""
 
     def call(*arguments: str, **options: Any) -> Ended:
         given = {"endpoint": proxy.url, **options}
         text = "&".join(f"{name}={value}" for name, value in given.items())
         url = f"sqs://{REGION}/{aws_prefix}?{text}"
-        places = {"QDO_APP": "a", "QDO_BROKER": url}
-        ended = run_in(tmp_path, "send", *arguments, env=places)
+        return run_in(tmp_path, *arguments, env={"QDO_APP": "a", "QDO_BROKER": url})
+
+    return call
+
+
+@pytest.fixture
+def send(qdo: Run) -> Run:
+    """Run `qdo send` to the queues of this test."""
+
+    def call(*arguments: str, **options: Any) -> Ended:
+        ended = qdo("send", *arguments, **options)
         assert ended.err.count("\n") <= 2, ended.err  # a file adds how much was sent
         return ended
 
@@ -56,7 +63,7 @@ def made(sqs: Any, aws_prefix: str) -> Callable[[str], str]:
     return make
 
 
-def test_sending(send: Send, sqs: Any, made: Callable[[str], str]) -> None:
+def test_sending(send: Run, sqs: Any, made: Callable[[str], str]) -> None:
     """With key, headers and delay; bytes too; the id that is printed is the one of SQS."""
     url = made("a")
     done = send("a", '{"n": 1}', "--key", "k", "--header", "x=y")
@@ -70,7 +77,7 @@ def test_sending(send: Send, sqs: Any, made: Callable[[str], str]) -> None:
 
 
 def test_a_file_is_sent_by_ten(
-    send: Send, sqs: Any, made: Callable[[str], str], proxy: Proxy, tmp_path: Path
+    send: Run, sqs: Any, made: Callable[[str], str], proxy: Proxy, tmp_path: Path
 ) -> None:
     """One queue for each value of a field; the order within a queue is that of the file."""
     urls = {name: made(f"{name}.fifo") for name in "ab"}
@@ -89,7 +96,7 @@ def test_a_file_is_sent_by_ten(
 # --- errors -------------------------------------------------------------------------
 
 
-def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
+def test_no_permission(send: Run, proxy: Proxy, made: Callable[[str], str]) -> None:
     """The error names action and queue; a sender needs no permission to list queues."""
     made("a")
     proxy.spoil("denied", "ListQueues", count=0)
@@ -110,14 +117,14 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
     ],
 )
 def test_what_cannot_be_sent(
-    send: Send, arguments: list[str], options: dict[str, str], code: int, words: str
+    send: Run, arguments: list[str], options: dict[str, str], code: int, words: str
 ) -> None:
     """An error of the broker is one line, and has the exit code of its class."""
     assert words in send(*arguments, **options).refusal(code)
 
 
 def test_lines_that_were_not_sent_are_named(
-    send: Send, made: Callable[[str], str], tmp_path: Path
+    send: Run, made: Callable[[str], str], tmp_path: Path
 ) -> None:
     """Those of a queue that does not exist; the others are sent."""
     made("a")
@@ -172,35 +179,32 @@ def test_without_what_it_needs(tmp_path: Path, url: str, module: str) -> None:
 
 @pytest.mark.parametrize("fault", ["denied", "unavailable"])
 def test_one_unreadable_queue_hides_no_other(
-    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, tmp_path: Path, fault: str
+    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, qdo: Run, fault: str
 ) -> None:
     """Its row has the reason, and the exit code tells that something is missing."""
     made("a")
     made("b")
-    env = {"QDO_APP": "a", "QDO_BROKER": f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"}
     proxy.spoil(fault, "GetQueueAttributes", name=f"{aws_prefix}a", count=0)
-    ended = run_in(tmp_path, "queues", "-o", "json", env=env)
-    assert ended.code == 4, ended.err
-    items = {each["queue"]: each for each in json.loads(ended.out)["items"]}
+    ended = qdo("queues", "-o", "json")
+    items = {each["queue"]: each for each in ended.items(4)}
     assert (items["a"]["backlog"], items["b"]["backlog"]) == (None, 0)
     assert "sqs:GetQueueAttributes" in items["a"]["error"] or "region" in items["a"]["error"]
     assert items["b"]["error"] is None
     assert items["b"]["retention_seconds"] > 86_400
     assert ended.err.splitlines()[-1].endswith("not: a, see ERROR")
-    table = run_in(tmp_path, "queues", env=env)
+    table = qdo("queues")
     assert (table.code, "ERROR" in table.out.splitlines()[0]) == (4, True)
     proxy.clear()
-    ended = run_in(tmp_path, "queues", env=env)
+    ended = qdo("queues")
     assert (ended.code, "ERROR" in ended.out) == (0, False)
 
 
 def test_unknown_dead_letters_hide_no_queue(
-    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, tmp_path: Path
+    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, qdo: Run
 ) -> None:
     """They are in a queue of their own, which may have other permissions."""
     made("a")
     made("dead-letters")
-    env = {"QDO_APP": "a", "QDO_BROKER": f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"}
     proxy.spoil("denied", "GetQueueAttributes", name=f"{aws_prefix}dead-letters", count=0)
-    (item,) = run_in(tmp_path, "queues", "-o", "json", env=env).items(4)
+    (item,) = qdo("queues", "-o", "json").items(4)
     assert (item["queue"], item["backlog"], item["dead_letters"]) == ("a", 0, None)
