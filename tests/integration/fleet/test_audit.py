@@ -16,8 +16,6 @@ from kazoo.security import ACL, Id, Permissions
 
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.coordination import queue_admin, transactions
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
@@ -31,7 +29,7 @@ from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import Chores
-from tests.support.cli import QDO, command
+from tests.support.cli import QDO, Run, command
 from tests.support.coordinator_process import connected
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet
@@ -47,7 +45,10 @@ def action_log_chore() -> SurplusChore:
 
 
 @pytest.fixture
-def client(outsider: Client) -> Client:
+def client(outsider: Client, coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """The coordinator of an app with one queue, which all commands use."""
+    monkeypatch.setenv("QDO_APP", "shop")
+    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
     for path in LAYOUT.persistent:
         outsider.ensure_path(path)
     outsider.create(LAYOUT.queue("orders"), QueueNode(last=7).encode())
@@ -63,17 +64,14 @@ def count(client: Client) -> int:
     return len(client.get_children(LOG))
 
 
-def test_changed_documents_have_an_entry_each(
-    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_documents_have_an_entry_each(client: Client, cli: Run) -> None:
     """A change that is refused has none."""
-    app = ("--app", "shop", "--coordinator", coordinator_url)
-    put = ["documents", "put", *app, "plans", "acme"]
-    assert run(qdo, "qdo", [*put, "1", "--reason", "new plan"]) == 0
-    assert run(qdo, "qdo", [*put, "2"]) == 0
-    assert run(qdo, "qdo", [*put, "3", "--create"]) == 5
-    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme", "--yes"]) == 0
-    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme", "--yes"]) == 6
+    put = ("documents", "put", "plans", "acme")
+    assert cli(*put, "1", "--reason", "new plan").code == 0
+    assert cli(*put, "2").code == 0
+    assert cli(*put, "3", "--create").code == 5
+    assert cli("documents", "delete", "plans", "acme", "--yes").code == 0
+    assert cli("documents", "delete", "plans", "acme", "--yes").code == 6
     found = read_entries(client, LAYOUT, limit=10)
     assert [(each.command, each.target, each.before, each.reason) for each in found] == [
         ("documents delete", "plans/acme", {"version": 2}, ""),
@@ -82,11 +80,10 @@ def test_changed_documents_have_an_entry_each(
     ]
 
 
-def test_pauses_and_their_ends_have_an_entry_each(client: Client, coordinator_url: str) -> None:
-    app = ("--app", "shop", "--coordinator", coordinator_url)
-    assert run(qdo, "qdo", ["pause", *app, "orders", "--no-wait", "--reason", "disk full"]) == 0
-    assert run(qdo, "qdo", ["resume", *app, "orders", "--reason", "more room"]) == 0
-    assert run(qdo, "qdo", ["resume", *app, "orders"]) == 6
+def test_pauses_and_their_ends_have_an_entry_each(client: Client, cli: Run) -> None:
+    assert cli("pause", "orders", "--no-wait", "--reason", "disk full").code == 0
+    assert cli("resume", "orders", "--reason", "more room").code == 0
+    assert cli("resume", "orders").code == 6
     ended, paused = read_entries(client, LAYOUT, limit=10)
     assert (paused.command, paused.target, paused.reason) == ("pause", "orders", "disk full")
     assert (ended.command, ended.target, ended.reason) == ("resume", "orders", "more room")
@@ -104,10 +101,10 @@ def test_a_change_has_its_entry_even_if_stdout_is_full(
         app.send("orders", 1)
         record = DeadLetterRecord("orders", 1, b"1", None, None, "no", "", 1, "w", 1, time.time())
         app.broker.dead_letters.store(record)
-    where = ("--app", "shop", "--coordinator", coordinator_url, "--broker", broker_url)
+    places = {"QDO_APP": "shop", "QDO_COORDINATOR": coordinator_url, "QDO_BROKER": broker_url}
     with open("/dev/full", "wb") as full:
-        arguments = ("dead-letters", verb, "orders", "--all", "--yes", *where)
-        ended = command(*QDO, *arguments, cwd=tmp_path, stdout=full)
+        arguments = ("dead-letters", verb, "orders", "--all", "--yes")
+        ended = command(*QDO, *arguments, cwd=tmp_path, stdout=full, env=places)
     assert ended.code == 1
     [entry] = read_entries(client, LAYOUT, limit=9)
     assert (entry.command, entry.target) == (f"dead-letters {verb}", "orders")
@@ -269,14 +266,7 @@ def test_the_newest_entries_come_first(client: Client) -> None:
     assert found.id == old
 
 
-def test_a_forged_entry_costs_only_itself(
-    client: Client,
-    coordinator_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("QDO_APP", "shop")
-    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
+def test_a_forged_entry_costs_only_itself(client: Client, cli: Run) -> None:
     for number, data in enumerate((b"", b"null", b"\xff", b"[" * 5000, b'{"command": []}')):
         add(client, 1000.0 + number, data)
     client.create(f"{LOG}/zoo", b'{"command": "seek", "to": {"a": "\\u001b[31m"}}')
@@ -285,15 +275,13 @@ def test_a_forged_entry_costs_only_itself(
     acl = [ACL(Permissions.ALL, Id("digest", "a:b"))]
     client.set_acls(LAYOUT.fleet.log_entry(protected), acl)
     seek(client)
-    assert run(qdo, "qdo", ["audit", "-o", "json"]) == 0
-    printed = capsys.readouterr().out
-    items = {each["id"]: each for each in json.loads(printed)["items"]}
+    items = {each["id"]: each for each in cli("audit", "-o", "json").items()}
     assert len(items) == 9
     faults = {each["command"] for each in items.values() if each["fault"] is None}
     assert faults == {"seek"}
     assert items[protected]["fault"]
-    assert run(qdo, "qdo", ["audit"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    ended = cli("audit")
+    assert (ended.code, "\x1b" in ended.out) == (0, False)
 
 
 # --- the leader's chore --------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 import time
@@ -14,8 +13,6 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from kazoo.security import ACL, Id, Permissions
 
 from qdo import App
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.fleet.audit_entries import AuditEntry
@@ -29,10 +26,13 @@ from qdo.fleet.chores import (
 )
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import Chores
+from tests.support.cli import Run
+from tests.support.fakes.clocks import SettableClock
 from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.processes import wait_until
 
 LOCKS = LAYOUT.fleet.locks
+NO_RIGHTS = [ACL(Permissions.ALL, Id("digest", "a:b"))]
 CHORES = ["lost-actions", "action-outputs", "action-log", "format-level", "live-settings"]
 
 
@@ -49,26 +49,16 @@ def app(coordinator_url: str) -> Iterator[App]:
         yield app
 
 
-class SetClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 def fence(client: Client) -> CheckOp:
     return CheckOp(LAYOUT.rebalancer, client.exists(LAYOUT.rebalancer).version)
 
 
-def later(chore: EmptyLocksChore, client: Client, now: SetClock, seconds: float) -> int:
-    now.seconds += seconds
+def later(chore: EmptyLocksChore, client: Client, now: SettableClock[float], seconds: float) -> int:
+    now.now += seconds
     return chore(client, LAYOUT, fence(client))
 
 
-# --- locks that nobody uses --------------------------------------------------------------
+# --- locks without a use --------------------------------------------------------------
 
 
 def test_a_lock_is_deleted_an_hour_after_its_last_use(client: Client, app: App) -> None:
@@ -76,7 +66,7 @@ def test_a_lock_is_deleted_an_hour_after_its_last_use(client: Client, app: App) 
     for name in ("idle", "often"):
         with app.lock(name):
             pass
-    now = SetClock()
+    now = SettableClock(1000.0)
     chore = EmptyLocksChore(now)
     with app.lock("held"):
         assert later(chore, client, now, 0) == 0
@@ -95,7 +85,7 @@ def test_a_deleted_lock_is_made_again(client: Client, app: App) -> None:
     """Also by a process that has used it before, with a larger fence."""
     with app.lock("export") as first:
         pass
-    now = SetClock()
+    now = SettableClock(1000.0)
     chore = EmptyLocksChore(now)
     later(chore, client, now, 0)
     assert later(chore, client, now, IDLE_SECONDS) == 1
@@ -132,10 +122,10 @@ def test_locks_work_while_their_folders_are_deleted(client: Client, app: App) ->
 def test_a_deposed_leader_deletes_no_lock(client: Client, app: App) -> None:
     with app.lock("export"):
         pass
-    now, old = SetClock(), fence(client)
+    now, old = SettableClock(1000.0), fence(client)
     chore = EmptyLocksChore(now)
     chore(client, LAYOUT, old)
-    now.seconds += IDLE_SECONDS
+    now.now += IDLE_SECONDS
     client.set(LAYOUT.rebalancer, b'{"worker": "worker-0000000002"}')
     assert chore(client, LAYOUT, old) == 0
     assert chore(client, LAYOUT, fence(client)) == 1
@@ -146,9 +136,8 @@ def test_hostile_folders_cost_only_themselves(client: Client, app: App) -> None:
         pass
     client.create(f"{LOCKS}/foreign/x/y", b"null", makepath=True)
     client.create(f"{LOCKS}/protected")
-    nobody = [ACL(Permissions.ALL, Id("digest", "a:b"))]
-    client.set_acls(f"{LOCKS}/protected", nobody)
-    now = SetClock()
+    client.set_acls(f"{LOCKS}/protected", NO_RIGHTS)
+    now = SettableClock(1000.0)
     chore = EmptyLocksChore(now)
     later(chore, client, now, 0)
     assert later(chore, client, now, IDLE_SECONDS) >= 1
@@ -165,8 +154,7 @@ def test_each_change_is_passed_on_once(client: Client) -> None:
     log, kept = LAYOUT.fleet.log_entry, []
     client.create(log("1000000000000-0123abcd"), b'{"command": "seek"}')
     client.create(log("forged"), b"null")
-    nobody = [ACL(Permissions.ALL, Id("digest", "a:b"))]
-    client.create(log("1000000000001-0123abcd"), b'{"command": "seek"}', acl=nobody)
+    client.create(log("1000000000001-0123abcd"), b'{"command": "seek"}', acl=NO_RIGHTS)
 
     def keep(entry: AuditEntry) -> bool:
         kept.append(entry.id)
@@ -187,33 +175,28 @@ def test_each_change_is_passed_on_once(client: Client) -> None:
 # --- records -----------------------------------------------------------------------------
 
 
-def listed(coordinator_url: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def listed(cli: Run, coordinator_url: str) -> tuple[str, str]:
     """Return status and sentence of the check of `qdo doctor`."""
-    capsys.readouterr()
-    arguments = ["--app", "fleet", "--coordinator", coordinator_url, "-o", "json"]
-    assert run(qdo, "qdo", ["doctor", *arguments]) in (0, 1)
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed
-    (found,) = (each for each in json.loads(printed)["items"] if each["check"] == "chores")
+    ended = cli("doctor", "--app", "fleet", "--coordinator", coordinator_url, "-o", "json")
+    assert ended.code in (0, 1)
+    assert "\x1b" not in ended.out
+    (found,) = (each for each in ended.items(ended.code) if each["check"] == "chores")
     return found["status"], found["reason"]
 
 
-def test_the_leader_writes_down_its_chores(
-    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert listed(coordinator_url, capsys)[0] == "ok"
+def test_the_leader_writes_down_its_chores(client: Client, coordinator_url: str, cli: Run) -> None:
+    assert listed(cli, coordinator_url)[0] == "ok"
     fleet = MemberFleet(coordinator_url)
     try:
         member, _ = fleet.join()
         wait_until(member.leader.is_leader, "the member leads")
         client.create(LAYOUT.fleet.log_entry("1000000000000-0123abcd"), b"")
         Chores(CurrentMember(member)).step(member)
-        status, said = listed(coordinator_url, capsys)
+        status, said = listed(cli, coordinator_url)
         assert status == "ok"
         assert re.fullmatch(rf"{member.name} did \d+ chores \d+s ago, and deleted 1 node", said)
         client.create(LAYOUT.fleet.log_entry("1000000000001-0123abcd"), b"")
-        nobody = [ACL(Permissions.ALL, Id("digest", "a:b"))]
-        client.set_acls(LAYOUT.fleet.actionoutput, nobody)
+        client.set_acls(LAYOUT.fleet.actionoutput, NO_RIGHTS)
         began = time.time()
         Chores(CurrentMember(member)).step(member)
         records, _ = read_records(client, LAYOUT)
@@ -222,7 +205,7 @@ def test_the_leader_writes_down_its_chores(
         assert (found["action-log"].deleted, found["action-log"].fault) == (1, None)
         assert LAYOUT.fleet.actionoutput in (found["action-outputs"].fault or "")
         assert {each.leader for each in records} == {member.name}
-        status, said = listed(coordinator_url, capsys)
+        status, said = listed(cli, coordinator_url)
         assert (status, "action-outputs (" in said) == ("warning", True)
         assert all(began - 1 < (each.at or 0) <= time.time() for each in records)
     finally:
@@ -250,10 +233,8 @@ FORGED = (
 )
 
 
-def test_forged_records(
-    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forged_records(client: Client, coordinator_url: str, cli: Run) -> None:
     client.ensure_path(LAYOUT.fleet.chores)
     for data in FORGED:
         client.set(LAYOUT.fleet.chores, data)
-        assert listed(coordinator_url, capsys)[0] in ("ok", "unknown", "warning"), data[:80]
+        assert listed(cli, coordinator_url)[0] in ("ok", "unknown", "warning"), data[:80]

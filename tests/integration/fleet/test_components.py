@@ -14,14 +14,12 @@ from kazoo.security import ACL, Id, Permissions
 
 from qdo import App
 from qdo._version import FORMAT_LEVEL, __version__
-from qdo.cli.framework import run
-from qdo.cli.main import qdo
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QueueNameError
 from qdo.fleet.components import read_components
 from qdo.fleet.locks import CoordinatorLocks
-from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.cli import QDO, WORKER, Run, clean_environment, command
 from tests.support.coordinator_process import connected
 from tests.support.processes import Proc, wait_until
 from tests.support.zookeeper import Ensemble
@@ -46,22 +44,17 @@ def settings(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 ADDRESS = "10.0.0.7:8001"
 
 
-def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], str]:
+def listed(cli: Run) -> tuple[list[dict[str, Any]], str]:
     """Return the listed processes, and what was printed on stderr."""
-    capsys.readouterr()
-    assert run(qdo, "qdo", ["workers", "--all", "-o", "json"]) == 0
-    printed = capsys.readouterr()
-    return json.loads(printed.out)["items"], printed.err
+    ended = cli("workers", "--all", "-o", "json")
+    return ended.items(), ended.err
 
 
 def test_processes_describe_themselves(
-    settings: dict[str, str],
-    outsider: Client,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, str], outsider: Client, tmp_path: Path, cli: Run
 ) -> None:
     """With the parent that started them; a job that runs counts as busy."""
-    items, hint = listed(capsys)
+    items, hint = listed(cli)
     assert items == []
     assert hint.startswith("hint: no process")
     (tmp_path / "work.py").write_text(JOB)
@@ -82,7 +75,7 @@ def test_processes_describe_themselves(
             lambda: sorted(each.busy or 0 for each in read_components(outsider, LAYOUT)) == [0, 1],
             "one of two processes is busy",
         )
-        items, hint = listed(capsys)
+        items, hint = listed(cli)
         assert hint == ""
         for item in items:
             assert item["kind"] == "worker"
@@ -114,13 +107,13 @@ def test_no_queue_has_an_owner_that_is_gone(
 
 
 def test_versions_that_differ_are_named(
-    settings: dict[str, str], outsider: Client, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], outsider: Client, cli: Run
 ) -> None:
     for version, level in (("0.1.0", 1), ("0.2.0", 2), ("0.2.0", 2), ("0.2.0", "x")):
         value = json.dumps({"host": "a", "version": version, "level": level}).encode()
         outsider.create(f"{WORKERS}/a-", value, ephemeral=True, sequence=True, makepath=True)
     outsider.create(f"{LAYOUT.components}/client/b-1", b"{}", ephemeral=True, makepath=True)
-    items, hint = listed(capsys)
+    items, hint = listed(cli)
     assert [item["kind"] for item in items] == ["client", *["worker"] * 4]
     assert "0.1.0 (level 1) in 1 of 4 processes, 0.2.0 (level 2) in 2 of 4 processes" in hint
     assert "0.2.0 (level unknown) in 1 of 4 processes" in hint
@@ -221,34 +214,34 @@ HOSTILE = (
 
 
 def test_a_hostile_node_costs_only_its_row(
-    settings: dict[str, str], outsider: Client, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], outsider: Client, cli: Run
 ) -> None:
     for number, data in enumerate(HOSTILE):
         outsider.create(f"{WORKERS}/bad-{number}", data, makepath=True)
     outsider.create(f"{WORKERS}/good", b'{"host": "h", "pid": 7}', ephemeral=True)
-    (*bad, good), _ = listed(capsys)
+    (*bad, good), _ = listed(cli)
     assert len(bad) == len(HOSTILE)
     assert all(each["fault"] for each in bad)
     assert (good["host"], good["pid"], good["fault"]) == ("h", 7, None)
-    assert run(qdo, "qdo", ["workers", "--all"]) == 0
+    assert cli("workers", "--all").code == 0
 
 
 def test_a_protected_node_is_listed_with_its_fault(
-    settings: dict[str, str], outsider: Client, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], outsider: Client, cli: Run
 ) -> None:
     acl = [ACL(Permissions.ALL, Id("digest", "a:b"))]
     outsider.ensure_path(WORKERS)
     outsider.create(f"{WORKERS}/bad", b"{}", acl=acl, ephemeral=True)
     outsider.create(f"{LAYOUT.components}/lonely", b"not a folder")
-    [item], _ = listed(capsys)
+    [item], _ = listed(cli)
     assert "ACL" in item["fault"]
 
 
 def test_a_process_that_holds_a_lock_is_listed(
-    settings: dict[str, str], coordinator_url: str, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], coordinator_url: str, cli: Run
 ) -> None:
     """A script or a web server: no worker, but a process with nodes."""
     with App("shop", coordinator=coordinator_url) as app, app.lock("export"):
-        [item], _ = listed(capsys)
+        [item], _ = listed(cli)
         assert (item["kind"], item["pid"], item["level"]) == ("client", os.getpid(), FORMAT_LEVEL)
         assert item["fault"] is None

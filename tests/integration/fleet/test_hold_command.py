@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -39,6 +40,15 @@ class HoldRuns(AppRuns):
     def hold(self, *arguments: str) -> Proc:
         argv = (*QDO, "pause", "plain-*", "--session-timeout-seconds", "2", *arguments)
         return Proc.python(*argv, cwd=self.folder, env=self.environment)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[Proc]:
+        """Hold the queues of a worker for a command that notes SIGTERM, and is in its section."""
+        self.work()
+        self.works(0)
+        with self.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
+            holder.wait_for_line("^inside$")
+            yield holder
 
     def told(self) -> bool:
         """Whether the command within a section received SIGTERM."""
@@ -80,10 +90,7 @@ def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> No
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
 def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, frozen: bool) -> None:
     """The holder killed or frozen: the queues continue, and the command is told to end."""
-    runs.work()
-    runs.works(0)
-    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
-        holder.wait_for_line("^inside$")
+    with runs.inside() as holder:
         if frozen:
             freeze(holder.pid, runs.coordinator)
         else:
@@ -100,10 +107,7 @@ def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, fro
 
 
 def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
-    runs.work()
-    runs.works(0)
-    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
-        holder.wait_for_line("^inside$")
+    with runs.inside() as holder:
         holder.send(signal.SIGTERM)
         assert holder.wait() == 9
     assert runs.told()
@@ -113,10 +117,7 @@ def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
 def test_the_command_ends_when_an_operator_ends_its_section(
     runs: HoldRuns, outsider: Client
 ) -> None:
-    runs.work()
-    runs.works(0)
-    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
-        holder.wait_for_line("^inside$")
+    with runs.inside() as holder:
         (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
         ended = runs.qdo("resume", "--yes", "--id", hold.id)
         assert ended.code == 0

@@ -200,7 +200,6 @@ def test_a_proposal_of_a_dead_operator_is_replaced(runs: AppRuns, qdo: Run) -> N
 
 
 def test_history_and_rollback(runs: AppRuns, qdo: Run) -> None:
-    start(runs)
     assert qdo("settings", "apply", "-", stdin="# by the CRM team\nfetch = 3\n").code == 0
     assert qdo("settings", "set", "attempts", "4").code == 0
     assert qdo("settings", "unset", "fetch").code == 0

@@ -36,9 +36,12 @@ def client(outsider: Client) -> Client:
     return outsider
 
 
+def fence(client: Client) -> CheckOp:
+    return CheckOp(LAYOUT.rebalancer, client.exists(LAYOUT.rebalancer).version)
+
+
 def clean(client: Client) -> int:
-    version = client.exists(LAYOUT.rebalancer).version
-    return LostActionsChore()(client, LAYOUT, CheckOp(LAYOUT.rebalancer, version))
+    return LostActionsChore()(client, LAYOUT, fence(client))
 
 
 def entries(client: Client) -> list[AuditEntry]:
@@ -81,7 +84,7 @@ def test_nothing_is_asked_of_gone_workers(client: Client) -> None:
 def test_a_deposed_leader_ends_nothing(client: Client) -> None:
     ask(client, GONE)
     client.delete(LAYOUT.worker(GONE))
-    old = CheckOp(LAYOUT.rebalancer, client.exists(LAYOUT.rebalancer).version)
+    old = fence(client)
     client.set(LAYOUT.rebalancer, b"{}")
     assert LostActionsChore()(client, LAYOUT, old) == 0
     assert entries(client) == []
@@ -101,9 +104,7 @@ def test_forged_nodes_of_gone_workers_cost_only_themselves(client: Client) -> No
     acl = [ACL(Permissions.ALL, Id("digest", "a:b"))]
     client.set_acls(f"{folder}/{protected}", acl)
     client.create(FLEET.actions_of("zoo"), b"")
-    chore = LostActionsChore()
-    version = client.exists(LAYOUT.rebalancer).version
-    assert chore(client, LAYOUT, CheckOp(LAYOUT.rebalancer, version)) == 5
+    assert clean(client) == 5
     assert client.get_children(folder) == [deep]
     assert client.get_children(FLEET.actions) == [GONE]
     assert client.get(FLEET.log_entry(taken))[0] == b'{"command": "seek"}'
@@ -117,7 +118,6 @@ def test_old_outputs_are_deleted(client: Client) -> None:
     names = [entry_name(now - 100 + n, "0" * 8) for n in range(MAX_OUTPUTS + 5)]
     for name in (old, *names):
         client.create(f"{FLEET.actionoutput}/{name}", b"stack")
-    fence = CheckOp(LAYOUT.rebalancer, client.exists(LAYOUT.rebalancer).version)
     chore = SurplusChore(lambda layout: layout.fleet.actionoutput, old_outputs)
-    assert chore(client, LAYOUT, fence) == 6
+    assert chore(client, LAYOUT, fence(client)) == 6
     assert sorted(client.get_children(FLEET.actionoutput)) == names[5:]
