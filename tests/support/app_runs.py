@@ -134,6 +134,18 @@ class OperatorDesk(AppRuns):
         path.touch()
         return path
 
+    def begin_first(self, *bodies: Any, **options: Any) -> tuple[list[str], Path, int]:
+        """Start a worker that is in the job of the first of some messages.
+
+        :return: their ids, the file that lets this job wait, and the process of the job.
+        """
+        ids = self.send(*bodies)
+        held = self.hold(bodies[0])
+        self.work(**options)
+        self.wait_for(bodies[0])
+        (process,) = self.pids()
+        return ids, held, process
+
     def resist(self) -> None:
         """Let jobs continue when the worker ends their attempts."""
         (self.folder / "stubborn").touch()

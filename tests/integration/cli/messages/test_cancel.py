@@ -108,11 +108,7 @@ def test_a_message_may_have_run_at_a_dead_owner(desk: OperatorDesk) -> None:
 
 def test_a_worker_killed_before_it_answers(desk: OperatorDesk) -> None:
     """The command asks the next owner, or changes the node itself."""
-    ids = desk.send(1, 2, 3, 4)
-    held = desk.hold(1)
-    worker = desk.work()
-    desk.wait_for(1)
-    (process,) = desk.pids()
+    ids, held, process = desk.begin_first(1, 2, 3, 4)
     with paused(process, desk.broker_url, desk.coordinator):
         command = desk.begin("cancel", "--yes", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
         wait_until(lambda: desk.requests() == 1, "the request")
@@ -121,17 +117,12 @@ def test_a_worker_killed_before_it_answers(desk: OperatorDesk) -> None:
     assert outcomes_of(command) == ["cancelled", "cancelled"]
     held.unlink()
     desk.wait_done()
-    worker.kill()
     assert desk.bodies() == ["1", "1", "4"]
 
 
 def test_a_worker_killed_after_it_recorded(desk: OperatorDesk) -> None:
     """Whether or not its answer arrived, the command says what is true."""
-    ids = desk.send(1, 2, 3, 4)
-    held = desk.hold(1)
-    desk.work()
-    desk.wait_for(1)
-    (process,) = desk.pids()
+    ids, held, process = desk.begin_first(1, 2, 3, 4)
     command = desk.begin("cancel", "--yes", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
     wait_until(lambda: desk.node("q").out_of_order is not None, "the record")
     os.kill(process, signal.SIGKILL)
@@ -144,11 +135,7 @@ def test_a_worker_killed_after_it_recorded(desk: OperatorDesk) -> None:
 
 def test_a_killed_operator_leaves_nothing_undecided(desk: OperatorDesk) -> None:
     """The owner carries out the request; the repeated command reports it."""
-    ids = desk.send(1, 2, 3)
-    held = desk.hold(1)
-    desk.work()
-    desk.wait_for(1)
-    (process,) = desk.pids()
+    ids, held, process = desk.begin_first(1, 2, 3)
     with paused(process, desk.broker_url, desk.coordinator):
         command = desk.begin("cancel", "--yes", "q", ids[1], "--timeout", "30s")
         wait_until(lambda: desk.requests() == 1, "the request")
@@ -183,11 +170,7 @@ def test_of_two_operators_one_cancels(desk: OperatorDesk, owned: bool) -> None:
 
 def test_a_worker_that_does_not_answer(desk: OperatorDesk) -> None:
     """The command says that it does not know; the worker does not act later."""
-    (first, second) = desk.send(1, 2)
-    held = desk.hold(1)
-    desk.work()
-    desk.wait_for(1)
-    (process,) = desk.pids()
+    (first, second), held, process = desk.begin_first(1, 2)
     with paused(process, desk.broker_url, desk.coordinator):
         (item,) = desk.items("cancel", "--yes", "q", second, "--timeout", "0.5s", code=4)
     assert item["outcome"] == "unknown"

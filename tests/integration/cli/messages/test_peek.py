@@ -50,10 +50,7 @@ def test_shows_every_kind_in_order(desk: OperatorDesk) -> None:
 
 def test_a_running_queue_is_not_touched(desk: OperatorDesk) -> None:
     """Neither node nor messages change; the message in flight still waits."""
-    desk.send(1, 2)
-    held = desk.hold(1)
-    desk.work()
-    desk.wait_for(1)
+    _, held, _ = desk.begin_first(1, 2)
     path = desk.layout.queue("q")
     before = desk.client.get(path)
     assert [each["body"] for each in desk.items("peek", "q", "--body")] == [1, 2]

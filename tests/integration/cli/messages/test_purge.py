@@ -18,10 +18,8 @@ from tests.support.processes import wait_until
 @pytest.mark.parametrize("order", ["queue", "key", "none"])
 def test_drops_what_waits_behind_a_running_job(desk: OperatorDesk, order: Any) -> None:
     """The message in flight ends, later ones run, and nothing is repeated."""
-    desk.send(*range(1, 6))
-    held = desk.hold(1)
-    desk.work(order=order, **({} if order == "queue" else {"concurrency": 1}))
-    desk.wait_for(1)
+    options = {} if order == "queue" else {"concurrency": 1}
+    _, held, _ = desk.begin_first(*range(1, 6), order=order, **options)
     (item,) = desk.items("purge", "--yes", "q", "--reason", "spam")
     assert (item["queue"], item["waiting"], item["executed"]) == ("q", 5, True)
     desk.wait_heard()
