@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 from qdo.brokers.base import Outgoing
 from qdo.brokers.registry import open_broker
 from qdo.errors import UnreachableError
-from tests.support.cli import WORKER, clean_environment
-from tests.support.journal import ORDER_VARIABLE, PATH_VARIABLE, Journal
+from tests.support.app_runs import AppRuns
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlServer
 from tests.support.processes import Proc, children, wait_until
@@ -27,11 +25,19 @@ from tests.support.processes import Proc, children, wait_until
 QUEUES = 8
 WORKERS = 3
 MESSAGES = 4000
-SESSION_SECONDS = 2.5
+JOBS = """
+import time
+from tests.apps.notes import app, note
+
+@app.job()
+def job(message, context):
+    time.sleep(0.01)  # time to kill a worker midway
+    note(message)
+"""
 
 
 class OutsideSenders:
-    """A sender outside of the fleet, which writes down what the broker has confirmed.
+    """Senders outside of the fleet, which write down what the broker has confirmed.
 
     :ivar confirmed: numbers of messages by queue.
     """
@@ -59,10 +65,9 @@ class OutsideSenders:
         queues = [f"queue-{number}" for number in range(QUEUES) if number % senders == own]
         for number in range(own, MESSAGES, senders):
             queue = queues[number // senders % len(queues)]
-            body = b'{"key": "%b", "number": %d}' % (queue.encode(), number)
             try:
-                broker = broker or open_broker(self._url, "journal")
-                broker.send(Outgoing(queue, body))
+                broker = broker or open_broker(self._url, "desk")
+                broker.send(Outgoing(queue, b"%d" % number))
             except UnreachableError:
                 pause.wait(0.05)  # a sender that has something else to do meanwhile
             else:
@@ -77,57 +82,42 @@ def test_a_fleet_on_several_hosts(
 ) -> None:
     address = postgresql_server.address
     database = address.create_database()
-    url = prepared(address.url(database), 1)
-    journal = Journal(tmp_path / "runs.db")
-    environment = {
-        **clean_environment(),
-        "QDO_APP": "journal",
-        "QDO_BROKER": url,
-        "QDO_COORDINATOR": zookeeper_url,
-        "QDO_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
-        PATH_VARIABLE: str(journal.path),
-        ORDER_VARIABLE: "queue",
-    }
-    ledger = OutsideSenders(url, 4)
+    runs = AppRuns("desk", tmp_path, zookeeper_url, prepared(address.url(database), 1))
+    senders = OutsideSenders(runs.broker_url, 4)
 
-    def wait_done(count: int) -> None:
-        wait_until(lambda: len(journal.done()) >= count, f"{count} messages are done", 60.0)
+    def start() -> Proc:
+        return runs.start(JOBS, "--session-timeout-seconds", "2.5")
 
     def started(worker: Proc) -> None:
-        def has_run() -> bool:
-            return not {run.pid for run in journal.runs()}.isdisjoint(children(worker.pid))
+        wait_until(lambda: not {*runs.pids()}.isdisjoint(children(worker.pid)), "it runs", 60.0)
 
-        wait_until(has_run, "the worker runs jobs", 60.0)
+    def wait_more() -> None:
+        count = len(runs.pids()) + 100
+        wait_until(lambda: len(runs.pids()) >= count, f"{count} runs", 60.0)
 
-    argv = [sys.executable, *WORKER, "tests.support.journal:app"]
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(Proc(argv, cwd=tmp_path, env=environment)) for _ in range(WORKERS)
-        ]
-        ledger.start()
-        for worker in workers:
+    with contextlib.closing(runs):
+        frozen, killed, *others = [start() for _ in range(WORKERS)]
+        senders.start()
+        for worker in (frozen, killed, *others):
             started(worker)
-        signal_all(workers[0], signal.SIGSTOP)
-        wait_done(len(journal.done()) + 100)
+        signal_all(frozen, signal.SIGSTOP)
+        wait_more()
         postgresql_server.kill()
         postgresql_server.start()
-        wait_done(len(journal.done()) + 100)
-        signal_all(workers[0], signal.SIGCONT)
-        signal_all(workers[1], signal.SIGKILL)
-        workers.append(stack.enter_context(Proc(argv, cwd=tmp_path, env=environment)))
-        started(workers[3])
+        wait_more()
+        signal_all(frozen, signal.SIGCONT)
+        signal_all(killed, signal.SIGKILL)
+        others.append(start())
+        started(others[-1])
         postgresql_server.kill()
         postgresql_server.start()
-        ledger.join()
-        sent = {number for numbers in ledger.confirmed.values() for number in numbers}
-        wait_until(
-            lambda: sent <= journal.done(), lambda: f"done: {sorted(sent - journal.done())}", 25.0
-        )
-        for worker in (workers[0], workers[2], workers[3]):
+        senders.join()
+        wait_until(lambda: not missing(runs, senders), "all confirmed messages are run", 25.0)
+        for worker in (frozen, *others):
             worker.send(signal.SIGTERM)
-        for worker in (workers[0], workers[2], workers[3]):
+        for worker in (frozen, *others):
             assert worker.wait(60) == 0, worker.output
-    check_order(journal, ledger)
+    check_order(runs, senders)
     address.drop_database(database)
 
 
@@ -137,16 +127,25 @@ def signal_all(worker: Proc, number: int) -> None:
         os.kill(pid, number)
 
 
-def check_order(journal: Journal, ledger: OutsideSenders) -> None:
+def first_runs(runs: AppRuns, queue: str) -> list[int]:
+    """Return the messages of a queue in the order of their first runs."""
+    return list(dict.fromkeys(int(body) for body, _ in runs.runs(queue)))
+
+
+def missing(runs: AppRuns, senders: OutsideSenders) -> set[int]:
+    """Return the confirmed messages that are not run yet."""
+    confirmed = senders.confirmed.items()
+    return {
+        each for queue, numbers in confirmed for each in {*numbers} - {*first_runs(runs, queue)}
+    }
+
+
+def check_order(runs: AppRuns, senders: OutsideSenders) -> None:
     """The first runs of each queue's messages are in the order of sending.
 
     A message whose sending was not confirmed may be stored; then it has its place among the others.
     """
-    first: dict[str, list[int]] = defaultdict(list)
-    for run in journal.runs():
-        if run.number not in first[run.queue]:
-            first[run.queue].append(run.number)
-    assert set(first) == set(ledger.confirmed)
-    for queue, numbers in first.items():
-        assert numbers == sorted(numbers)
-        assert set(ledger.confirmed[queue]) <= set(numbers)
+    assert len(senders.confirmed) == QUEUES
+    assert missing(runs, senders) == set()
+    for queue in senders.confirmed:
+        assert first_runs(runs, queue) == sorted(first_runs(runs, queue))

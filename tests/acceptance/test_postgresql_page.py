@@ -15,9 +15,10 @@ def test_a_pooler_in_transaction_mode(shared_postgresql: SharedPostgresql) -> No
     address = shared_postgresql.address
     database = address.create_database()
     prepared(address.url(database))
-    pooler = PgBouncer(address)
-    pooler.start()
-    with App("pooled", broker=pooler.address.url(database, pooler="transaction")) as app:
+    with (
+        PgBouncer(address) as pooler,
+        App("pooled", broker=pooler.address.url(database, pooler="transaction")) as app,
+    ):
         heard: queue.Queue[list[str]] = queue.Queue()
         stop = app.broker.listen(lambda names: heard.put(list(names)))
         app.send("q", 1)
@@ -30,5 +31,4 @@ def test_a_pooler_in_transaction_mode(shared_postgresql: SharedPostgresql) -> No
         assert [row[1] for row in rows] == [b"%d" % number for number in range(1, 50)]
         assert app.broker.trim("q", rows[9][0], older_than=-60) == 10
         stop()
-    pooler.close()
     address.drop_database(database)
