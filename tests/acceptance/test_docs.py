@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.aws.clients import client
-from tests.support.cli import QDO, WORKER, clean_environment
-from tests.support.doc_pages import DOCS, Block, blocks, read, steps
+from tests.support.doc_pages import DOCS, Block, Shell, blocks, read, steps
 from tests.support.zookeeper import free_ports
-
-PATIENCE_SECONDS = 60.0
 
 # Text that differs from run to run, and its replacement in a comparison.
 VARYING = (
@@ -36,48 +31,9 @@ VARYING = (
 WORK = "--burst --log-level warning"
 
 
-class Shell:
-    """Runs commands as they are typed, in a folder of their own."""
-
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
-        self._environment = environment
-
-    def run(self, command: str) -> str:
-        """Return a command's output on both streams; raise an error unless it succeeds."""
-        done = subprocess.run(
-            ["/bin/sh", "-c", command],
-            cwd=self.folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}"
-        return done.stdout
-
-    def write(self, name: str, text: str) -> None:
-        """Make a file in the folder."""
-        (self.folder / name).write_text(text, encoding="utf-8")
-
-
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """A shell in which the commands of this checkout are found first."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, arguments in (("qdo", QDO), ("qdo-worker", WORKER), ("python", ())):
-        words = " ".join((sys.executable, *arguments))
-        script = programs / name
-        script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        script.chmod(0o755)
-    environment = clean_environment()
-    environment["PATH"] = f"{programs}:{environment['PATH']}"
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return Shell(folder, environment)
+    return Shell(tmp_path)
 
 
 def plain(text: str) -> list[str]:
@@ -162,27 +118,20 @@ def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
     assert ran >= least
 
 
-def test_the_page_on_metrics_happens_as_shown(shell: Shell) -> None:
-    """Only the port belongs to the test."""
-    page = list(blocks(read("metrics")))
-    write_files(shell, *page)
-    port = str(free_ports(1)[0])
+@pytest.mark.parametrize(
+    ("page", "port", "pid"),
+    [("metrics", "9180", "worker.pid"), ("receivers", "8080", "ingest.pid")],
+)
+def test_a_page_with_a_port_happens_as_shown(shell: Shell, page: str, port: str, pid: str) -> None:
+    """Only the port belongs to the test, and is given where the page has the default one."""
+    (own,) = map(str, free_ports(1))
+    found = list(blocks(read(page).replace(port, own)))
+    write_files(shell, *found)
+    listening = f"ci:app --listen 127.0.0.1:{own} >"
     try:
-        happens(shell, session_of(page), alter=lambda each: each.replace("9180", port))
+        happens(shell, session_of(found), alter=lambda each: each.replace("ci:app >", listening))
     finally:
-        shell.run("kill $(cat worker.pid) || true")
-
-
-def test_the_page_on_receivers_happens_as_shown(shell: Shell) -> None:
-    """Only the port belongs to the test."""
-    (port,) = map(str, free_ports(1))
-    page = list(blocks(read("receivers").replace("8080", port)))
-    write_files(shell, *page)
-    listening = f"ci:app --listen 127.0.0.1:{port} >"
-    try:
-        happens(shell, session_of(page), alter=lambda each: each.replace("ci:app >", listening))
-    finally:
-        shell.run("kill $(cat ingest.pid) || true")
+        shell.run(f"kill $(cat {pid}) || true")
 
 
 def moto_settings(page: list[Block], count: int, url: str) -> str:

@@ -1,20 +1,25 @@
-"""Reading the documentation: its code blocks and tables."""
+"""Reading the documentation, its code blocks and tables, and running its commands."""
 
 from __future__ import annotations
 
 import contextlib
 import doctest
 import io
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.cli import QDO, WORKER, clean_environment
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.rst"
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +107,41 @@ def check_session(text: str, names: dict[str, object]) -> None:
         result = doctest.DocTestRunner(verbose=False).run(test)
     assert result.attempted
     assert not result.failed, output.getvalue()
+
+
+class Shell:
+    """Runs commands as they are typed, with the commands of this checkout.
+
+    :param programs: further ones, each with the command line that it stands for.
+    :ivar folder: where they run.
+    """
+
+    def __init__(self, folder: Path, **programs: str) -> None:
+        own = {"qdo": QDO, "qdo-worker": WORKER, "python": ()}
+        lines = {name: f'{" ".join((sys.executable, *words))} "$@"' for name, words in own.items()}
+        self.folder, scripts = folder / "work", folder / "bin"
+        for each in (self.folder, scripts):
+            each.mkdir()
+        for name, line in {**lines, **programs}.items():
+            (scripts / name).write_text(f"#!/bin/sh\nexec {line}\n")
+            (scripts / name).chmod(0o755)
+        self._environment = clean_environment({"PATH": f"{scripts}:{os.environ['PATH']}"})
+
+    def run(self, command: str) -> str:
+        """Return a command's output on both streams; raise an error unless it succeeds."""
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def write(self, name: str, text: str) -> None:
+        """Make a file in the folder."""
+        (self.folder / name).write_text(text, encoding="utf-8")
