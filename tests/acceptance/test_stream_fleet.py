@@ -1,6 +1,6 @@
 """Shards are split and merged while their workers, leaders, senders and servers are killed.
 
-``python -m tests.soak.stream_fleet`` plays it for as long as you like.
+``python -m tests.soak --app streams`` plays it for as long as you like.
 """
 
 from __future__ import annotations

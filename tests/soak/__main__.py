@@ -1,6 +1,7 @@
 """Play rounds: ``python -m tests.soak --coordinator all --seed 1 --rounds 4 --seconds 60``.
 
-``--app ci`` plays the fleet of `ci_fleet`.
+``--app`` names what to play: `ci` is the fleet of `ci_fleet`, `requests` that of `request_fleet`,
+and `streams` that of `stream_fleet`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.soak import ci_fleet
+from tests.soak import ci_fleet, request_fleet, stream_fleet
 from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import check_journal, check_owners, unfinished
-from tests.soak.ci_fleet import WEBHOOKS_A_SECOND, CiFleet
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import AWHILE, SoakFleet
 from tests.soak.growth import Growth
@@ -56,14 +58,24 @@ class Round:
     database: BrokerServer | None = None
 
 
-def play_ci(wanted: Round) -> list[str]:
-    """Play one round of the app `ci`; return the violations."""
+Play = Callable[[Any, argparse.Namespace], list[str]]
+"""Plays a round of a fleet, as the command line says; returns the violations."""
+OTHERS: dict[str, tuple[Callable[..., SoakFleet], Play]] = {
+    "ci": (ci_fleet.CiFleet, lambda fleet, given: ci_fleet.play(fleet, given.seconds)),
+    "requests": (request_fleet.RequestFleet, request_fleet.play),
+    "streams": (stream_fleet.StreamFleet, stream_fleet.play),
+}
+"""Apps with a fleet of their own, and what plays a round of it."""
+
+
+def play_other(wanted: Round, arguments: argparse.Namespace) -> list[str]:
+    """Play one round of another app than `soak`; return the violations."""
     broker = "postgresql" if wanted.database else "embedded"
     print(f"{wanted.coordinator} and broker {broker}, seed {wanted.seed}:", flush=True)
-    given = wanted.folder, wanted.coordinator, wanted.seed, wanted.database
-    with closing(CiFleet(*given)) as fleet:
-        webhooks = int(wanted.seconds * WEBHOOKS_A_SECOND)
-        found = ci_fleet.play(fleet, webhooks, wanted.seconds)
+    make, play_round = OTHERS[arguments.app]
+    given = wanted.folder, wanted.coordinator, wanted.seed
+    with closing(make(*given, database=wanted.database)) as fleet:
+        found = play_round(fleet, arguments)
         if found:
             _keep(fleet, found)
         return found
@@ -134,7 +146,7 @@ def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
             fault_at = now + fleet.random.uniform(0.5, 4.0)
         fleet.restart_ended()
         if growth.due():
-            growth.sample(fleet.pids(), fleet.watches())
+            growth.sample(fleet.pids())
         time.sleep(AWHILE)
 
 
@@ -172,13 +184,13 @@ def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
         seconds, older = arguments.seconds, arguments.older
         with closing(BrokerServer()) if store == "postgresql" else nullcontext() as database:
             wanted = Round(kind, seed, seconds, folder, older, crew, database)
-            return play_ci(wanted) if arguments.app == "ci" else play(wanted)
+            return play_other(wanted, arguments) if arguments.app in OTHERS else play(wanted)
 
 
 def main() -> int:
     """Play the rounds that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--app", choices=("soak", "ci"), default="soak", help="ci: see `ci_fleet`")
+    parser.add_argument("--app", choices=("soak", *OTHERS), default="soak")
     parser.add_argument("--coordinator", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--rounds", type=int, default=2)
@@ -187,6 +199,10 @@ def main() -> int:
     parser.add_argument("--older", type=Path, help="checkout of a version to run beside this one")
     parser.add_argument("--operators", type=int, default=3, help="at a time; 0 for none")
     parser.add_argument("--broker", choices=("embedded", "postgresql", "both"), default="both")
+    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--messages", type=int, default=100_000, help="in streams")
+    parser.add_argument("--reshards", type=int, default=100)
     arguments = parser.parse_args()
     logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends all servers, too

@@ -307,15 +307,15 @@ class CiFleet(RequestFleet):
         super().close()
 
 
-def play(fleet: CiFleet, webhooks: int, seconds: float) -> list[str]:
+def play(fleet: CiFleet, seconds: float) -> list[str]:
     """Play one round; return the violations."""
     growth, calm, done, limit = Growth(), 0, 0, float("inf")
-    fleet.begin(webhooks, seconds)
+    fleet.begin(int(seconds * WEBHOOKS_A_SECOND), seconds)
     fault_at = time.monotonic() + 3 * FAULT_SECONDS
     while calm < 2 and time.monotonic() < limit:
         fleet.restart_ended()
         if growth.due():
-            growth.sample(fleet.pids(), None)
+            growth.sample(fleet.pids())
         if not fleet.delivering():
             calm = calm + 1 if fleet.is_over() else 0
             if done != (count := sum(each.queue != "tick" for each in fleet.entries())):

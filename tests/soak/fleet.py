@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
-import logging
 import os
 import random
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TypeVar
 
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
@@ -62,7 +57,6 @@ AWHILE = 0.05
 HEAL_SECONDS = 120.0
 """Once the faults are over, no such time may pass without a run before all is over. Processes that
 died several times in a row are restarted after a pause of up to 30 s."""
-Fleet = TypeVar("Fleet", bound="SoakFleet")
 
 AWAY = (KazooException, KazooTimeoutError, QdoError, OSError)
 
@@ -403,14 +397,6 @@ class SoakFleet:
         parents = [proc.pid for proc in self._parents]
         return [*parents, *(pid for each in parents for pid in children(each))]
 
-    def watches(self) -> int | None:
-        """Return the number of watches at ZooKeeper; None with a file, or while it is frozen."""
-        if self._ensemble is None:
-            return None
-        lines = self._ensemble.servers[0].command("mntr").splitlines()
-        counts = dict(line.split("\t", 1) for line in lines if "\t" in line)
-        return int(counts["zk_watch_count"]) if "zk_watch_count" in counts else None
-
     def _orphans(self) -> Iterator[int]:
         """Return the processes of this soak, whose parents may be dead."""
         mark = f"SOAK_JOURNAL={self.journal}".encode()
@@ -441,34 +427,3 @@ class SoakFleet:
             self._ensemble.close()
         if self._coordination is not None and self._coordination is not self._database:
             self._coordination.close()
-
-
-def run_soak(
-    parser: argparse.ArgumentParser,
-    make: Callable[..., Fleet],
-    play: Callable[[Fleet, argparse.Namespace], list[str]],
-) -> int:
-    """Play a round on the broker and the coordinator that the command line asks for.
-
-    :return: the exit code.
-    """
-    choices = "embedded", "zookeeper", "postgresql"
-    parser.add_argument("--coordinator", choices=choices, default="embedded")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
-    parser.add_argument("--keep", type=Path, help="folder for the files")
-    arguments = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())  # kazoo logs each outage
-    folders: AbstractContextManager[str] = tempfile.TemporaryDirectory(prefix="soak-")
-    if arguments.keep:
-        arguments.keep.mkdir(parents=True)
-        folders = nullcontext(str(arguments.keep.absolute()))
-    is_served = arguments.broker == "postgresql"
-    with folders as name, closing(BrokerServer()) if is_served else nullcontext() as database:
-        folder = Path(name)
-        given = folder, arguments.coordinator, arguments.seed
-        with closing(make(*given, database=database)) as fleet:
-            found = play(fleet, arguments)
-            for pid, text in fleet.outputs():
-                (folder / f"parent-{pid}.log").write_text(text)
-    return 1 if found else 0

@@ -1,4 +1,4 @@
-"""What must not grow while a fleet runs: memory of its processes, znodes and watches."""
+"""What must not grow while a fleet runs: the memory of its processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ MOST_MIB = 20.0
 
 
 class Growth:
-    """Samples the resident memory of processes.
-
-    :ivar watches: number of watches at the server, at each sample; empty with a file.
-    """
+    """Samples the resident memory of processes."""
 
     def __init__(self) -> None:
-        self.watches: list[int] = []
         self._samples: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self._next = 0.0
 
@@ -29,7 +25,7 @@ class Growth:
         """Return whether it is time for another sample."""
         return time.monotonic() >= self._next
 
-    def sample(self, pids: Iterable[int], watches: int | None) -> None:
+    def sample(self, pids: Iterable[int]) -> None:
         """Take a sample."""
         now = time.monotonic()
         self._next = now + SAMPLE_SECONDS
@@ -37,8 +33,6 @@ class Growth:
             mebibytes = resident_mib(pid)
             if mebibytes:
                 self._samples[pid].append((now, mebibytes))
-        if watches is not None:
-            self.watches.append(watches)
 
     def grown(self) -> dict[int, tuple[float, float, float]]:
         """Return, by process: seconds observed, MiB when it had settled, MiB at the end."""
@@ -61,12 +55,7 @@ class Growth:
         """Return the largest growth, for people."""
         grown = self.grown().values()
         worst = max(grown, key=lambda each: each[2] - each[1], default=(0.0, 0.0, 0.0))
-        text = f"largest growth {worst[1]:.1f} to {worst[2]:.1f} MiB in {worst[0]:.0f} s"
-        if not self.watches:
-            return text
-        half = len(self.watches) // 2
-        first, second = max(self.watches[:half], default=0), max(self.watches[half:])
-        return f"{text}, at most {first} watches in the first half and {second} in the second"
+        return f"largest growth {worst[1]:.1f} to {worst[2]:.1f} MiB in {worst[0]:.0f} s"
 
 
 def resident_mib(pid: int) -> float:

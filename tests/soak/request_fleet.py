@@ -1,4 +1,4 @@
-"""Soak requests: ``python -m tests.soak.request_fleet --broker sqlite --coordinator zookeeper``.
+"""Soak requests: ``python -m tests.soak --app requests --broker embedded --coordinator zookeeper``.
 
 Two parents with three workers each run what asker processes ask for, while every 1 to 3 seconds
 something goes wrong. The rules are those of `request_rules`.
@@ -10,7 +10,6 @@ import argparse
 import itertools
 import json
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from qdo.errors import QdoError
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import BrokerServer
 from tests.soak.checks import Judged
-from tests.soak.fleet import SoakFleet, run_soak
+from tests.soak.fleet import SoakFleet
 from tests.soak.request_app import QUEUES
 from tests.soak.request_askers import read_asked
 from tests.soak.request_rules import RequestFacts, check_requests, recoveries, spread, waits
@@ -241,15 +240,3 @@ def play(fleet: RequestFleet, arguments: argparse.Namespace) -> list[str]:
         f"killed with its parent: {spread(recoveries(facts, fleet.trees))}",
     )
     return found
-
-
-def main() -> int:
-    """Play the round that the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.request_fleet")
-    parser.add_argument("--broker", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--requests", type=int, default=50_000)
-    return run_soak(parser, RequestFleet, play)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Soak streams: ``python -m tests.soak.stream_fleet --kind postgresql --coordinator zookeeper``.
+"""Soak streams: ``python -m tests.soak --app streams --broker postgresql``.
 
 Parents with workers process what senders send by key, while an operator splits and merges shards.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from qdo.errors import QdoError
 from qdo.ops.streams import reshard, shard_items
 from qdo.state import KeyedState
 from tests.soak.checks import check_streams
-from tests.soak.fleet import SoakFleet, run_soak
+from tests.soak.fleet import SoakFleet
 from tests.soak.request_rules import spread
 from tests.soak.shared import LAYOUT
 from tests.soak.stream_app import SENT, SIZE, STATED, batch
@@ -181,17 +180,3 @@ def play(fleet: StreamFleet, arguments: argparse.Namespace) -> list[str]:
         f"parent to child {spread(sorted(judged.gaps))}",
     )
     return found
-
-
-def main() -> int:
-    """Play the round that the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.stream_fleet")
-    parser.add_argument("--kind", dest="broker", choices=("embedded", "postgresql"))
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--reshards", type=int, default=100)
-    return run_soak(parser, StreamFleet, play)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
