@@ -148,28 +148,6 @@ def test_an_expired_handle_deletes_what_nobody_received_since(
     assert receive(sqs, standard) == []
 
 
-def test_nothing_is_hidden_for_more_than_twelve_hours(
-    stub: ServerProcess, sqs: Any, standard: str
-) -> None:
-    """They count from the receive."""
-    send(sqs, standard, "one")
-    held = receive(sqs, standard, VisibilityTimeout=7200)
-    advance(stub, 3600)
-    assert change(sqs, standard, held, 43_200) == [("0", "InvalidParameterValue")]
-    assert change(sqs, standard, held, 39_000) == []
-
-
-def test_what_is_too_old_is_gone(stub: ServerProcess, sqs: Any, aws_prefix: str) -> None:
-    """Without a word, after the retention of its queue."""
-    queue = sqs.create_queue(
-        QueueName=f"{aws_prefix}short", Attributes={"MessageRetentionPeriod": "60"}
-    )["QueueUrl"]
-    send(sqs, queue, "old")
-    advance(stub, 61)
-    send(sqs, queue, "new")
-    assert bodies(receive(sqs, queue)) == ["new"]
-
-
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [("\x00", "InvalidMessageContents"), ("x" * 1_048_577, "InvalidParameterValue")],

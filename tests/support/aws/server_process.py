@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -76,19 +75,17 @@ class ServerProcess:
         self._log.close()
 
     def __enter__(self) -> ServerProcess:
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-@contextlib.contextmanager
-def serving(module: str, *arguments: str) -> Iterator[ServerProcess]:
-    """Run a server module on a free port during the block."""
-    server = ServerProcess(["-m", module, *arguments])
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.close()
+def serving(module: str, *arguments: str) -> ServerProcess:
+    """Start a server module on a free port, which runs during the block."""
+    return ServerProcess(["-m", module, *arguments])

@@ -39,7 +39,6 @@ class SqsMessage:
     hidden: str = ""
     receives: int = 0
     first_received: float = 0.0
-    received: float = 0.0
     handle: str = ""
     source_arn: str | None = None
 
@@ -67,7 +66,6 @@ class Queue(abc.ABC):
         policy = json.loads(self.attributes.get("RedrivePolicy") or "{}")
         self.max_receives = int(policy.get("maxReceiveCount", 0))
         self.dead_letter_arn = str(policy.get("deadLetterTargetArn", ""))
-        self.retention = int(self.attributes["MessageRetentionPeriod"])
 
     def number_of(self, name: str) -> int:
         return int(self.attributes[name])
@@ -93,9 +91,7 @@ class Queue(abc.ABC):
             if len(taken) >= limit:
                 self._put_back(message)
                 break
-            if now - message.sent > self.retention:
-                self._remove(message)
-            elif self.bury and self.max_receives and message.receives >= self.max_receives:
+            if self.bury and self.max_receives and message.receives >= self.max_receives:
                 self._remove(message)
                 self.bury(self, message, now)
             else:
@@ -106,7 +102,6 @@ class Queue(abc.ABC):
     def _take(self, message: SqsMessage, visibility: int, now: float) -> None:
         message.receives += 1
         message.first_received = message.first_received or now
-        message.received = now
         message.handle = f"{self.name}/{message.number}/{message.receives}/{secrets.token_hex(4)}"
         self._hide(message, "taken", now + visibility)
 
@@ -129,13 +124,6 @@ class Queue(abc.ABC):
         if message.handle != handle or message.hidden != "taken":
             raise SqsError(
                 "MessageNotInflight", "The specified message isn't in flight: see its handle."
-            )
-        if now + seconds > message.received + MOST_SECONDS:
-            raise invalid(
-                "VisibilityTimeout",
-                seconds,
-                f"Total VisibilityTimeout for the message is beyond the limit [{MOST_SECONDS}"
-                " seconds]",
             )
         self._unhide(message)
         self._hide(message, "taken", now + seconds)

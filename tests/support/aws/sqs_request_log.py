@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -16,6 +15,8 @@ class Count:
     :ivar errors: rejected as a whole.
     """
 
+    action: str
+    queue: str
     requests: int = 0
     entries: int = 0
     empty: int = 0
@@ -31,79 +32,48 @@ class RequestLog:
     def of(self, action: str, queue: str) -> Count:
         found = self.counts.get((action, queue))
         if found is None:
-            found = self.counts[action, queue] = Count()
+            found = self.counts[action, queue] = Count(action, queue)
         return found
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return one object for each action and queue."""
-        return [
-            {
-                "action": action,
-                "queue": queue,
-                "requests": count.requests,
-                "entries": count.entries,
-                "empty": count.empty,
-                "errors": count.errors,
-            }
-            for (action, queue), count in self.counts.items()
-        ]
+        return [asdict(count) for count in self.counts.values()]
 
 
 @dataclass(slots=True)
-class _Injected:
+class EntryFault:
+    """A rule for entries of batches that fail.
+
+    :ivar entries: how many fail.
+    """
+
     action: str
     queue: str
-    left: int
-    skip: int
-    code: str
-    sender_fault: bool
-    done: bool
+    entries: int = 1
+    code: str = "InternalError"
+    sender_fault: bool = False
 
 
 class EntryFaults:
-    """Rules for entries of batches that fail, oldest first."""
+    """The rules, oldest first."""
 
     def __init__(self) -> None:
-        self._rules: deque[_Injected] = deque()
+        self._rules: list[EntryFault] = []
 
     def add(self, rule: dict[str, Any]) -> None:
-        """Add a rule.
-
-        Its keys: ``action`` and ``queue`` ("" for any), ``entries`` (how many fail, 1), ``skip``
-        (how many go well before, 0), ``code`` ("InternalError"), ``sender_fault`` (false) and
-        ``done`` (false; true: the entry is carried out and reported as failed all the same).
-        """
-        self._rules.append(
-            _Injected(
-                action=rule.get("action", ""),
-                queue=rule.get("queue", ""),
-                left=int(rule.get("entries", 1)),
-                skip=int(rule.get("skip", 0)),
-                code=rule.get("code", "InternalError"),
-                sender_fault=bool(rule.get("sender_fault", False)),
-                done=bool(rule.get("done", False)),
-            )
-        )
+        """Add a rule; its keys are those of `EntryFault`."""
+        self._rules.append(EntryFault(**rule))
 
     def clear(self) -> None:
         self._rules.clear()
 
-    def next(self, action: str, queue: str, identity: str) -> tuple[dict[str, Any] | None, bool]:
-        """Return the failure of an entry, if any, and whether to execute the entry."""
+    def next(self, action: str, queue: str, identity: str) -> dict[str, Any] | None:
+        """Return the failure of an entry, None for success."""
         for rule in self._rules:
-            if rule.action not in ("", action) or rule.queue not in ("", queue):
-                continue
-            if rule.skip:
-                rule.skip -= 1
-                return None, True
-            rule.left -= 1
-            if rule.left <= 0:
-                self._rules.remove(rule)
-            failure = {
-                "Id": identity,
-                "SenderFault": rule.sender_fault,
-                "Code": rule.code,
-                "Message": "It was told to fail.",
-            }
-            return failure, rule.done
-        return None, True
+            if (rule.action, rule.queue) == (action, queue):
+                rule.entries -= 1
+                if not rule.entries:
+                    self._rules.remove(rule)
+                told = {"Code": rule.code, "Message": "It was told to fail."}
+                return {"Id": identity, "SenderFault": rule.sender_fault, **told}
+        return None

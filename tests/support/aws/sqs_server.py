@@ -4,7 +4,7 @@ It prints its address. Control requests, all in JSON:
 
 - ``GET /_log``: requests by action and queue, polls that wait, connections (but its own);
 - ``POST /_reset_log``: forget the counts;
-- ``POST /_fail_entries``: let entries of batches fail, see `EntryFaults.add`; ``{}`` clears;
+- ``POST /_fail_entries``: let entries of batches fail, see `EntryFault`; ``{}`` clears;
 - ``POST /_advance`` with ``seconds``: advance the clock.
 
 As with AWS, messages of a poll are in flight even if its connection is gone.

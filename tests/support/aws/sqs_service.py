@@ -186,16 +186,12 @@ class SqsService(Queues):
         queue = self.queue(request)
         answer: Json = {"Successful": [], "Failed": []}
         for entry in map(dict, values.check_entries(request.get("Entries"))):
-            failure, carry_out = self._faults.next(action, queue.name, entry["Id"])
+            if failure := self._faults.next(action, queue.name, entry["Id"]):
+                answer["Failed"].append(failure)
+                continue
             try:
-                if carry_out:
-                    success = do(queue, entry, now)
+                answer["Successful"].append(do(queue, entry, now))
             except SqsError as error:
-                answer["Failed"].append(failure or error.entry(entry["Id"]))
-            else:
-                if failure:
-                    answer["Failed"].append(failure)
-                else:
-                    answer["Successful"].append(success)
+                answer["Failed"].append(error.entry(entry["Id"]))
         self.sent_to.append(queue)
         return answer
