@@ -31,7 +31,7 @@ from qdo.system.clock import clock
 from qdo.worker.duties.queues import CHANGED_AT_ONCE, Discovery
 from tests.support.fakes.shard_broker import ShardBroker
 from tests.support.fleet import CountingEngine
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 APP = Layout.of("bench")
 NOTHING = QueueFilter(queues=("none",))
@@ -100,7 +100,7 @@ def measure(entry: LifecycleResult, url: str, plan: LifecyclePlan) -> None:
     )
     member.start()
     try:
-        wait_until(member.leader.is_leader, PATIENCE_SECONDS, "it leads")
+        wait_until(member.leader.is_leader, "it leads", PATIENCE_SECONDS)
         measure_lists(entry, member, names, plan)
         measure_bells(entry, url, member, heard, names[-plan.resting :], plan)
     finally:
@@ -118,7 +118,7 @@ def measure_lists(
     now = clock()
     discovery = Discovery(broker, lambda: now)
     wait_until(
-        lambda: member.leader.queue_names() is not None, PATIENCE_SECONDS, "nodes are listed"
+        lambda: member.leader.queue_names() is not None, "nodes are listed", PATIENCE_SECONDS
     )
     entry.read_seconds = timed(lambda: discovery.step(member.leader))
     for _ in range(5):
@@ -153,20 +153,20 @@ def measure_bells(
     member.watch_doorbells(resting)
     wait_until(
         lambda: len(bells._seen) == len(resting),
-        PATIENCE_SECONDS,
         "the member listens to all doorbells",
+        PATIENCE_SECONDS,
         0.001,
     )
     entry.listen_seconds = time.perf_counter() - began
     entry.listen_cpu_seconds = time.process_time() - used
     ringer = DoorbellNotifier(url, APP)
     ringer.ring(resting[:1])  # makes its connection
-    wait_until(lambda: bool(heard), PATIENCE_SECONDS, "the first ring", 0.001)
+    wait_until(lambda: bool(heard), "the first ring", PATIENCE_SECONDS, 0.001)
     for queue in resting[1 : plan.rings + 1]:
         heard.clear()
         began = time.perf_counter()
         ringer.ring([queue])
-        wait_until(lambda: bool(heard), PAUSE_SECONDS * 10, "a ring", 0.0002)
+        wait_until(lambda: bool(heard), "a ring", PAUSE_SECONDS * 10, 0.0002)
         entry.rings_ms.append((time.perf_counter() - began) * 1000)
     ringer.close()
 

@@ -18,7 +18,7 @@ from qdo import App
 from qdo.ops.verdicts import QueueHealth
 from tests.support.cli import QDO, command
 from tests.support.paths import ROOT
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 SECONDS = 110.0
 """A queue is late after one minute, and may look stopped after half a minute without a record."""
@@ -69,8 +69,8 @@ def measure_busy() -> int:
             _start(each, folder, environment, stack)
         wait_until(
             lambda: all(_items(each, folder, environment, "workers") for each in FLEETS),
-            60.0,
             "each fleet has a worker",
+            60.0,
             1.0,
         )
         until = time.monotonic() + SECONDS

@@ -13,8 +13,7 @@ from bench.drill.stage import PREFIX, SKEWED, WORKERS, DrillStage, Servers
 from bench.support.processes import Program, tree
 from tests.faults.full_disk import full
 from tests.support.paths import ROOT
-from tests.support.processes import freeze
-from tests.support.zookeeper import wait_until
+from tests.support.processes import freeze, wait_until
 
 EU = ("--exclude", "eu-*")
 AHEAD_SECONDS = 300
@@ -172,7 +171,7 @@ def starved_group(stage: DrillStage) -> Incident:
     queue = stage.name("mail-1")
     # Workers poll all the time: only a paused or blocked queue leaves its messages to others.
     stage.send("mail-1", 1)
-    wait_until(lambda: stage.missing(queue) == 0, 90.0, "the queue has been found", 0.5)
+    wait_until(lambda: stage.missing(queue) == 0, "the queue has been found", 90.0, 0.5)
     stage.qdo("pause", queue)
     stage.send("mail-1", 3)
     url = stage.sqs.get_queue_url(QueueName=PREFIX + queue)["QueueUrl"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bench.drill.faults import Evidence, Fault, Incident
 from bench.drill.stage import DrillStage, staged
 from bench.support.processes import ProgramError
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 PATIENCE_SECONDS = 120.0
 RECOVERY_SECONDS = 120.0
@@ -52,7 +52,7 @@ def measure(fault: Fault) -> Drill:
     with staged(fault.place) as stage:
         stage.start(fault.flags)
         stage.dashboard()
-        wait_until(lambda: "Queues by state" in page(stage, "/"), 30.0, "the dashboard", 0.5)
+        wait_until(lambda: "Queues by state" in page(stage, "/"), "the dashboard", 30.0, 0.5)
         incident = fault.strike(stage)
         began = time.monotonic()
         _find(stage, incident, drill, began)
@@ -142,8 +142,8 @@ def _repair(stage: DrillStage, incident: Incident, drill: Drill) -> None:
 
 def _until(condition: Callable[[], bool], drill: Drill, what: str) -> None:
     try:
-        wait_until(condition, RECOVERY_SECONDS, what, PAUSE_SECONDS)
-    except TimeoutError as error:
+        wait_until(condition, what, RECOVERY_SECONDS, PAUSE_SECONDS)
+    except AssertionError as error:
         drill.problems.append(str(error))
 
 

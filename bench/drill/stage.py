@@ -24,7 +24,8 @@ from tests.support.aws.clients import client, stand_in
 from tests.support.aws.server_process import serving
 from tests.support.cli import QDO, Ended, clean_environment, command
 from tests.support.paths import ROOT
-from tests.support.zookeeper import Ensemble, wait_until
+from tests.support.processes import wait_until
+from tests.support.zookeeper import Ensemble
 
 SHOP = Path(__file__).with_name("shop.py")
 SKEWED = Path(__file__).with_name("skewed")
@@ -118,8 +119,8 @@ class DrillStage:
             self.start_worker(*each)
         wait_until(
             lambda: len(self.workers()) == len(flags) and self.missing() == 0,
-            START_SECONDS,
             lambda: f"the workers run all messages: {self.missing()} missing, {self.workers()}",
+            START_SECONDS,
             0.5,
         )
         thread = threading.Thread(target=self._send_on, daemon=True)

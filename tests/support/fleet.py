@@ -17,7 +17,7 @@ from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 LAYOUT = Layout.of("fleet")
 
@@ -135,7 +135,7 @@ class MemberFleet:
         member, engine = self.members[index]
         client = member._client
         # kazoo reports it only while it is connected.
-        wait_until(lambda: client.client_id is not None, 20.0, "the member is connected")
+        wait_until(lambda: client.client_id is not None, "the member is connected")
         session = client.client_id
         while not engine.expirations:
             # The member may take its session back before the thief has closed it: again, then.
@@ -144,8 +144,8 @@ class MemberFleet:
                 thief.open(10.0)  # a client that cannot connect closes itself
                 thief.stop()
                 thief.close()
-            with contextlib.suppress(TimeoutError):
-                wait_until(lambda: engine.expirations > 0, 2.0, "the member notices")
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: engine.expirations > 0, "the member notices", 2.0)
         assert not engine.claims
         member.stop()
         del self.members[index]
@@ -179,7 +179,7 @@ class MemberFleet:
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 30.0) -> None:
         """Wait for a condition with a deadline."""
-        wait_until(condition, timeout_seconds, lambda: f"{what}; found {self.found()}")
+        wait_until(condition, lambda: f"{what}; found {self.found()}", timeout_seconds)
 
     def found(self) -> list[Any]:
         """Return the queues of each member, and the number of its queues in each other state."""

@@ -23,16 +23,23 @@ PATIENCE_SECONDS = 20.0
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, timeout_seconds: float = PATIENCE_SECONDS
+    condition: Callable[[], bool],
+    what: str | Callable[[], str],
+    timeout_seconds: float = PATIENCE_SECONDS,
+    pause_seconds: float = 0.03,
 ) -> float:
-    """Wait until `condition()` holds; return the seconds it took, fail the test otherwise."""
+    """Wait until `condition()` holds; return the seconds it took, fail the test otherwise.
+
+    :param pause_seconds: the longest pause; polling at 0.002 took a twentieth of a processor.
+    """
     began = time.monotonic()
-    pause = 0.002
+    pause = min(0.002, pause_seconds)
     while not condition():
         if time.monotonic() - began > timeout_seconds:
-            raise AssertionError(f"after {timeout_seconds} s still not: {what}")
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"after {timeout_seconds} s still not: {said}")
         time.sleep(pause)
-        pause = min(1.25 * pause, 0.03)  # polling at 0.002 took a twentieth of a processor
+        pause = min(1.25 * pause, pause_seconds)
     return time.monotonic() - began
 
 
@@ -40,6 +47,14 @@ def whole_lines(path: Path) -> list[str]:
     """Return the lines of a file that others are writing, without one that has no end yet."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
+
+
+def log_tail(path: Path, lines: int = 60) -> str:
+    """Return the end of a server's log, without its start."""
+    if not path.exists():
+        return ""
+    text = path.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join([f"--- {path}", *text])
 
 
 def alive(pid: int) -> bool:

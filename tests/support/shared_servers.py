@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.postgresql.schema import prepared
-from tests.support.postgresql.server import (
-    PostgresqlAddress,
-    PostgresqlServer,
-    end_shared,
-    log_tail,
-)
+from tests.support.postgresql.server import PostgresqlAddress, PostgresqlServer, end_shared
+from tests.support.processes import log_tail
 from tests.support.zookeeper import Ensemble
 
 TEMPLATE = "template_qdo"
@@ -51,7 +47,7 @@ class SharedZooKeeper(NamedTuple):
 
     def logs(self) -> str:
         """Return the end of the server's log."""
-        return "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-60:])
+        return log_tail(Path(self.log))
 
 
 class SharedPostgresql(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,14 +19,12 @@ from tests.support.aws.fault_proxy import LoggedRequest, Proxy
 from tests.support.aws.server_process import ServerProcess
 from tests.support.cli import QDO, Ended, command
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, children, whole_lines
-from tests.support.zookeeper import wait_until
+from tests.support.processes import Proc, children, wait_until, whole_lines
 
 REGION = "eu-west-1"
 APP = "stage"
 BATCH = 10
 DEADLINE_SECONDS = 40.0
-LOOK_SECONDS = 0.02
 
 JOBS = """
 import json, os, signal, time
@@ -206,11 +203,8 @@ class SqsWorkers:
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
         """Wait for a condition; return the seconds it took."""
-        began = time.monotonic()
         told = lambda: f"{what}; the workers said:\n{self.output()}"  # noqa: E731
-        # Conditions that ask a server take a core if they are asked without a pause.
-        wait_until(condition, DEADLINE_SECONDS, told, LOOK_SECONDS)
-        return time.monotonic() - began
+        return wait_until(condition, told, DEADLINE_SECONDS)
 
     def wait_empty(self, *queues: str) -> None:
         """Wait until nothing is left in queues, or in all of them."""
@@ -244,7 +238,7 @@ class SqsWorkers:
         return waiting.get(self.prefix + queue, 0)
 
     def fail_entries(self, action: str, queue: str, entries: int = 1, **terms: Any) -> None:
-        """Let entries of batches fail; see `EntryFaults.add`."""
+        """Let entries of batches fail; see `EntryFault`."""
         rule = {"action": action, "queue": self.prefix + queue, "entries": entries, **terms}
         self.server.ask("/_fail_entries", rule)
 

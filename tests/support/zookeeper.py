@@ -9,11 +9,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import log_tail, wait_until
 
 CLASSPATH = ":".join(
     (
@@ -74,21 +75,6 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_until(
-    condition: Callable[[], bool],
-    timeout_seconds: float,
-    what: str | Callable[[], str],
-    pause_seconds: float = 0.02,
-) -> None:
-    """Wait for `condition`; raise TimeoutError saying `what` when the time is over."""
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            said = what if isinstance(what, str) else what()
-            raise TimeoutError(f"not within {timeout_seconds:g} s: {said}")
-        time.sleep(pause_seconds)
-
-
 class ZooKeeperServer:
     """One server process, alone or of an ensemble."""
 
@@ -147,9 +133,9 @@ class ZooKeeperServer:
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> None:
         """Wait until the server serves clients: alone, or as part of a quorum."""
         try:
-            wait_until(self.serving, timeout_seconds, f"server at {self.address} serves")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.tail()}") from None
+            wait_until(self.serving, f"server at {self.address} serves", timeout_seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from None
 
     def serving(self) -> bool:
         if self._process is None or self._process.poll() is not None:
@@ -196,12 +182,9 @@ class ZooKeeperServer:
         self.start()
         self.wait_ready()
 
-    def tail(self, lines: int = 60) -> str:
+    def tail(self) -> str:
         """Return the end of the server's log."""
-        if not self.log.exists():
-            return ""
-        text = self.log.read_text(errors="replace").splitlines()[-lines:]
-        return "\n".join([f"--- log of the server at {self.address}", *text])
+        return log_tail(self.log)
 
 
 class Ensemble:
@@ -253,7 +236,7 @@ class Ensemble:
             found[:] = [s for s in self.servers if s.mode() in ("leader", "standalone")]
             return bool(found)
 
-        wait_until(elected, START_SECONDS, "a leader is elected")
+        wait_until(elected, "a leader is elected", START_SECONDS)
         return found[0]
 
     def logs(self) -> str:

@@ -22,8 +22,7 @@ from qdo.coordination.sql import sqlite_store as embedded_store
 from qdo.errors import DatabaseFullError
 from tests.support.cli import command
 from tests.support.coordinator_process import Remote, connected
-from tests.support.processes import freeze
-from tests.support.zookeeper import wait_until
+from tests.support.processes import freeze, wait_until
 
 TIMEOUT = 1.0
 
@@ -170,7 +169,7 @@ def test_session_from_before_a_reboot(embedded_url: str, monkeypatch: pytest.Mon
         database.close()
         client = connect(embedded_url, session_timeout_seconds=TIMEOUT)
         client.open(20)
-        wait_until(lambda: client.exists("/worker") is None, 5, "the old session is expired")
+        wait_until(lambda: client.exists("/worker") is None, "the old session is expired", 5)
         heir = connect(embedded_url, client_id=remote.client_id)
         heir.open(20)
         assert heir.client_id[0] != remote.client_id[0]
@@ -285,7 +284,7 @@ def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
         client.get("/a", watch=watcher)
         client._data_watchers.clear()
         del watcher
-        wait_until(lambda: gc.collect() >= 0 and alive() is None, 1.0, "the watcher is free")
+        wait_until(lambda: gc.collect() >= 0 and alive() is None, "the watcher is free", 1.0)
 
 
 FORK = """

@@ -14,8 +14,7 @@ from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client, connect
 from tests.support.coordinator_process import Remote, clients
-from tests.support.processes import freeze
-from tests.support.zookeeper import wait_until
+from tests.support.processes import freeze, wait_until
 
 TIMEOUT = 1.5
 LATEST = 3 * TIMEOUT + 2
@@ -139,7 +138,7 @@ def test_stopped_process_loses_its_session(
         remote.ask("create", "/worker", True)
         deleted = when_deleted(client, "/worker")
         remote.tell("flood", "/target")
-        wait_until(lambda: client.get("/target")[1].version > 50, 20, "the process writes")
+        wait_until(lambda: client.get("/target")[1].version > 50, "the process writes")
         freeze(remote.process.pid, coordinator_url)
         assert deleted.wait(LATEST)
         version = client.get("/target")[1].version
@@ -212,7 +211,7 @@ def test_lost_session_is_followed_by_a_new_one(
     closer.start_async()
     assert deleted.wait(10)
     assert back.wait(10)
-    wait_until(lambda: victim.connected and victim.client_id != session, 10, "a new session")
+    wait_until(lambda: victim.connected and victim.client_id != session, "a new session", 10)
     assert states[0] == KazooState.SUSPENDED
     assert KazooState.LOST in states
     closer.stop()

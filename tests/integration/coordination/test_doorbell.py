@@ -32,7 +32,7 @@ from tests.support.fakes.polled_broker import PolledBroker
 from tests.support.fleet import LAYOUT, CountingEngine
 from tests.support.forks.processes import run
 from tests.support.paths import ROOT
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 
 def rings(client: Client, queue: str) -> int:
@@ -51,10 +51,10 @@ def ringer(coordinator_url: str) -> Iterator[DoorbellNotifier]:
 def test_a_notification_writes_the_doorbell(ringer: DoorbellNotifier, outsider: Client) -> None:
     """The first one creates it."""
     ringer.ring(["a", "b"])
-    wait_until(lambda: rings(outsider, "a") == rings(outsider, "b") == 1, 20.0, "both are rung")
+    wait_until(lambda: rings(outsider, "a") == rings(outsider, "b") == 1, "both are rung")
     time.sleep(PAUSE_SECONDS)
     ringer.ring(["a"])
-    wait_until(lambda: rings(outsider, "a") == 2, 20.0, "it is rung again")
+    wait_until(lambda: rings(outsider, "a") == 2, "it is rung again")
     assert rings(outsider, "b") == 1
     assert outsider.get(LAYOUT.doorbell("a"))[0] == b""
 
@@ -63,12 +63,12 @@ def test_a_notification_writes_the_doorbell(ringer: DoorbellNotifier, outsider: 
 def test_a_queue_is_notified_once_a_second(ringer: DoorbellNotifier, outsider: Client) -> None:
     """For any number of messages; and once more for messages sent in between."""
     ringer.ring(["a"])
-    wait_until(lambda: rings(outsider, "a") == 1, 20.0, "it is rung")
+    wait_until(lambda: rings(outsider, "a") == 1, "it is rung")
     began = time.monotonic()
     while time.monotonic() < began + 1.5 * PAUSE_SECONDS:
         ringer.ring(["a"])
         time.sleep(0.001)
-    wait_until(lambda: rings(outsider, "a") >= 3, 20.0, "the last messages are notified")
+    wait_until(lambda: rings(outsider, "a") >= 3, "the last messages are notified")
     assert rings(outsider, "a") == 3
 
 
@@ -98,7 +98,7 @@ def test_threads_and_loops_notify(ringer: DoorbellNotifier, outsider: Client) ->
     for thread in threads:
         thread.join()
     names = [f"{kind}-{n}" for kind in ("loop", "thread") for n in range(50)]
-    wait_until(lambda: all(rings(outsider, name) for name in names), 20.0, "all are rung")
+    wait_until(lambda: all(rings(outsider, name) for name in names), "all are rung")
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_an_unreachable_coordinator_is_not_the_sender_s_error(
         for number in range(1000):
             ringer.ring([f"q{number}"])
         assert caplog.records == [], "the first attempt to connect still waits"
-        wait_until(lambda: bool(caplog.records), 20.0, "the warning")
+        wait_until(lambda: bool(caplog.records), "the warning")
         ringer.ring(["more"])
         ringer.close()
     assert [record.name for record in caplog.records] == ["qdo.coordination.doorbell_notifier"]
@@ -125,7 +125,7 @@ def test_an_unusable_file_is_not_the_sender_s_error(
     (tmp_path / "c.db").write_bytes(b"no database" * 1000)
     ringer = DoorbellNotifier(f"sqlite:{tmp_path / 'c.db'}", LAYOUT)
     ringer.ring(["q"])
-    wait_until(lambda: bool(caplog.records), 20.0, "the warning")
+    wait_until(lambda: bool(caplog.records), "the warning")
     ringer.close()
     assert caplog.records[0].name == "qdo.coordination.doorbell_notifier"
 
@@ -143,13 +143,13 @@ def test_a_member_hears_the_bells_it_attends(
     try:
         member.watch_doorbells([f"q{number}" for number in range(1000)])
         ringer.ring(["q7", "q500", "other"])
-        wait_until(lambda: sorted(heard) == ["q500", "q7"], 20.0, "both are heard")
+        wait_until(lambda: sorted(heard) == ["q500", "q7"], "both are heard")
         client._call(_CONNECTION_DROP, None)
         ringer.ring(["q8"])
-        wait_until(lambda: heard[2:] == ["q8"], 20.0, "it is heard after the connection is back")
+        wait_until(lambda: heard[2:] == ["q8"], "it is heard after the connection is back")
         member.watch_doorbells([], ["q9"])
         ringer.ring(["q9", "q10"])
-        wait_until(lambda: heard[3:] == ["q10"], 20.0, "only the one that is attended")
+        wait_until(lambda: heard[3:] == ["q10"], "only the one that is attended")
     finally:
         member.stop()
 

@@ -16,7 +16,7 @@ from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import parse_assignment
 from tests.support.fleet import LAYOUT, MemberFleet
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 HEALTHY = [f"queue-{number}" for number in range(6)]
 NOBODY = [make_acl("digest", "nobody:AAAAAAAAAAAAAAAAAAAAAAAAAAA=", all=True)]
@@ -139,7 +139,7 @@ def test_an_owner_repairs_a_giant_value(fleet: MemberFleet, outsider: Client) ->
     path = LAYOUT.queue(HEALTHY[0])
     owner = QueueNode.parse(outsider.get(path)[0]).owner
     outsider.set(path, QueueNode(owner=owner, extra=(("x", "x" * 900_000),)).encode())
-    wait_until(lambda: len(outsider.get(path)[0]) < 1000, 20.0, "the node is small again")
+    wait_until(lambda: len(outsider.get(path)[0]) < 1000, "the node is small again")
     assert QueueNode.parse(outsider.get(path)[0]).owner == owner
 
 

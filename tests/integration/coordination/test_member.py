@@ -16,7 +16,7 @@ from qdo.coordination.member import Member
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.errors import CorruptNodeError
 from tests.support.fleet import LAYOUT, CountingEngine, MemberFleet
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -153,13 +153,13 @@ def test_a_seek_moves_a_live_queue(fleet: MemberFleet, outsider: Client) -> None
     fleet.join()
     fleet.create_queues(["busy"])
     fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
-    wait_until(lambda: len(fleet.ledger) > 20, 20.0, "the queue is being processed")
+    wait_until(lambda: len(fleet.ledger) > 20, "the queue is being processed")
     fence = fleet.ledger[-1][2]
     operator.seek(outsider, LAYOUT, "busy", 1_000_000)
-    wait_until(lambda: ("busy", 1_000_001, fence) in fleet.ledger, 20.0, "it goes on from there")
+    wait_until(lambda: ("busy", 1_000_001, fence) in fleet.ledger, "it goes on from there")
     again = len(fleet.ledger)  # before the seek: it may start afresh before that returns
     operator.seek(outsider, LAYOUT, "busy", 0)
-    wait_until(lambda: ("busy", 1, fence) in fleet.ledger[again:], 20.0, "it starts afresh")
+    wait_until(lambda: ("busy", 1, fence) in fleet.ledger[again:], "it starts afresh")
 
 
 def test_a_corrupt_node_is_not_marked_as_deleted(outsider: Client) -> None:
@@ -231,7 +231,7 @@ def test_a_deleted_worker_node_ends_the_registration(fleet: MemberFleet, outside
     fleet.create_queues(names(3))
     fleet.wait(lambda: fleet.balanced(3), "all is owned")
     outsider.delete(LAYOUT.worker(member.name))
-    wait_until(lambda: engine.expirations == 1, 20.0, "the member notices")
+    wait_until(lambda: engine.expirations == 1, "the member notices")
     assert not engine.claims
     member.stop()
     fleet.members.clear()

@@ -19,7 +19,8 @@ from qdo.system.clock import clock
 from tests.support.coordinator_process import connected
 from tests.support.fleet import MemberFleet
 from tests.support.postgresql.proxy import cutting
-from tests.support.zookeeper import Ensemble, free_ports, wait_until
+from tests.support.processes import wait_until
+from tests.support.zookeeper import Ensemble, free_ports
 
 SESSION_SECONDS = 4.0
 """The default of `MemberFleet`."""
@@ -43,10 +44,10 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
         away_since = clock()
         _wait_for_silence(fleet)
         started = len(fleet.ledger)
-        wait_until(lambda: clock() - away_since > 13.0, 20.0, "two session timeouts are over")
+        wait_until(lambda: clock() - away_since > 13.0, "two session timeouts are over")
         assert len(fleet.ledger) == started
         own.servers[0].restart()
-        wait_until(lambda: len(fleet.ledger) > started + 20, 30.0, "messages are processed again")
+        wait_until(lambda: len(fleet.ledger) > started + 20, "messages are processed again", 30.0)
         fleet.wait(lambda: fleet.balanced(10), "all is settled")
         after = {c.queue: c.fence for _, e in fleet.members for c in e.claims.values()}
         assert after == before
@@ -57,10 +58,10 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
 
 def _wait_for_silence(fleet: MemberFleet) -> None:
     leases = [member.lease for member, _ in fleet.members]
-    wait_until(lambda: all(clock() > lease.until for lease in leases), 10.0, "leases are over")
+    wait_until(lambda: all(clock() > lease.until for lease in leases), "leases are over", 10.0)
     # Messages started just before are in the ledger after the next round of the stepper.
     rounds = fleet.rounds
-    wait_until(lambda: fleet.rounds > rounds + 1, 10.0, "the engine has come round")
+    wait_until(lambda: fleet.rounds > rounds + 1, "the engine has come round", 10.0)
 
 
 def test_a_leader_change_moves_nothing(
@@ -111,7 +112,7 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
         while clock() - began < 2 * SESSION_SECONDS:
             started = len(fleet.ledger)
             leased = member.lease.until
-            wait_until(lambda: len(fleet.ledger) > started, 30.0, stalled, 0.002)  # noqa: B023
+            wait_until(lambda: len(fleet.ledger) > started, stalled, 30.0)  # noqa: B023
             assert clock() < leased, "no message waited for another lease"
         assert member._client.server != silent.address
         after = {claim.queue: claim.fence for claim in engine.claims.values()}
@@ -130,8 +131,8 @@ def test_a_server_that_answers_late_resumes_a_session(
         session = client.client_id
         proxy.late_seconds = 0.4 * SESSION_SECONDS
         proxy.cut_all()
-        wait_until(lambda: client.state == KazooState.SUSPENDED, 5.0, "the connection is lost")
-        wait_until(lambda: client.connected, SESSION_SECONDS + 5.0, "the client is back")
+        wait_until(lambda: client.state == KazooState.SUSPENDED, "the connection is lost", 5.0)
+        wait_until(lambda: client.connected, "the client is back", SESSION_SECONDS + 5.0)
         assert client.client_id == session
     (record,) = [each for each in caplog.records if each.name == "qdo.coordination.client"]
     assert record.levelname == "WARNING"
@@ -148,10 +149,10 @@ def test_a_session_that_no_answer_confirms_ends(zookeeper_server: Ensemble) -> N
         proxy.late_seconds = 2 * SESSION_SECONDS
         proxy.cut_all()
         wait_until(
-            lambda: other.exists("/late") is None, 4 * SESSION_SECONDS + 5.0, "its node is gone"
+            lambda: other.exists("/late") is None, "its node is gone", 4 * SESSION_SECONDS + 5.0
         )
         proxy.late_seconds = 0.0
-        wait_until(lambda: client.connected, 4 * SESSION_SECONDS, "it has a new session")
+        wait_until(lambda: client.connected, "it has a new session", 4 * SESSION_SECONDS)
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older copy"])
@@ -179,8 +180,8 @@ def test_servers_without_their_data_get_new_sessions(
             server.restart()
             wait_until(
                 lambda: client.client_id not in (None, session),
-                4 * SESSION_SECONDS,
                 "it has a new session",
+                4 * SESSION_SECONDS,
             )
             assert client.exists("/seen") is None
         (*_, record) = [each for each in caplog.records if each.name == "qdo.coordination.client"]

@@ -17,7 +17,7 @@ from qdo.worker.duties.queues import Discovery
 from tests.support.coordinator_process import connected
 from tests.support.fakes.shard_broker import ShardBroker
 from tests.support.fleet import LAYOUT, MemberFleet
-from tests.support.zookeeper import wait_until
+from tests.support.processes import wait_until
 
 END = "SHARD_END"
 
@@ -94,7 +94,7 @@ def test_a_queue_that_vanishes_is_given_back_and_comes_back(stage: LifecycleSetu
     stage.broker.names = ["a"]
     stage.wait(lambda: stage.node("b").deleted, "it is retired")
     stage.wait(lambda: stage.fleet.balanced(1), "and released")
-    wait_until(lambda: not stage.node("b").owner, 20.0, "its node names no owner")
+    wait_until(lambda: not stage.node("b").owner, "its node names no owner")
     started = [number for queue, number, _ in stage.fleet.ledger if queue == "b"]
     assert stage.node("b").last == max(started)
     stage.broker.names = ["a", "b"]
@@ -119,7 +119,7 @@ def test_children_are_claimed_after_their_parents(stage: LifecycleSetup) -> None
     stage.finish("right")
     stage.wait(lambda: set(stage.fleet.owned()) == {"child"}, "only the child is owned")
     for parent in ("left", "right"):
-        wait_until(lambda p=parent: not stage.node(p).owner, 20.0, "released")  # type: ignore[misc]
+        wait_until(lambda p=parent: not stage.node(p).owner, "released")  # type: ignore[misc]
         assert stage.node(parent).deleted
         assert stage.node(parent).position == END
 

@@ -12,9 +12,9 @@ from tests.support.postgresql.server import (
     START_SECONDS,
     SUPERUSER,
     PostgresqlAddress,
-    log_tail,
 )
-from tests.support.zookeeper import free_ports, wait_until
+from tests.support.processes import log_tail, wait_until
+from tests.support.zookeeper import free_ports
 
 
 class PgBouncer:
@@ -67,7 +67,7 @@ class PgBouncer:
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        wait_until(self._ready, START_SECONDS, f"PgBouncer at port {self.address.port} is ready")
+        wait_until(self._ready, f"PgBouncer at port {self.address.port} is ready", START_SECONDS)
 
     def __enter__(self) -> PgBouncer:
         try:

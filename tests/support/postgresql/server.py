@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tests.support.postgresql import commands
-from tests.support.processes import alive, descendants, stopped
-from tests.support.zookeeper import free_ports, wait_until
+from tests.support.processes import alive, descendants, log_tail, stopped, wait_until
+from tests.support.zookeeper import free_ports
 
 if TYPE_CHECKING:
     import psycopg
@@ -193,9 +193,9 @@ class PostgresqlServer:
                 start_new_session=True,
             )  # fmt: skip
         try:
-            wait_until(self._ready, START_SECONDS, f"the server at port {self.port} is ready")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.logs()}") from None
+            wait_until(self._ready, f"the server at port {self.port} is ready", START_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def _ready(self) -> bool:
         if self._process is None or self._process.poll() is not None:
@@ -223,7 +223,7 @@ class PostgresqlServer:
         self._process = None
         # A server refuses to start while a process of the old one has its shared memory.
         wait_until(
-            lambda: not any(map(alive, family)), STOP_SECONDS, "the server's processes ended"
+            lambda: not any(map(alive, family)), "the server's processes ended", STOP_SECONDS
         )
 
     def restart(self, mode: ShutdownMode = "fast") -> None:
@@ -240,8 +240,8 @@ class PostgresqlServer:
         family = self._freeze()
         wait_until(
             lambda: all(stopped(pid) or not alive(pid) for pid in family),
-            STOP_SECONDS,
             f"the server at port {self.port} is frozen",
+            STOP_SECONDS,
         )
 
     def _freeze(self) -> list[int]:
@@ -269,17 +269,9 @@ class PostgresqlServer:
         shutil.rmtree(self.folder)
 
 
-def log_tail(path: Path, lines: int = 60) -> str:
-    """Return the end of a server's log, without its start."""
-    if not path.exists():
-        return ""
-    text = path.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join([f"--- {path}", *text])
-
-
 def end_shared(pid: int, folder: Path) -> None:
     """End a server that another process may have started, and remove its folder."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, _SIGNALS["immediate"])
-    wait_until(lambda: not alive(pid), STOP_SECONDS, f"the server in {folder} has ended")
+    wait_until(lambda: not alive(pid), f"the server in {folder} has ended", STOP_SECONDS)
     shutil.rmtree(folder)
