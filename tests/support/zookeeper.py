@@ -45,18 +45,17 @@ def missing() -> str | None:
     return None
 
 
-def required() -> bool:
-    """Return whether a missing ZooKeeper fails the tests instead of skipping them."""
-    return bool(os.environ.get("CI")) or os.environ.get(REQUIRED) == "1"
+def need(what: str, reason: str | None, variable: str) -> None:
+    """Skip the test if something is missing for a reason, or fail it in CI or by a variable."""
+    if reason is not None:
+        if os.environ.get("CI") or os.environ.get(variable) == "1":
+            pytest.fail(f"these tests need {what}: {reason}")
+        pytest.skip(f"needs {what}: {reason}")
 
 
 def require() -> None:
     """Skip the test without ZooKeeper, or fail it if ZooKeeper is required."""
-    reason = missing()
-    if reason is not None:
-        if required():
-            pytest.fail(f"these tests need ZooKeeper: {reason}")
-        pytest.skip(f"needs ZooKeeper: {reason}")
+    need("ZooKeeper", missing(), REQUIRED)
 
 
 def free_ports(count: int) -> list[int]:

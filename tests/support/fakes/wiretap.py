@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
 
 
 class Wiretap:
@@ -52,11 +51,6 @@ class Wiretap:
             target.shutdown(socket.SHUT_WR)
 
 
-@contextlib.contextmanager
-def tapped(port: int) -> Iterator[Wiretap]:
-    """Yield a wiretap before a port of this machine."""
-    tap = Wiretap(port)
-    try:
-        yield tap
-    finally:
-        tap.close()
+def tapped(port: int) -> contextlib.closing[Wiretap]:
+    """Run a wiretap before a port of this machine during the block."""
+    return contextlib.closing(Wiretap(port))

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from tests.support.zookeeper import need
 
 BINARIES = Path("/usr/lib/postgresql")
 ACCOUNT = "postgres"
@@ -31,18 +31,9 @@ def missing() -> str | None:
     return None
 
 
-def required() -> bool:
-    """Return whether a missing PostgreSQL fails the tests instead of skipping them."""
-    return bool(os.environ.get("CI")) or os.environ.get(REQUIRED) == "1"
-
-
 def require() -> None:
     """Skip the test without PostgreSQL, or fail it if PostgreSQL is required."""
-    reason = missing()
-    if reason is not None:
-        if required():
-            pytest.fail(f"these tests need PostgreSQL: {reason}")
-        pytest.skip(f"needs PostgreSQL: {reason}")
+    need("PostgreSQL", missing(), REQUIRED)
 
 
 def newest() -> Path | None:

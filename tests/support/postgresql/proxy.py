@@ -6,7 +6,6 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Literal
 
 Direction = Literal["request", "answer"]
@@ -146,11 +145,6 @@ class CuttingProxy:
             return allowed
 
 
-@contextlib.contextmanager
-def cutting(upstream: int) -> Iterator[CuttingProxy]:
+def cutting(upstream: int) -> contextlib.closing[CuttingProxy]:
     """Run a proxy during the block."""
-    proxy = CuttingProxy(upstream)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+    return contextlib.closing(CuttingProxy(upstream))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlServer
@@ -30,14 +29,9 @@ def start_standby(server: PostgresqlServer) -> PostgresqlServer:
     return other
 
 
-@contextlib.contextmanager
-def standby_of(server: PostgresqlServer) -> Iterator[PostgresqlServer]:
+def standby_of(server: PostgresqlServer) -> contextlib.closing[PostgresqlServer]:
     """Run a hot standby of a server."""
-    other = start_standby(server)
-    try:
-        yield other
-    finally:
-        other.close()
+    return contextlib.closing(start_standby(server))
 
 
 def url_of(url: str, server: PostgresqlServer, *order: PostgresqlServer) -> str:
