@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import sqlite3
@@ -16,6 +17,8 @@ import pytest
 
 from qdo import App
 from qdo.brokers.base import Broker
+from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.cli.commands import send as lines
 from qdo.cli.framework import EXIT_CODES, run
 from qdo.cli.worker import worker
 from qdo.coordination.client import Client
@@ -23,7 +26,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
-from qdo.errors import QueueNameError
+from qdo.errors import DatabaseFullError, QueueNameError
 from tests.support.cli import Ended, Run
 from tests.support.commands import COMMANDS
 from tests.support.coordinator_process import connected
@@ -52,6 +55,24 @@ def stored(app: str, queue: str) -> list[tuple[Any, str | None]]:
 
 
 # --- send ---
+
+
+def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of messages sent before is reported, and they are stored."""
+    monkeypatch.setattr(lines, "BATCH_MESSAGES", 10)
+    whole, calls = EmbeddedBroker.send_many, itertools.count()
+
+    def send_many(self: Any, messages: Any) -> list[str]:
+        if next(calls) == 3:
+            raise DatabaseFullError(path="x.db", reason="database or disk is full")
+        return whole(self, messages)
+
+    monkeypatch.setattr(EmbeddedBroker, "send_many", send_many)
+    Path("in.jsonl").write_text("1\n" * 50)
+    ended = cli("send", "q", "--file", "in.jsonl")
+    assert ended.code == 3
+    assert ended.err.startswith("sent 30 messages, up to line 30 of in.jsonl\n")
+    assert len(stored("a", "q")) == 30
 
 
 def test_send_one(cli: Run) -> None:
