@@ -339,6 +339,13 @@ class Broker(abc.ABC):
         what, remedy = "subscribe to queues", "use reader and listen"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
+    def is_away(self) -> bool:
+        """Return whether the broker answers no question now, for an attempt that has failed.
+
+        False where it is a file, and where only a question that costs something would tell.
+        """
+        return False
+
     def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:  # noqa: B027 - optional
         """Keep the receipts of held messages in a store; call it before the first `subscribe`."""
 

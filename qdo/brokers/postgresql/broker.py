@@ -31,7 +31,7 @@ from qdo.brokers.postgresql.writer import (
 )
 from qdo.brokers.streams import check_deletable
 from qdo.encryption.marks import IdMarks
-from qdo.errors import QueueNotEmptyError
+from qdo.errors import QueueNotEmptyError, UnreachableError
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection
@@ -287,6 +287,13 @@ class PostgresqlBroker(GroupCommitBroker):
 
     def reader(self, queue: str, after: int) -> PostgresqlReader:
         return PostgresqlReader(self._fetches, check_queue_name(queue), after)
+
+    def is_away(self) -> bool:
+        try:
+            self._fetches.run(lambda connection: connection.execute("SELECT 1"))
+        except UnreachableError:
+            return True
+        return False
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         listener = NotificationListener(self._address, self._app, wake)

@@ -117,7 +117,7 @@ class Outcomes:
         chosen = not {Outcome, BodyDecodeError}.isdisjoint(type(error).__mro__)
         if chosen or not turn.in_force or only_waits(error, policy):
             return None
-        if self._broker_is_away(turn):
+        if self._broker.is_away():
             self._counters.attempts -= 1
             self._observers.report(message, "wait", describe(error))
             what = f"message {message.id} failed meanwhile, which does not count"
@@ -130,19 +130,6 @@ class Outcomes:
         if not breaker.failed((turn.slot.queue, line), error):
             return None
         return RetryMessage(breaker.left_seconds(), counts=False, waits_for="its paused job")
-
-    def _broker_is_away(self, turn: Turn) -> bool:
-        """Return whether the broker of a queue that is read answers no question now.
-
-        A queue that is polled for has no question that costs nothing.
-        """
-        if self._broker.capabilities.subscriptions:
-            return False
-        try:
-            self._broker.reader(turn.slot.queue, turn.claim.done).fetch(1)
-        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            return failure_kind(error) is FailureKind.UNREACHABLE
-        return False
 
     def expired(self, turn: Turn, message: Message) -> TurnResult:
         """Leave a message that the broker took back while it was in flight."""
