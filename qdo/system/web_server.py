@@ -38,7 +38,7 @@ LINGER_SECONDS = 1.0
 LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
 MOST_BODIES_BYTES = 64 * 1024 * 1024
-"""The most that all bodies together take, those included that are still on their way."""
+"""The most that all bodies together take, the parts included of those that are on their way."""
 MOST_THREADS_OF_ONE = THREADS // 2
 """The most threads of one line of requests: what makes them slow must not stop the others."""
 MOST_HEADER_BYTES = 32 * 1024
@@ -224,7 +224,8 @@ class _Places(Pool):
     It is the one that has waited longest. One for which a response is made stays.
 
     :ivar body_bytes: bytes of the bodies that are read, or used, now.
-    :ivar lines: number of requests of each line that have a thread, or wait for one.
+    :ivar lines: number of requests of each line that have a thread, or wait for one. A client that
+        sends slowly has none.
     """
 
     def __init__(self, most: int) -> None:
@@ -332,37 +333,49 @@ class _Handler(WSGIHandler):
         if length > admission.most_body_bytes:
             reason = f"the body must have at most {admission.most_body_bytes} bytes; send less"
             raise _RefusedError("413 Content Too Large", reason)
-        line = admission.line
-        if (line and pool.lines[line] >= MOST_THREADS_OF_ONE) or (
-            pool.body_bytes + length > MOST_BODIES_BYTES
-        ):
-            raise _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
-        pool.lines[line] += 1
-        pool.body_bytes += length
+        self._taken = 0
         try:
-            self._call_app(self._read_body(length))
+            self._call_app(self._read_body(length), admission.line)
         finally:
-            pool.body_bytes -= length
-            pool.lines[line] -= 1
-            if not pool.lines[line]:
-                del pool.lines[line]
+            pool.body_bytes -= self._taken
         return True
 
-    def _call_app(self, body: bytes) -> None:
+    def _call_app(self, body: bytes, line: str) -> None:
+        pool = self.server.pool
+        if line and pool.lines[line] >= MOST_THREADS_OF_ONE:
+            raise _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
         self._timer.close()
         given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
         environ = {**self.environ, **given, **_length_of(len(body))}
-        self.server.pool.keep(self)
-        threads = gevent.get_hub().threadpool
-        self.application = threads.apply(_respond, (self.application, environ))
-        self.server.pool.wait(self)
+        pool.keep(self)
+        pool.lines[line] += 1
+        try:
+            threads = gevent.get_hub().threadpool
+            self.application = threads.apply(_respond, (self.application, environ))
+        finally:
+            pool.lines[line] -= 1
+            if not pool.lines[line]:
+                del pool.lines[line]
+        pool.wait(self)
 
     def _read_body(self, length: int) -> bytes:
-        """Return a request's body; raise _RefusedError if it is slow or incomplete."""
-        source = self.wsgi_input
+        """Return a request's body; raise _RefusedError if it is slow, incomplete or one too many.
+
+        Only bytes that have come count: a client that announces many takes no place from others.
+        """
+        source, pool = self.wsgi_input, self.server.pool
+        parts: list[bytes] = []
         try:
-            body: bytes = source.read(length)
-            return body
+            while self._taken < length:
+                part = source.read(min(MOST_BODY_BYTES, length - self._taken))
+                parts.append(part)
+                self._taken += len(part)
+                pool.body_bytes += len(part)
+                if pool.body_bytes > MOST_BODIES_BYTES:
+                    raise _RefusedError(
+                        "503 Service Unavailable", "too much at once", retry_seconds=5
+                    )
+            return b"".join(parts)
         except OSError as error:
             raise _RefusedError("400 Bad Request", "the request ended early") from error
         except gevent.Timeout as timeout:

@@ -35,7 +35,7 @@ LINES = 5
 PAUSE = Backoff(0.5, 10.0)
 OPEN_SECONDS = 900.0
 LOOK_SECONDS = 2.0
-"""How soon all messages continue after a success: a queue or key that waits costs 30 us a look."""
+"""How soon all messages continue after a success: each queue or key that waits looks so often."""
 
 _log = logging.getLogger(__name__)
 

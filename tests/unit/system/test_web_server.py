@@ -236,11 +236,12 @@ def test_slow_requests_of_one_line_leave_threads_to_others(
 def test_all_bodies_together_are_bounded(
     judge: tuple[WebServer, JudgingApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are on their way count whole: their memory is promised."""
+    """Those that are on their way count as far as they have come, not as they are announced."""
     monkeypatch.setattr(web_server, "MOST_BODIES_BYTES", 100_000)
     server, _ = judge
-    with client(server) as half:
-        half.sendall(b"POST /ok HTTP/1.1\r\nContent-Length: 60000\r\n\r\nx")
+    with client(server) as announced, client(server) as half:
+        announced.sendall(b"POST /ok HTTP/1.1\r\nContent-Length: 80000\r\n\r\nx")
+        half.sendall(b"POST /ok HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 66_000)
         wait_until(
             lambda: get(server, "/ok", "POST", b"y" * 50_000)[0] == 503, "the first one counts"
         )
