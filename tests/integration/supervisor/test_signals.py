@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.app_runs import AppRuns
+from tests.support.containers.engine import require
 from tests.support.processes import PATIENCE_SECONDS, wait_until
 
 OWN_HANDLER = """
@@ -58,9 +59,9 @@ def test_a_handler_of_a_library_prevents_no_drain(
         assert runs.node("a").owner == ""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes needs root")
 def test_process_1_obeys_before_it_has_started(tmp_path: Path) -> None:
     """The kernel keeps from process 1 each signal for which it has no handler."""
+    require(tmp_path)
     program = (
         "import signal\n"
         "from qdo.__main__ import _end_at_interrupt\n"
