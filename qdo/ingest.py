@@ -102,8 +102,10 @@ class WebhookEndpoints:
     def _status(self, environ: Mapping[str, Any]) -> int:
         if (status := self._status_of_head(environ)) is not None:
             return status
-        path, length = environ["PATH_INFO"], int(environ["CONTENT_LENGTH"])
-        webhook, headers = self._app.webhooks[path], _headers_of(environ)
+        path = environ["PATH_INFO"]
+        length = int(environ["CONTENT_LENGTH"])
+        webhook = self._app.webhooks[path]
+        headers = _headers_of(environ)
         body = environ["wsgi.input"].read(length)
         if len(body) != length:  # some servers pass on what a client sent before it went
             return 400

@@ -306,7 +306,8 @@ class _Handler(WSGIHandler):
         source = self.wsgi_input
         if not is_read:  # do not wait for the rest before the response
             self.close_connection = True
-            source.chunked_input, source.content_length = False, source.position
+            source.chunked_input = False
+            source.content_length = source.position
         super().handle_one_response()  # type: ignore[no-untyped-call]
         if not is_read:
             self._linger()
@@ -324,7 +325,8 @@ class _Handler(WSGIHandler):
 
         Return whether the body was read.
         """
-        pool, length = self.server.pool, self._length()
+        pool = self.server.pool
+        length = self._length()
         admit = getattr(self.application, "admit", None)
         admission = Admission() if admit is None else admit({**self.environ, **_length_of(length)})
         if admission.response is not None:
@@ -363,7 +365,8 @@ class _Handler(WSGIHandler):
 
         Only bytes that have come count: a client that announces many takes no place from others.
         """
-        source, pool = self.wsgi_input, self.server.pool
+        source = self.wsgi_input
+        pool = self.server.pool
         parts: list[bytes] = []
         try:
             while self._taken < length:

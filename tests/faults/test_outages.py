@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,11 @@ import pytest
 
 from qdo import Message
 from tests.support.engine import EngineSetup, until
-from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 
 QUEUES = ("a", "b")
 """Too few for a pause of the job."""
 COUNT = 12
-
-
-@pytest.fixture
-def database(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
-    address = postgresql_server.address
-    found = PostgresqlDatabase(address, address.create_database())
-    prepared(found.url())
-    yield found
-    address.drop_database(found.name)
 
 
 @pytest.mark.parametrize("order", ["queue", "key", "none"])

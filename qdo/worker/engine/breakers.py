@@ -72,7 +72,7 @@ class Breaker:
         return left
 
     def failed(self, line: tuple[str, object], error: BaseException) -> bool:
-        """Take note of a failed attempt; return whether the job is paused, so it does not count.
+        """Count a failed attempt; return whether it is excused, because the job is paused.
 
         :param line: a queue, and the key or position of the message if others need not wait for it.
         """
@@ -88,7 +88,7 @@ class Breaker:
             )
         if self.paused or self._spent:
             return self.paused
-        # The classes of errors from the processes of jobs are made anew for each.
+        # By name: each error from the process of a job has a class of its own.
         kind = f"{type(error).__module__}:{type(error).__qualname__}"
         if kind != self._kind:
             self._kind = kind
