@@ -7,7 +7,7 @@ waiting  no worker has it; it may be taken once it is due              running (
 running  the worker `owner` runs it                                    paused, waiting (put back,
                                                                        give back), over
 paused   its job waits for `resume`, on the same worker                running, waiting, over
-over     it has an outcome, and is deleted after `until`               waiting (an operator's retry)
+over     it has an outcome; unless it failed, `until` ends it          waiting (an operator's retry)
 =======  ============================================================  ==========================
 
 Each method is one transaction. A *take* names a request, the worker that took it and how often it
@@ -38,6 +38,10 @@ TAKEN_BYTES = 32 * 1024 * 1024
 WAITING, RUNNING, PAUSED, OVER = range(4)
 STATES = ("waiting", "running", "paused", "over")
 """The names of the states, by number."""
+OUTCOMES = ("done", "failed", "skipped", "cancelled")
+"""What a request that is over may have as its outcome."""
+FAILED = "failed"
+"""Its requests are kept until an operator retries or discards them, as dead letters are."""
 PAUSED_MARK = '{"paused"'
 
 Content = tuple[bytes, "str | None"]
@@ -121,8 +125,9 @@ class RequestRecord:
     :ivar mark: JSON object: ``{"cancel": reason}``; while it is paused ``{"paused": time}``, which
         names the question that its job asks, and then ``{"resume": value}``; None without any.
     :ivar started: when it was taken, 0 if never.
-    :ivar outcome: "done", "failed", "cancelled" or "skipped"; None until it is over.
-    :ivar until: when it is deleted, 0 until it is over.
+    :ivar outcome: one of `OUTCOMES`; None until it is over.
+    :ivar keep: for how many seconds after its end another request cannot have its id.
+    :ivar until: when that time ends, 0 until it is over. It is deleted then, unless it has failed.
     """
 
     take: Take
@@ -139,12 +144,18 @@ class RequestRecord:
     mark: str | None
     reply: str | None
     outcome: str | None
-    result: Content | None
+    keep: float
     until: float
+    result: Content | None
 
     @property
     def id(self) -> str:
         return self.take.id
+
+    @property
+    def ended(self) -> float:
+        """When it ended, as a Unix time in seconds; 0.0 until it is over."""
+        return max(0.0, self.until - self.keep)
 
     @property
     def is_cancelled(self) -> bool:
@@ -159,7 +170,7 @@ class RequestRecord:
 
 RECORD_FIELDS = (
     *("pool", "state", "priority", "asked", "due", "failed", "started"),
-    *("note", "error", "mark", "reply", "outcome", "until"),
+    *("note", "error", "mark", "reply", "outcome", "keep", "until"),
 )
 
 
@@ -179,7 +190,7 @@ def record_of(id: str, owner: str, number: int, *rest: Any) -> RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How many requests of a pool are not over.
+    """How many requests of a pool are not over, and how many have failed and are kept.
 
     :ivar oldest: Unix time in seconds since which the oldest due request waits, None without any.
     """
@@ -188,6 +199,7 @@ class PoolCounts:
     running: int
     paused: int
     oldest: float | None
+    failed: int = 0
 
 
 def check_requests(requests: Sequence[NewRequest], most: int) -> int:
@@ -249,6 +261,8 @@ class RequestStore(abc.ABC):
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         """Store requests, all or none; return for each whether it was new.
 
+        One that is over and past `until`, failed ones too, gives its id to the new one.
+
         :param connection: store them if, and only if, its transaction commits, as
             `Broker.send_within`.
         :raises RequestExistsError: a request of this id has another pool or body.
@@ -286,12 +300,14 @@ class RequestStore(abc.ABC):
         result: Content | None = None,
         error: str | None = None,
         messages: Sequence[Outgoing] = (),
+        failed: int | None = None,
     ) -> bool:
         """Record the outcome of a request, and send messages that tell of it.
 
         A request that waits is ended with the take of its record. The body is deleted if the
         outcome is "done".
 
+        :param failed: number of its attempts that count as failed; None keeps the number.
         :return: whether this take has ended the request, now or by an earlier call.
         """
 
@@ -347,11 +363,13 @@ class RequestStore(abc.ABC):
         limit: int = 1000,
         *,
         newest: bool = False,
+        outcome: str | None = None,
     ) -> list[RequestRecord]:
         """Return requests without their bodies and results, the oldest first.
 
         :param states: only these; all without any.
         :param newest: the newest first.
+        :param outcome: of `OUTCOMES`: only those that are over and have it.
         """
 
     @abc.abstractmethod
@@ -366,11 +384,16 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def counts(self) -> dict[str, PoolCounts]:
-        """Return the numbers of each pool that has requests that are not over."""
+        """Return the numbers of each pool with requests that are not over, or have failed."""
 
     @abc.abstractmethod
-    def expire(self) -> int:
-        """Delete requests that are over and past `until`, at most 1,000; return their number."""
+    def expire(self, failed: Sequence[str] = ()) -> int:
+        """Delete requests that are over and past `until`, at most 1,000; return their number.
+
+        Those that have failed stay.
+
+        :param failed: ids: delete those of them that have failed, and nothing else.
+        """
 
     @abc.abstractmethod
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:

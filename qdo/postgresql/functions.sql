@@ -585,6 +585,10 @@ BEGIN
         IF cardinality(fresh) = cardinality(ids) THEN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
+        DELETE FROM {schema}.requests AS known
+            WHERE app = of_app AND id = ANY (ids) AND id <> ALL (coalesce(fresh, '{}')) AND state > 2
+                AND until <= {schema}.unix_time() AND {schema}.is_asker(known.asker);
+        CONTINUE WHEN FOUND;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
             min(given.id) FILTER (
                 WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
@@ -868,7 +872,21 @@ BEGIN
 END
 $$;
 
--- Delete requests that are over and were kept as long as asked; return their number.
+-- Delete those of the given requests that have failed; return their number.
+CREATE OR REPLACE FUNCTION {schema}.discard_requests(of_app text, of_ids text[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    gone bigint;
+BEGIN
+    DELETE FROM {schema}.requests
+        WHERE app = of_app AND id = ANY (of_ids) AND state > 2 AND outcome = 'failed';
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
+END
+$$;
+
+-- Delete requests that are over and were kept as long as asked, but for failed ones; return their
+-- number.
 CREATE OR REPLACE FUNCTION {schema}.expire_requests(of_app text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -878,7 +896,8 @@ DECLARE
     gone bigint;
 BEGIN
     DELETE FROM {schema}.requests WHERE app = of_app AND id = ANY (ARRAY(
-        SELECT id FROM {schema}.requests WHERE app = of_app AND state = 3 AND until <= now
+        SELECT id FROM {schema}.requests
+        WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND until <= now
         ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS gone = ROW_COUNT;
     DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (

@@ -47,7 +47,7 @@ from qdo.postgresql.url import SchemaAddress
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 OLDEST_SERVER = 15
 UPGRADE_LOCK_SECONDS = 5
 """How long an upgrade waits for a lock, and how long senders may wait behind it."""
@@ -95,6 +95,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "advance(bigint)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
+        "discard_requests(text, text[])",
         "drop_partitions()",
         "expire_requests(text)",
         "give_back_requests(text, text)",

@@ -282,3 +282,10 @@ BEGIN
     END LOOP;
 END
 $$;
+
+-- Format 6: failed requests stay until an operator decides, so each kind has an index of its own.
+DROP INDEX {schema}.requests_over;
+CREATE INDEX requests_over ON {schema}.requests (app, until)
+    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
+CREATE INDEX requests_failed ON {schema}.requests (app, pool, number)
+    WHERE state = 3 AND outcome = 'failed';

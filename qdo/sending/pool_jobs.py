@@ -117,7 +117,7 @@ class Request(Message):
 
     def _replies(self, outcome: str, result: Any = None) -> list[Outgoing]:
         reply = self.headers.get("qdo-reply")
-        return reply_messages(self._app, self.id, self.pool, reply, outcome, result)
+        return reply_messages(self._app, self._take, self.pool, reply, outcome, result)
 
     @property
     def _name(self) -> str:

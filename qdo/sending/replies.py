@@ -52,7 +52,7 @@ def opened(sender: Sender, pool: str, content: Content) -> Any:
 
 def reply_messages(
     sender: Sender,
-    id: str,
+    take: Take,
     pool: str,
     reply: str | None,
     outcome: str,
@@ -60,6 +60,8 @@ def reply_messages(
     error: str | None = None,
 ) -> list[Outgoing]:
     """Return the message for the queue that asked, if it wants one.
+
+    Its key `take` tells the outcome of a retried request from an earlier one.
 
     :param reply: JSON object with the keys `then`, `key`, `tag` and `events`.
     :param outcome: of the request; or "started" or "paused", which it wants only with `events`.
@@ -71,9 +73,11 @@ def reply_messages(
         return []
     value, tag = None if isinstance(result, bytes) else result, wanted.get("tag") or {}
     if not isinstance(tag, dict):
-        raise UsageError(reason=f"the tag of request {id!r} must be a JSON object, got {tag!r:.80}")
-    told = {"request": id, "pool": pool, "outcome": outcome, "result": value, "error": error}
-    body = {**tag, **told}
+        raise UsageError(
+            reason=f"the tag of request {take.id!r} must be a JSON object, got {tag!r:.80}"
+        )
+    told = {"request": take.id, "take": take.number, "pool": pool}
+    body = {**tag, **told, "outcome": outcome, "result": value, "error": error}
     return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
 
 
@@ -104,6 +108,7 @@ def end_request(
     outcome: str,
     error: str | None = None,
     run: Callable[[Callable[[], bool]], bool] = lambda call: call(),
+    failed: int | None = None,
 ) -> bool:
     """End a request, with its message; return what `RequestStore.end` returns.
 
@@ -111,13 +116,14 @@ def end_request(
     then counts as failed.
 
     :param run: calls its argument, as `until_answered`.
+    :param failed: see `RequestStore.end`.
     """
     store = sender.broker.requests
 
     def end() -> bool:
-        messages = reply_messages(sender, take.id, pool, reply, outcome, error=error)
+        messages = reply_messages(sender, take, pool, reply, outcome, error=error)
         result = sealed(sender, pool, None) if outcome == "done" else None
-        return store.end(take, outcome, result, error, messages)
+        return store.end(take, outcome, result, error, messages, failed)
 
     try:
         return run(end)
@@ -129,4 +135,4 @@ def end_request(
         known = error or ""
         said = known if why in known else f"{known}{known and '; '}its message is refused: {why}"
         kept = "failed" if outcome == "done" else outcome
-        return run(lambda: store.end(take, kept, None, said))
+        return run(lambda: store.end(take, kept, None, said, failed=failed))

@@ -49,7 +49,7 @@ MAX_VALUE_BYTES = 64 * 1024
 MAX_KEEP_SECONDS = 366 * 86_400
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25
 """Between two looks for a result."""
-RESULT_KEYS = frozenset({"request", "pool", "outcome", "result", "error"})
+RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"})
 """What a reply adds to the tag."""
 
 

@@ -424,7 +424,7 @@ class Worker:
             from qdo.worker.pools.returner import Returner
 
             yield running.pools
-            yield Returner(broker.requests, self._current)
+            yield Returner(broker.requests, self._live.in_force, self._current)
         if self.app.timers:
             yield TimerSender(self.app, broker, self._current)
         if running.listener is not None:

@@ -22,6 +22,9 @@ from qdo.brokers.embedded.schema import Query, Row
 from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.requests import (
     EXPIRED_AT_ONCE,
+    FAILED,
+    OUTCOMES,
+    OVER,
     RECORD_FIELDS,
     STATES,
     TAKEN_BYTES,
@@ -100,7 +103,7 @@ UPDATE requests SET state = :state, note = :note,
 """  # noqa: S608 - constants
 _END = f"""
 UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, until = :now + keep,
-       result_headers = :headers, result = :result,
+       failed = coalesce(:failed, failed), result_headers = :headers, result = :result,
        note = CASE :outcome WHEN 'done' THEN NULL ELSE note END,
        headers = CASE :outcome WHEN 'done' THEN NULL ELSE headers END,
        body = CASE :outcome WHEN 'done' THEN x'' ELSE body END
@@ -132,7 +135,7 @@ UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
 """
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
-_RECORD_TYPES = "ittitiirrirTTTTTr"
+_RECORD_TYPES = "ittitiirrirTTTTTrr"
 _FIND, _FIND_BRIEF = (
     Query(
         f"{_RECORD}, {columns}, result_headers, result FROM requests WHERE app = :app AND id = :id",
@@ -141,6 +144,7 @@ _FIND, _FIND_BRIEF = (
     for columns in ("headers, body", "NULL, x''")
 )
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
+_ENDS = {each: f"state = 3 AND outcome = '{each}'" for each in OUTCOMES}
 _LIST = {
     (condition, order): Query(
         f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # noqa: S608
@@ -149,7 +153,7 @@ _LIST = {
         f" ORDER BY number {order} LIMIT :limit",
         _RECORD_TYPES + "TbTB",
     )
-    for condition in ("true", *_CONDITIONS)
+    for condition in ("true", *_CONDITIONS, *_ENDS.values())
     for order in ("ASC", "DESC")
 }
 """By condition and order, with which SQLite finds the right index."""
@@ -173,15 +177,19 @@ _COUNTS = Query(
 SELECT pool, state, count(*), min(CASE WHEN due <= :now THEN max(asked, due) END)
 FROM requests WHERE app = :app AND state = 0 GROUP BY pool
 UNION ALL SELECT pool, state, count(*), NULL
-FROM requests WHERE app = :app AND state IN (1, 2) GROUP BY pool, state ORDER BY state
+FROM requests WHERE app = :app AND state IN (1, 2) GROUP BY pool, state
+UNION ALL SELECT pool, 3, count(*), NULL
+FROM requests WHERE app = :app AND state = 3 AND outcome = 'failed' GROUP BY pool ORDER BY state
 """,
     "tiiR",
 )
 _EXPIRED = Query(
-    "SELECT number FROM requests WHERE app = :app AND state = 3 AND until <= :now"  # noqa: S608
-    f" LIMIT {EXPIRED_AT_ONCE}",
+    "SELECT number FROM requests WHERE app = :app AND state = 3"  # noqa: S608
+    f" AND outcome IS NOT 'failed' AND until <= :now LIMIT {EXPIRED_AT_ONCE}",
     "i",
 )
+_REPLACE = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND until <= :now"
+_DISCARD = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND outcome = 'failed'"
 _EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # noqa: S608 - constants
 
 _BODY = 4
@@ -203,6 +211,8 @@ def _add(transaction: Transaction, request: NewRequest) -> bool:
     if request.due < 0:
         asked["due"] = _now(transaction) - request.due
     added = _execute(transaction, _ADD, **asked, body=body, headers=headers)
+    if not added and _execute(transaction, _REPLACE, id=request.id):
+        return _add(transaction, request)
     if not added:
         of = {"app": transaction.app, "id": request.id}
         if _DIGEST.only(transaction.connection, of) != (request.digest,):
@@ -314,10 +324,12 @@ class EmbeddedRequests(RequestStore):
         result: Content | None = None,
         error: str | None = None,
         messages: Sequence[Outgoing] = (),
+        failed: int | None = None,
     ) -> bool:
         size = check_content(take.id, result, MAX_STORED_BODY_BYTES)
         data, headers = result or (None, None)
-        of = {"outcome": outcome, "result": data, "headers": headers, "error": storable_text(error)}
+        of = {"outcome": outcome, "result": data, "headers": headers, "failed": failed}
+        of["error"] = storable_text(error)
         return self._change(_END, take, messages, size, **of) or bool(
             self._read(_ENDED, **_guard(take))
         )
@@ -354,9 +366,12 @@ class EmbeddedRequests(RequestStore):
         limit: int = 1000,
         *,
         newest: bool = False,
+        outcome: str | None = None,
     ) -> list[RequestRecord]:
         of = {"pool": pool, "states": json.dumps([*states]), "limit": limit}
         conditions = {_CONDITIONS[each] for each in states} or {"true"}
+        if outcome is not None:
+            conditions = {_ENDS[outcome]}
         order = "DESC" if newest else "ASC"
         found = [self._read(_LIST[each, order], **of) for each in conditions]
         rows = sorted(itertools.chain(*found), reverse=newest)
@@ -370,10 +385,15 @@ class EmbeddedRequests(RequestStore):
         counts: dict[str, PoolCounts] = {}
         for pool, state, count, oldest in self._read(_COUNTS, now=self._now()):
             before = counts.get(pool) or PoolCounts(0, 0, 0, oldest)
-            counts[pool] = replace(before, **{STATES[state]: count})
+            name = FAILED if state == OVER else STATES[state]
+            counts[pool] = replace(before, **{name: count})
         return counts
 
-    def expire(self) -> int:
+    def expire(self, failed: Sequence[str] = ()) -> int:
+        if failed:
+            return self._writer.run(
+                lambda transaction: sum(_execute(transaction, _DISCARD, id=id) for id in failed)
+            )
         if not self._read(_EXPIRED, now=self._now()):
             return 0  # without taking the write lock: most calls find nothing
         return self._writer.run(lambda transaction: _execute(transaction, _EXPIRE))

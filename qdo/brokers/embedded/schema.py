@@ -117,6 +117,13 @@ REQUESTS = re.sub(
 are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise the
 time at which it is due, so one index answers both questions: of which priority the next one is, and
 when the next one is due. `due` stays as it was given."""
+FAILURES = """
+    DROP INDEX requests_over;
+    CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
+    CREATE INDEX requests_failed ON requests (app, pool, number)
+        WHERE state = 3 AND outcome = 'failed';
+"""
+"""Failed requests stay for long, so those that expire are found without reading them."""
 STREAMS = """
     ALTER TABLE queues ADD COLUMN root INTEGER;
     CREATE TABLE streams (
@@ -151,7 +158,7 @@ _NO_ID_TWICE = f"""
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
-    version=5,
+    version=6,
     schema=_QUEUES  # noqa: S608
     + """
     CREATE TABLE file (
@@ -187,12 +194,14 @@ MESSAGES = Format(
     + _DELAYED
     + _DEDUP
     + REQUESTS
-    + STREAMS,
+    + STREAMS
+    + FAILURES,
     upgrades={
         1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
         2: _NO_ID_TWICE,
         3: REQUESTS,
         4: STREAMS,
+        5: FAILURES,
     },
 )
 """The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""

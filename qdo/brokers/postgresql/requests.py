@@ -24,6 +24,7 @@ from qdo.brokers.postgresql.writer import (
     refusal,
 )
 from qdo.brokers.requests import (
+    OUTCOMES,
     OVER,
     PAUSED,
     RECORD_FIELDS,
@@ -73,6 +74,7 @@ _MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
 _RETRY = "SELECT {schema}.retry_request(%s, %s)"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
 _EXPIRE = "SELECT {schema}.expire_requests(%s)"
+_DISCARD = "SELECT {schema}.discard_requests(%s, %b::text[])"
 _COLUMNS = f"SELECT id, owner, take, {', '.join(RECORD_FIELDS)}"
 _FIND = f"""
 {_COLUMNS}, headers, body, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
@@ -82,7 +84,7 @@ _FIND_BRIEF = f"""
 """
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
-WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND state IN {{states}}
+WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND {{condition}}
 ORDER BY number {{order}} LIMIT %(limit)s
 """
 _OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
@@ -107,12 +109,15 @@ WHERE app = %(app)s AND owner = %(owner)s AND state IN (1, 2) AND id <> ALL (%(r
 _COUNTS = """
 SELECT pool, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),
     count(*) FILTER (WHERE state = 2),
-    min(since) FILTER (WHERE since <= extract(epoch FROM clock_timestamp()))
+    min(since) FILTER (WHERE since <= extract(epoch FROM clock_timestamp())),
+    count(*) FILTER (WHERE state = 3)
 FROM (
     SELECT pool, state, greatest(asked, due) AS since FROM {schema}.requests
     WHERE app = %(app)s AND state = 0
     UNION ALL SELECT pool, state, NULL FROM {schema}.requests
     WHERE app = %(app)s AND state IN (1, 2)
+    UNION ALL SELECT pool, state, NULL FROM {schema}.requests
+    WHERE app = %(app)s AND state = 3 AND outcome = 'failed'
 ) AS held GROUP BY pool
 """
 _OF_REQUESTS = frozenset({REQUESTS})
@@ -248,12 +253,21 @@ class PostgresqlRequests(RequestStore):
         result: Content | None = None,
         error: str | None = None,
         messages: Sequence[Outgoing] = (),
+        failed: int | None = None,
     ) -> bool:
         error = storable_text(error)
         size = check_content(f"of request {take.id}", result, MAX_STORED_BODY_BYTES)
         if outcome == "cancelled" and not take.owner and result is None:
             return self._cancel(take, error, messages)
-        report = _Report(take, OVER, error=error, outcome=outcome, result=result, messages=messages)
+        report = _Report(
+            take,
+            OVER,
+            failed=failed,
+            error=error,
+            outcome=outcome,
+            result=result,
+            messages=messages,
+        )
         return self._report(report, size)
 
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
@@ -313,7 +327,12 @@ class PostgresqlRequests(RequestStore):
         self._looks.clear()
         return int(self._change(_GIVE_BACK, (self._app, owner), _OF_REQUESTS, {_locked(owner)}))
 
-    def expire(self) -> int:
+    def expire(self, failed: Sequence[str] = ()) -> int:
+        for id in failed:
+            check_request_text("the id of a request", id)
+        if failed:
+            locked = frozenset(map(_locked, failed))
+            return int(self._change(_DISCARD, (self._app, [*failed]), frozenset(), locked))
         return int(self._change(_EXPIRE, (self._app,), frozenset(), {_locked("")}))
 
     def owners(self) -> list[str]:
@@ -331,9 +350,13 @@ class PostgresqlRequests(RequestStore):
         limit: int = 1000,
         *,
         newest: bool = False,
+        outcome: str | None = None,
     ) -> list[RequestRecord]:
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
-        query = _RECORDS.replace("{states}", f"({numbers})")
+        condition = f"state IN ({numbers})"
+        if outcome is not None:  # a constant, so that the planner knows the index of failed ones
+            condition = f"state = {OVER} AND outcome = '{OUTCOMES[OUTCOMES.index(outcome)]}'"
+        query = _RECORDS.replace("{condition}", condition)
         query = query.replace("{order}", "DESC" if newest else "ASC")
         return [record_of(*row) for row in self._read(query, pool=pool, limit=limit)]
 

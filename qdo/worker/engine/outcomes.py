@@ -23,6 +23,7 @@ import time
 
 from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.requests import FAILED
 from qdo.callables import check_done
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
 from qdo.errors import BodyDecodeError, FailureKind, KeyMissingError, UnsupportedError
@@ -212,7 +213,7 @@ class Outcomes:
                 pool.finish(position, "skipped", decision.reason)
                 self._counters.skipped += 1
             case DeadLetterMessage() | BlockQueue():
-                pool.finish(position, "failed", decision.reason)
+                pool.finish(position, FAILED, decision.reason, message.attempt)
                 self._counters.dead_lettered += 1
         turn.claim.done = position
         self._observers.report(message, kind, reason)

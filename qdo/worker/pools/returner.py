@@ -12,14 +12,16 @@ the workers counts all that come and go, and is asked every second.
 from __future__ import annotations
 
 import logging
+import time
 
-from qdo.brokers.requests import RequestStore
+from qdo.brokers.requests import EXPIRED_AT_ONCE, FAILED, OVER, RequestStore
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import current_names
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
+from qdo.settings.live import SettingsInForce
 from qdo.system.clock import clock
 from qdo.text import describe, pluralize
 from qdo.worker.duties.duty import CurrentMember
@@ -38,14 +40,22 @@ EXPIRY_ROUNDS = 10
 class Returner(LeaderDuty):
     """Gives back, and deletes requests that are over and kept long enough.
 
+    Failed ones stay as dead letters do.
+
     Two leaders do no harm: a request of a worker that is gone can only be given back.
     """
 
     name = "requests"
 
-    def __init__(self, store: RequestStore, current: CurrentMember | None = None) -> None:
+    def __init__(
+        self,
+        store: RequestStore,
+        settings: SettingsInForce,
+        current: CurrentMember | None = None,
+    ) -> None:
         super().__init__(current)
         self._store = store
+        self._settings = settings
         self._names: frozenset[str] = frozenset()
         self._changes = -1
         self._ask_at = self._look_at = 0.0
@@ -72,8 +82,29 @@ class Returner(LeaderDuty):
             return 0
         count = self._give_back(client, layout, fence)
         more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
+        self._prune()
         self._changes, self._look_at = changes, now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
+
+    def _prune(self) -> None:
+        """Delete failed requests beyond the limits of dead letters, the oldest of a pool first."""
+        settings = self._settings.now
+        most, seconds = settings.dead_letter_limit, settings.dead_letter_retention_seconds
+        pools = self._store.counts() if most or seconds else {}
+        for pool, counts in pools.items():
+            excess = max(0, counts.failed - most) if most else 0
+            limit = max(excess, EXPIRED_AT_ONCE) if counts.failed else 0
+            oldest = self._store.records(pool, (OVER,), limit, outcome=FAILED) if limit else []
+            before = time.time() - seconds if seconds else 0.0
+            ids = [each.id for at, each in enumerate(oldest) if at < excess or each.ended < before]
+            count = self._store.expire(ids) if ids else 0
+            if count:
+                _log.warning(
+                    "pool %s: deleted its oldest %s, as dead_letter_limit and"
+                    " dead_letter_retention_seconds say",
+                    pool,
+                    pluralize(count, "failed request"),
+                )
 
     def _give_back(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         owners = self._store.owners()

@@ -278,10 +278,13 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._told.add(position)
         self._put_back(position, self._held[position][0], failed, seconds, error)
 
-    def finish(self, position: int, outcome: str, error: str) -> None:
-        """Record an outcome other than "done"; it returns once that is stored."""
+    def finish(self, position: int, outcome: str, error: str, failed: int | None = None) -> None:
+        """Record an outcome other than "done"; it returns once that is stored.
+
+        :param failed: see `RequestStore.end`.
+        """
         self._told.add(position)
-        self._end(position, self._held[position][0], outcome, error)
+        self._end(position, self._held[position][0], outcome, error, failed)
 
     def _put_back(
         self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
@@ -295,11 +298,18 @@ class PoolSubscription(_Unrecorded, Subscription):
         else:
             self._forget(position, request)
 
-    def _end(self, position: int, request: TakenRequest, outcome: str, error: str | None) -> None:
+    def _end(
+        self,
+        position: int,
+        request: TakenRequest,
+        outcome: str,
+        error: str | None,
+        failed: int | None = None,
+    ) -> None:
         run = partial(self._answered, request)
         asked = self._app, request.take, self._pool, request.reply
         try:
-            end_request(*asked, outcome, error, run)
+            end_request(*asked, outcome, error, run, failed)
         except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.error(
                 "%s, pool %s: request %s stays running, because the broker refuses its end: %s",

@@ -185,6 +185,7 @@ def run_requests(broker: Broker) -> None:
     assert broker.requests.give_back(waits) >= 1
     assert broker.requests.records()
     assert broker.requests.expire() >= 1
+    assert broker.requests.expire(["none"]) == 0
 
 
 def read_all(broker: Broker) -> None:

@@ -319,8 +319,8 @@ CREATE OR REPLACE FUNCTION qdo.unix_time() RETURNS float8 LANGUAGE sql AS
 
 def old_schema(older: int) -> str:
     """Return the statements that once created an older format."""
-    text = (Path(__file__).parents[2] / "golden" / "schema-4.sql").read_text(encoding="utf-8")
-    text, mark, _ = (text + "\n-- Format 5:").partition(f"\n-- Format {older + 1}:")
+    text = (Path(__file__).parents[2] / "golden" / "schema-5.sql").read_text(encoding="utf-8")
+    text, mark, _ = (text + "\n-- Format 6:").partition(f"\n-- Format {older + 1}:")
     assert mark
     return text.replace("{schema}", "qdo").replace("{seconds}", "3600")
 

@@ -515,6 +515,39 @@ def test_requests_are_counted_and_listed(broker: Broker) -> None:
     assert [*broker.requests.counts()] == ["a"]
 
 
+def test_failed_requests_stay_until_they_are_decided(broker: Broker) -> None:
+    """They are counted, also once their time is over; discarding concerns no other request."""
+    for id, outcome in (("a", "failed"), ("b", "failed"), ("c", "skipped"), ("d", "cancelled")):
+        held = take_one(broker, id, keep_seconds=0.0)
+        assert broker.requests.end(held, outcome, error="E", failed=3)
+        assert (found(broker, id).failed, found(broker, id).ended > 1e9) == (3, True)
+    ask(broker, "waiting", pool="other")
+    assert ids(broker.requests.records(outcome="failed")) == ["a", "b"]
+    assert ids(broker.requests.records("p", [OVER], 9, newest=True, outcome="failed")) == ["b", "a"]
+    assert ids(broker.requests.records(outcome="skipped")) == ["c"]
+    assert broker.requests.records("other", outcome="failed") == []
+    assert broker.requests.expire() == 2
+    assert {pool: each.failed for pool, each in broker.requests.counts().items()} == {
+        "p": 2,
+        "other": 0,
+    }
+    assert broker.requests.expire(["a", "waiting", "none"]) == 1
+    assert broker.requests.retry("b")
+    assert broker.requests.expire(["b"]) == 0
+    assert broker.requests.counts()["p"].failed == 0
+
+
+def test_an_id_is_free_again_after_its_time(broker: Broker) -> None:
+    """A failed request does not keep its id for longer than others, and makes room for the new."""
+    for id, keep in (("over", 0.0), ("kept", 3600.0)):
+        assert broker.requests.end(take_one(broker, id, keep_seconds=keep), "failed", error="E")
+    assert broker.requests.ask([new("over", b"2"), new("kept"), new("b")]) == [True, False, True]
+    assert found(broker, "over").content == (b"2", None)
+    with pytest.raises(RequestExistsError):
+        broker.requests.ask([new("kept", b"2")])
+    assert broker.requests.counts()["p"].failed == 1
+
+
 def test_listeners_are_woken(connect: Callable[..., Broker]) -> None:
     """Soon after each change that they may have waited for, until they stop."""
     broker, other = connect(), connect()

@@ -24,6 +24,8 @@ from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
 from qdo.sending.pool_jobs import Request, answering
 from qdo.sending.requests import Handle
+from qdo.settings.live import SettingsInForce
+from qdo.settings.settings import Settings
 from qdo.worker.pools.returner import Returner
 from qdo.worker.pools.subscription import PoolSubscription
 from tests.simulation.invariants import Violation
@@ -268,7 +270,7 @@ class PoolWorld:
 
     def lead(self) -> None:
         """Believe to lead, and give back."""
-        returner = Returner(self.sender.broker.requests)
+        returner = Returner(self.sender.broker.requests, SettingsInForce(Settings()))
         client: Any = SimpleNamespace(synced=0.0, world=self)
         layout: Any = SimpleNamespace(workers="workers")
         while True:

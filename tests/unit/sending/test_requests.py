@@ -331,7 +331,7 @@ def test_a_waiting_request_is_cancelled_at_once(app: App) -> None:
     with pytest.raises(RequestCancelledError) as caught:
         handle.result()
     assert caught.value.details["reason"] == "twice"
-    told = {"request": "a", "pool": "invoice", "outcome": "cancelled", "result": None}
+    told = {"request": "a", "take": 0, "pool": "invoice", "outcome": "cancelled", "result": None}
     assert messages(app, "orders") == [({"do": "x", **told, "error": "twice"}, "k")]
     assert handle.cancel()  # it is cancelled already
     assert len(messages(app, "orders")) == 1

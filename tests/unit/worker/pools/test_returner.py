@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ from kazoo.exceptions import ConnectionLoss
 from qdo.brokers.requests import WAITING, NewRequest
 from qdo.coordination import leader_queues
 from qdo.coordination.znodes.layout import Layout
+from qdo.settings.live import SettingsInForce
+from qdo.settings.settings import Settings
 from qdo.worker.pools import returner
 from qdo.worker.pools.returner import COUNT_SECONDS, EVERY_SECONDS, LOOK_SECONDS, Returner
 from tests.support.fakes.pools import UnsureRequests
@@ -32,7 +35,8 @@ class LaggingLeader:
         self.failures: list[Exception] = []
         self.leader = self
         self.store = UnsureRequests()
-        self._duty = Returner(self.store)
+        self.settings = SettingsInForce(Settings())
+        self._duty = Returner(self.store, self.settings)
         monkeypatch.setattr(returner, "clock", lambda: self.now)
         monkeypatch.setattr(leader_queues, "names_below", lambda client, path: client.names())
         for owner in "ab":
@@ -121,9 +125,30 @@ def test_requests_that_are_over_long_enough_are_deleted(leader: LaggingLeader) -
     assert [each.id for each in leader.store.records()] == ["of-a", "of-b", "of-d"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({}, ["d", "e", "f"]),
+        ({"dead_letter_limit": 2}, ["e", "f"]),
+        ({"dead_letter_retention_seconds": 3600.0}, ["d", "e", "f"]),
+        ({"dead_letter_retention_seconds": 1e-9}, []),
+    ],
+)
+def test_failed_requests_stay_within_the_limits_of_dead_letters(
+    leader: LaggingLeader, limits: dict[str, Any], left: list[str]
+) -> None:
+    """Those of each pool, the oldest first; no other request goes."""
+    leader.settings.replace(replace(Settings(), **limits))
+    for owner in "def":
+        leader.store.end(leader.take(owner), "failed")
+    leader.look()
+    found = [each.id.removeprefix("of-") for each in leader.store.records()]
+    assert found == ["a", "b", *left]
+
+
 def test_deleting_ends_before_the_next_look(leader: LaggingLeader) -> None:
     """However much there is to delete: workers that are gone come first."""
-    leader.store.expire = lambda: 1000  # type: ignore[method-assign]
+    leader.store.expire = lambda failed=(): 1000  # type: ignore[method-assign]
     assert leader.look()[0] == LOOK_SECONDS
     leader.workers.discard("b")
     leader.now += COUNT_SECONDS

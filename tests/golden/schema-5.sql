@@ -1340,3 +1340,61 @@ INSERT INTO {schema}.tree DEFAULT VALUES;
 INSERT INTO {schema}.changes VALUES (0, '[]');
 INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 UPDATE {schema}.about SET format = 4;
+
+-- Format 5: the functions are replaced as a whole; `functions` is their digest.
+ALTER TABLE {schema}.about ADD functions text NOT NULL DEFAULT '';
+ALTER TABLE {schema}.streams ADD is_first boolean;
+CREATE UNIQUE INDEX streams_once ON {schema}.streams (app, stream) WHERE is_first;
+DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
+DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);
+
+-- A request belongs to the role that asked for it, those of earlier formats to all. A pool is known
+-- while it has requests that wait; without a unique name, no sender waits for an open transaction.
+ALTER TABLE {schema}.requests ADD asker text;
+ALTER TABLE {schema}.requests ALTER asker SET DEFAULT session_user;
+CREATE TABLE {schema}.pools (app text NOT NULL, name text NOT NULL);
+CREATE INDEX pools_named ON {schema}.pools (app, name);
+DROP FUNCTION IF EXISTS {schema}.mark_request(text, text, text);
+
+-- Each text and number that a role can store has a bound, whichever program stores it: readers take
+-- rows whole, and increase numbers. NOT VALID, so that rows of earlier formats stop no upgrade.
+DO $$
+DECLARE
+    bound text[];
+BEGIN
+    FOREACH bound SLICE 1 IN ARRAY ARRAY[
+        ['apps', '', 'max_queues'],
+        ['queues', 'length(app) <= 200', 'trimmed, largest, xid, root'],
+        ['outgoing', 'length(app) <= 200 AND length(name) <= 200 AND length(id) <= 200'
+            ' AND length(dedup_key) <= 1000', 'due, dedup_ticks, xid'],
+        ['delayed', 'length(app) <= 200', 'due, queue'],
+        ['dedup', 'length(id) <= 200 AND octet_length(key) <= 64', 'queue, until'],
+        ['dead_letters', 'octet_length(body) <= 67108864 AND length(key) <= 1000'
+            ' AND octet_length(headers) <= 131072 AND octet_length(error) <= 1048576'
+            ' AND octet_length(traceback) <= 1048576 AND length(worker) <= 1000',
+            'queue, position, attempts, fence, dead_at'],
+        ['pools', 'length(app) <= 200 AND length(name) <= 200', ''],
+        ['requests', 'length(app) <= 200 AND length(asker) <= 200'
+            ' AND length(owner) <= 1000 AND length(outcome) <= 200'
+            ' AND octet_length(note) <= 1048576 AND octet_length(error) <= 1048576',
+            'asked, due, state, take, failed, started, keep, until'],
+        ['streams', 'length(app) <= 200 AND length(stream) <= 200 AND length(queue) <= 200'
+            ' AND length(low) <= 16 AND length(high) <= 16'
+            ' AND cardinality(parents) <= 4096', 'end_position'],
+        ['tree', 'length(server) <= 1000', ''],
+        ['znodes', 'octet_length(parent) <= 65536 AND octet_length(name) <= 65536'
+            ' AND octet_length(data) <= 1048576 AND octet_length(acl) <= 4194304'
+            ' AND least(version, creates, aversion, children) >= -2147483648'
+            ' AND greatest(version, creates, aversion, children) < 2147483648',
+            'czxid, mzxid, pzxid, ctime, mtime'],
+        ['sessions', 'length(age) <= 1000 AND octet_length(password) <= 64'
+            ' AND timeout BETWEEN 200 AND 600000', 'generation, beats'],
+        ['changes', 'octet_length(events) <= 67108864', 'zxid']
+    ] LOOP
+        EXECUTE format('ALTER TABLE {schema}.%I ADD CONSTRAINT bounds CHECK (%s) NOT VALID', bound[1],
+            concat_ws(' AND ', nullif(bound[2], ''), CASE WHEN bound[3] <> '' THEN format(
+                'least(%1$s) >= 0 AND greatest(%1$s) < 4611686018427387904', bound[3]) END));
+    END LOOP;
+END
+$$;
+UPDATE {schema}.about SET format = 5;
