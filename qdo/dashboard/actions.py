@@ -8,6 +8,7 @@ but costs nodes of the coordinator. So it is for operators, and needs no confirm
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -193,9 +194,9 @@ def cancel_request() -> str | Response:
 
 
 def _letters(named: Sequence[str]) -> list[Letter]:
-    """Return the dead letters that a form names by position and queue."""
-    wanted = {tuple(each.split(" ", 1)[::-1]) for each in named}
-    queues = {each[0] for each in wanted if len(each) == 2}
+    """Return the dead letters whose names a form has, see `Letter.name`."""
+    wanted = set(named)
+    queues = {queue for each in wanted if (queue := _queue_in(each)) is not None}
 
     def read(connections: Connections) -> list[Letter]:
         broker = connections.known_broker()
@@ -206,7 +207,15 @@ def _letters(named: Sequence[str]) -> list[Letter]:
         return [each for letters in found for each in letters]
 
     found = board().acting.run(read) if queues else []
-    return [each for each in found if (each.entry.queue, str(each.entry.position)) in wanted]
+    return [each for each in found if each.name in wanted]
+
+
+def _queue_in(name: str) -> str | None:
+    try:
+        _, queue, _ = json.loads(name)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return queue if isinstance(queue, str) else None
 
 
 def _note(command: str, target: str, before: Values, after: Values) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from qdo.brokers.requests import PAUSED, RUNNING, WAITING
 from qdo.connections.opened import Connections
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
@@ -37,7 +36,8 @@ from qdo.ops.peek import (
     peek_item,
     peek_named,
 )
-from qdo.ops.requests import pool_items, request_item
+from qdo.ops.requests import pool_items, records, request_item
+from qdo.ops.timers import failed_elsewhere as read_failed_elsewhere
 from qdo.ops.timers import timer_items
 from qdo.queues import command_text, is_glob
 from qdo.settings.listing import live_items
@@ -136,18 +136,20 @@ def pools(board: Board) -> list[Item]:
     return board.direct.get("pools", read)
 
 
-def requests(board: Board, pool: str | None = None) -> list[Item]:
-    """Return the newest requests that are not over, of a pool or of all."""
+def requests(board: Board, pool: str | None = None, state: str = "") -> list[Item]:
+    """Return the newest requests of a pool or of all.
+
+    :param state: a state or an outcome; without one, all that are not over.
+    """
 
     def read(connections: Connections) -> list[Item]:
         broker = connections.known_broker()
         if broker is None:
             return []
-        states = WAITING, RUNNING, PAUSED
-        found = broker.requests.records(pool, states, REQUESTS, newest=True)
+        found = records(broker.requests, pool, state, REQUESTS)
         return [request_item(each, time.time()) for each in found]
 
-    return board.direct.get(("requests", pool), read)
+    return board.direct.get(("requests", pool, state), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,30 +222,7 @@ def late_workers(found: HoldsRead | None) -> list[str]:
     return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]
 
 
-KIND_CHARACTERS = 200
-_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 _BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
-    """Dead letters with the same kind of error.
-
-    :ivar kind: the error, with numbers and ids replaced by "#".
-    :ivar newest: Unix time of the newest dead letter.
-    """
-
-    kind: str
-    example: str
-    count: int
-    queues: int
-    oldest: float
-    newest: float
-
-
-def error_kind_of(error: str) -> str:
-    """Return an error with "#" for the parts that differ from message to message."""
-    return _VARYING.sub("#", error)[:KIND_CHARACTERS]
 
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:
@@ -265,23 +244,16 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
     return [each for each in found if matches(each.entry.queue)]
 
 
-def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:
-    """Return the kinds of errors of dead letters, the most frequent first."""
-    kinds: dict[str, list[Letter]] = {}
-    for each in found:
-        kinds.setdefault(error_kind_of(each.entry.error), []).append(each)
-    groups = [
-        ErrorGroup(
-            kind=kind,
-            example=same[0].entry.error,
-            count=len(same),
-            queues=len({each.entry.queue for each in same}),
-            oldest=min(each.entry.dead_at for each in same),
-            newest=max(each.entry.dead_at for each in same),
-        )
-        for kind, same in kinds.items()
-    ]
-    return sorted(groups, key=lambda group: (-group.count, group.kind))
+def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
+    """Return the failures that are no dead letters: of timers and outboxes."""
+
+    def read(connections: Connections) -> list[ops.ErrorGroup]:
+        client = connections.client
+        if client is None:
+            return []
+        return read_failed_elsewhere(client, connections.layout, time.time())
+
+    return board.direct.get("failed-elsewhere", read)
 
 
 def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
@@ -299,9 +271,12 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
 
         return list(_items(chosen, item, shown))
 
-    key = tuple((each.entry.queue, each.entry.position) for each in chosen)
-    sizes = [each.entry.body_bytes for each in chosen if board.options.show_bodies]
-    return board.direct.get(("exported", key), read, lambda found: sum(sizes))
+    key = tuple((each.entry.queue, each.place) for each in chosen)
+
+    def size(found: list[dict[str, Any]]) -> int:
+        return sum(each["body_bytes"] for each in found) if board.options.show_bodies else 0
+
+    return board.direct.get(("exported", key), read, size)
 
 
 def _items(
@@ -368,12 +343,12 @@ def messages(
     )
 
 
-def letter(board: Board, queue: str, id: str) -> tuple[dict[str, Any], int] | None:
-    """Return one dead letter and the size of its body; None if it does not exist."""
+def letter(board: Board, queue: str, id: str) -> tuple[Letter, Item] | None:
+    """Return one dead letter, and its item; None if it does not exist."""
     found = [each for each in letters(board, queue) if each.entry.queue == queue]
-    named = [each for each in found if id in (each.id, str(each.entry.position))]
+    named = [each for each in found if id in (each.id, each.place)]
     items = exported(board, named[:1])
-    return (items[0], named[0].entry.body_bytes) if items else None
+    return (named[0], items[0]) if items else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
+from qdo.brokers.requests import OUTCOMES, STATES
 from qdo.dashboard import answers
 from qdo.dashboard.board import ANSWER_WAIT_SECONDS, Board, board
 from qdo.dashboard.reading import EVENT_KINDS, Reading
@@ -64,8 +65,9 @@ def _page(found: Sequence[Any], size: int) -> Sequence[Any]:
 
 def _status(shown: Board) -> _Items:
     found = _read(shown)
-    unread = found.statuses.unread
-    return [overview(shown.app, found.workers, found.judged, found.notices, unread=unread)]
+    read = found.statuses
+    facts = shown.app, found.workers, found.judged, found.notices
+    return [overview(*facts, unread=read.unread, pools=read.pools)]
 
 
 def _queues(shown: Board) -> _Items:
@@ -91,8 +93,10 @@ def _dead_letters(shown: Board) -> _Items:
 
 
 def _requests(shown: Board) -> _Items:
-    """Return items of `qdo requests list POOL`: the newest that are not over."""
-    return answers.requests(shown, request.args.get("pool"))
+    """Return items of `qdo requests list POOL`: those in a state, or all that are not over."""
+    state = request.args.get("state", "")
+    _check([state] if state else [], (*STATES, *OUTCOMES))
+    return answers.requests(shown, request.args.get("pool"), state)
 
 
 def _events(shown: Board) -> _Items:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flask import Blueprint, render_template, request
 
+from qdo.brokers.requests import OUTCOMES, STATES
 from qdo.dashboard import answers
 from qdo.dashboard.answers import glob_of, paged
 from qdo.dashboard.board import board
@@ -19,6 +20,7 @@ from qdo.dashboard.reading import EVENT_KINDS, MOST_EVENTS, Reading
 from qdo.dashboard.rendering import bars, line_chart
 from qdo.fleet.components import skew
 from qdo.fleet.names import exactly
+from qdo.ops import dead_letters as ops
 from qdo.ops.changes import MOST_OF_A_KIND
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, silent, worker_item
 from qdo.ops.items import overview as overview_of
@@ -74,15 +76,18 @@ def overview(reading: Reading) -> str:
 def _overview(reading: Reading) -> dict[str, Any]:
     unpaused = [each for each, verdict in reading.judged if verdict.state is not QueueHealth.PAUSED]
     ages = [each.behind_seconds for each in unpaused]
-    backlogs = [each.backlog for each, _ in reading.judged if each.backlog is not None]
     unread = reading.statuses.unread
     return {
         "item": overview_of(
-            board().app, reading.workers, reading.judged, reading.notices, WORST, unread
+            board().app,
+            reading.workers,
+            reading.judged,
+            reading.notices,
+            WORST,
+            unread,
+            reading.statuses.pools,
         ),
         "oldest": max((each for each in ages if each is not None), default=None),
-        "waiting": sum(backlogs) if backlogs or not reading.judged else None,
-        "approximate": any(each.approximate for each, _ in reading.judged),
         "skew": skew(list(reading.processes)),
         "unread": unread,
     }
@@ -115,11 +120,15 @@ def workers(reading: Reading) -> str:
 @pages.get("/requests")
 def requests() -> str:
     pool = request.args.get("pool") or None
+    state = request.args.get("state", "")
+    state = state if state in (*STATES, *OUTCOMES) else ""
     pools, pools_fault = answers.attempt(lambda: answers.pools(board()))
-    found, fault = answers.attempt(lambda: answers.requests(board(), pool))
+    found, fault = answers.attempt(lambda: answers.requests(board(), pool, state))
     return page(
         "requests.html",
         pool=pool,
+        state=state,
+        states=(*STATES, *OUTCOMES),
         pools=pools or [],
         pools_fault=pools_fault,
         requests=found or [],
@@ -327,14 +336,20 @@ def dead_letters() -> str:
     found, fault = answers.attempt(lambda: answers.letters(board(), glob_of(text)))
     found = found or []
     if kind is not None:
-        found = [each for each in found if answers.error_kind_of(each.entry.error) == kind]
+        found = [each for each in found if ops.error_kind_of(each.entry.error) == kind]
     listed = kind is not None or request.args.get("list") is not None
+    groups = [] if listed else ops.grouped(found)
+    elsewhere_fault = None
+    if not listed and not text:
+        elsewhere, elsewhere_fault = answers.attempt(lambda: answers.failed_elsewhere(board()))
+        groups += elsewhere or []
     return page(
         "dead_letters.html",
         text=text,
         kind=kind,
         total=len(found),
-        groups=() if listed else paged(answers.grouped(found), request.args.get("page"), ROWS),
+        groups=() if listed else paged(groups, request.args.get("page"), ROWS),
+        elsewhere_fault=elsewhere_fault,
         part=paged(found, request.args.get("page"), LETTER_ROWS) if listed else None,
         letters_fault=fault,
     )
@@ -347,5 +362,5 @@ def dead_letter() -> _Answer:
     if found is None:
         code = 404 if fault is None else 503
         return page("missing.html", what="dead letter", name=id, reason=fault), code
-    item, body_bytes = found
-    return page("dead_letter.html", item=item, body_bytes=body_bytes)
+    letter, item = found
+    return page("dead_letter.html", letter=letter, item=item)

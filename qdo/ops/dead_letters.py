@@ -1,9 +1,14 @@
-"""Find, retry, discard and export dead letters, and show the bodies of stored messages."""
+"""Find, group, retry, discard and export dead letters, and show the bodies of stored messages.
+
+A failed request is a dead letter of its pool: operators find, retry and discard both in one place.
+"""
 
 from __future__ import annotations
 
 import binascii
+import json
 import re
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +16,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
-from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
+from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord, matches
+from qdo.brokers.requests import FAILED, OVER, RequestRecord
 from qdo.encoding import (
     DUE,
     ID,
@@ -91,10 +97,30 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter with the id of its message."""
+    """A dead letter with the id of its message or request.
+
+    :ivar entry: of a failed request: its pool is the queue, the worker and the number of its last
+        take are worker and fence, and it has no position.
+    :ivar request: the failed request without its body, None for a message.
+    """
 
     id: str
     entry: DeadLetterEntry
+    request: RequestRecord | None = None
+
+    @property
+    def kind(self) -> str:
+        return "message" if self.request is None else "request"
+
+    @property
+    def name(self) -> str:
+        """JSON that names it among all dead letters: kind, queue or pool, and place."""
+        return json.dumps([self.kind, self.entry.queue, self.place])
+
+    @property
+    def place(self) -> str:
+        """What names it in its queue or pool: its position, or the id of a request."""
+        return str(self.entry.position) if self.request is None else self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,32 +152,119 @@ def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
     :param now: Unix time to which their ages refer.
     """
     older, newer = wanted.older_seconds, wanted.newer_seconds
-    entries = broker.dead_letters.find(
-        None if is_glob(wanted.queues) else wanted.queues,
-        error=wanted.error,
-        since=None if newer is None else now - newer,
-        until=None if older is None else now - older,
+    since = None if newer is None else now - newer
+    until = None if older is None else now - older
+    queue = None if is_glob(wanted.queues) else wanted.queues
+    entries = broker.dead_letters.find(queue, error=wanted.error, since=since, until=until)
+    letters = [_letter(broker, each) for each in entries]
+    failed = _failed(broker, queue)
+    letters += [each for each in failed if matches(each.entry, wanted.error, since, until)]
+    if failed:
+        letters.sort(key=lambda each: each.entry.dead_at)
+    return [each for each in letters if fnmatchcase(each.entry.queue, wanted.queues)]
+
+
+def _failed(broker: Broker, pool: str | None) -> list[Letter]:
+    """Return the failed requests of a pool, or of all, as dead letters."""
+    if not broker.capabilities.requests:
+        return []
+    found = broker.requests.records(pool, (OVER,), sys.maxsize, outcome=FAILED)
+    return [Letter(each.id, _of_request(each).entry(), each) for each in found]
+
+
+def _of_request(request: RequestRecord) -> DeadLetterRecord:
+    body, headers = request.content
+    return DeadLetterRecord(
+        queue=request.pool,
+        position=0,
+        body=body,
+        key=None,
+        headers=headers,
+        error=request.error or "",
+        traceback="",
+        attempts=request.failed,
+        worker=request.take.owner,
+        fence=request.take.number,
+        dead_at=request.ended,
     )
-    return [_letter(broker, entry) for entry in entries if fnmatchcase(entry.queue, wanted.queues)]
+
+
+def counts(broker: Broker) -> dict[str, int]:
+    """Return the number of dead letters by queue or pool."""
+    found = dict(broker.dead_letters.counts())
+    pools = broker.requests.counts() if broker.capabilities.requests else {}
+    for pool, each in pools.items():
+        if each.failed:
+            found[pool] = found.get(pool, 0) + each.failed
+    return found
+
+
+KIND_CHARACTERS = 200
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Failures with the same error.
+
+    :ivar kind: "message" or "request" for dead letters, "timer", or "outbox" for refused messages.
+    :ivar error: with numbers and ids replaced by "#".
+    :ivar queues: number of their queues, pools, timers or tables.
+    :ivar oldest: Unix time of the oldest one, as `newest` of the newest; None if it is unknown.
+    """
+
+    kind: str
+    error: str
+    count: int
+    queues: int
+    oldest: float | None = None
+    newest: float | None = None
+
+
+def error_kind_of(error: str) -> str:
+    """Return an error with "#" for the parts that differ from message to message."""
+    return _VARYING.sub("#", error)[:KIND_CHARACTERS]
+
+
+def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:
+    """Return the kinds of errors of dead letters, the most frequent first."""
+    kinds: dict[tuple[str, str], list[DeadLetterEntry]] = {}
+    for each in found:
+        kinds.setdefault((each.kind, error_kind_of(each.entry.error)), []).append(each.entry)
+    groups = [
+        ErrorGroup(
+            kind=kind,
+            error=error,
+            count=len(same),
+            queues=len({each.queue for each in same}),
+            oldest=min(each.dead_at for each in same),
+            newest=max(each.dead_at for each in same),
+        )
+        for (kind, error), same in kinds.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.count, group.kind, group.error))
 
 
 def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
-    """Return the dead letters of a queue with these message ids or positions.
+    """Return the dead letters of a queue or pool with these ids or positions.
 
     :raises UsageError: a name is neither, or is the id of several dead letters.
     """
     letters = [_letter(broker, entry) for entry in broker.dead_letters.find(queue)]
-    found: dict[int, Letter] = {}
+    failed = {each.id: each for each in _failed(broker, queue)}
+    found: dict[str, Letter] = {}
     missing = []
     for name in names:
         matching = [each for each in letters if _is_named(each, name, broker)]
-        if not matching:
+        if name in failed:
+            matching.append(failed[name])
+        if not matching and not broker.capabilities.requests:
             _check_name(name)
         if len(matching) > 1:
-            positions = ", ".join(str(each.entry.position) for each in matching)
-            raise UsageError(reason=f"{len(matching)} dead letters have the id {name}: {positions}")
+            places = ", ".join(each.place for each in matching)
+            raise UsageError(reason=f"{len(matching)} dead letters have the id {name}: {places}")
         if matching:
-            found[matching[0].entry.position] = matching[0]
+            found[matching[0].place] = matching[0]
         else:
             missing.append(name)
     return Selected(tuple(found.values()), tuple(missing))
@@ -179,7 +292,12 @@ def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
 
     :raises NotFoundError: it no longer exists.
     """
-    found = broker.dead_letters.get(letter.entry.queue, letter.entry.position)
+    if letter.request is None:
+        found = broker.dead_letters.get(letter.entry.queue, letter.entry.position)
+    else:
+        request = broker.requests.find(letter.id)
+        is_dead = request is not None and request.outcome == FAILED
+        found = _of_request(request) if request is not None and is_dead else None
     if found is None:
         raise NotFoundError(what="dead letter", name=letter.id)
     return found
@@ -187,6 +305,8 @@ def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
 
 def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
     """Send dead letters again in their order: each becomes the newest message of its queue.
+
+    A failed request waits again in its pool.
 
     Yields each result as soon as it is certain. One that the broker refuses concerns no other;
     behind one whose queue is busy, those of its queue stay, too. After an error, those that were
@@ -197,7 +317,7 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
     def move(some: Sequence[Letter]) -> list[int | None]:
         return broker.dead_letters.retry([_key(each) for each in some])
 
-    for chunk in _chunks(letters):
+    for chunk in _chunks(_messages(letters)):
         waiting = [each for each in chunk if each.entry.queue in busy]
         free = [each for each in chunk if each.entry.queue not in busy]
         if broker.capabilities.lasting_dedup:
@@ -213,14 +333,24 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
             yield LetterResult(letter, False, error="its queue is busy")
         if sent.ended is not None:
             raise sent.ended
+    for letter in letters:
+        if letter.request is not None:
+            yield LetterResult(letter, broker.requests.retry(letter.id))
+
+
+def _messages(letters: Sequence[Letter]) -> list[Letter]:
+    return [each for each in letters if each.request is None]
 
 
 def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
     """Delete dead letters permanently; yields like `retry`."""
-    for chunk in _chunks(letters):
+    for chunk in _chunks(_messages(letters)):
         gone = broker.dead_letters.discard([_key(each) for each in chunk])
         for letter, done in zip(chunk, gone, strict=True):
             yield LetterResult(letter, done)
+    for letter in letters:
+        if letter.request is not None:
+            yield LetterResult(letter, broker.requests.expire([letter.id]) > 0)
 
 
 def sent_time(position: int, positions: Positions) -> str:
@@ -245,14 +375,18 @@ def exported(
 
     :param vault: decrypts the body; None without keys.
     """
+    body_bytes = len(record.body)
     body, stored, undecrypted = decrypted(record.queue, record.body, record.headers, vault)
     record = replace(record, body=body, headers=stored)
     headers = parsed(record.headers)
     sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
+    if letter.request is not None:
+        sent = letter.request.asked
     return {
         "queue": record.queue,
         "id": letter.id,
-        "position": str(record.position),
+        "kind": letter.kind,
+        "position": str(record.position) if letter.request is None else None,
         "time": sent_time(record.position, positions) if sent is None else _iso(sent),
         "due_time": None if due is None else _iso(due),
         "dead_time": iso_time(record.dead_at),
@@ -263,6 +397,7 @@ def exported(
         "fence": record.fence,
         "key": record.key,
         "headers": record.headers if headers is None else headers,
+        "body_bytes": body_bytes,
         **({} if undecrypted is None else {"body_error": undecrypted}),
         **body_value(record.body, record.headers),
     }

@@ -22,6 +22,7 @@ from qdo.fleet.chores import read_records
 from qdo.fleet.components import AppLevel, skew
 from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
+from qdo.ops.dead_letters import counts as dead_letter_counts
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.requests import check_requests
@@ -308,13 +309,13 @@ def retention(case: Case) -> Diagnosis:
 
 
 def dead_letters(case: Case) -> Diagnosis:
-    counts = case.opened().dead_letters.counts()
+    counts = dead_letter_counts(case.opened())
     total = sum(counts.values())
     if total:
         worst = max(counts, key=lambda name: counts[name])
-        text = f"{pluralize(total, 'dead letter')} in {pluralize(len(counts), 'queue')}"
-        return warning(f"{text}, most of them in {worst}", "see `qdo dead-letters`")
-    return ok("no message is a dead letter")
+        text = f"{pluralize(total, 'dead letter')}, most of them of {worst}"
+        return warning(text, "see `qdo dead-letters --by error`")
+    return ok("no message or request is a dead letter")
 
 
 def open_files(case: Case) -> Diagnosis:

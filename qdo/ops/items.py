@@ -18,12 +18,13 @@ from qdo.queues import command_text
 from qdo.text import iso_time, join_some, pluralize
 
 if TYPE_CHECKING:
+    from qdo.brokers.requests import PoolCounts
     from qdo.fleet.audit_entries import AuditEntry
     from qdo.fleet.components import ProcessDescription
     from qdo.fleet.hold_machine import Hold
     from qdo.fleet.limit_node import LimitNode
     from qdo.history.reports import RecordedOwner
-    from qdo.ops.dead_letters import Letter
+    from qdo.ops.dead_letters import ErrorGroup, Letter
     from qdo.ops.status import QueueStatus
     from qdo.ops.worker_status import WorkerStatus
 
@@ -43,6 +44,7 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason or None,
         "remedy": verdict.remedy or None,
         "remedies": list(verdict.remedies),
+        "eta_seconds": verdict.eta_seconds,
     }
     return {"queue": each.queue, **judged, **each.dump()}
 
@@ -144,9 +146,21 @@ def letter_row(letter: Letter) -> dict[str, Any]:
     return {
         "queue": letter.entry.queue,
         "id": letter.id,
+        "kind": letter.kind,
         "dead_time": iso_time(letter.entry.dead_at),
         "attempts": letter.entry.attempts,
         "error": letter.entry.error,
+    }
+
+
+def kind_item(group: ErrorGroup) -> dict[str, Any]:
+    return {
+        "kind": group.kind,
+        "error": group.error,
+        "count": group.count,
+        "queues": group.queues,
+        "oldest": iso_time(group.oldest),
+        "newest": iso_time(group.newest),
     }
 
 
@@ -168,11 +182,13 @@ def overview(
     notices: Sequence[Mapping[str, str | None]] = (),
     worst: int = WORST,
     unread: Collection[str] = (),
+    pools: Mapping[str, PoolCounts] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the item of qdo.status/1.
+    """Return the item of qdo.status/1. Failed requests are dead letters.
 
     :param notices: faults around the queues; see `qdo.ops.doctor.notices`.
     :param unread: what could not be read, from `Statuses`.
+    :param pools: the numbers of requests, from `Statuses`.
     """
     from qdo.ops.snapshot import MESSAGES  # it is loaded by now: a reader has read the queues
 
@@ -181,30 +197,43 @@ def overview(
     bad.sort(key=QUEUE_SORTS["state"])
     dead = [each.dead_letters for each, _ in judged]
     uncounted = None in dead or MESSAGES in unread
+    failed = sum(each.failed for each in pools.values())
+    backlogs = [each.backlog for each, _ in judged if each.backlog is not None]
+    etas = [verdict.eta_seconds for _, verdict in judged if verdict.eta_seconds is not None]
     return {
         "app": app,
         "workers": len(workers),
         "silent_workers": silent(workers),
         "versions": sorted({each.report.version or "?" for each in workers}),
         "queues": len(judged),
-        "dead_letters": None if uncounted else sum(each or 0 for each in dead),
+        "backlog": sum(backlogs) if backlogs or not judged else None,
+        "approximate": any(each.approximate for each, _ in judged),
+        "eta_seconds": max(etas, default=None),
+        "requests": {
+            "waiting": sum(each.waiting for each in pools.values()),
+            "running": sum(each.running for each in pools.values()),
+            "paused": sum(each.paused for each in pools.values()),
+        },
+        "dead_letters": None if uncounted else failed + sum(each or 0 for each in dead),
         "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
-        "notices": [*notices, *_dead_letter_notice(judged)],
+        "notices": [*notices, *_dead_letter_notice(judged, pools)],
         "long_runs": _long_runs(judged),
         "attention": len(bad),
         "worst": [worst_item(*each) for each in bad[:worst]],
     }
 
 
-def _dead_letter_notice(judged: Judged) -> list[dict[str, str | None]]:
+def _dead_letter_notice(
+    judged: Judged, pools: Mapping[str, PoolCounts]
+) -> list[dict[str, str | None]]:
     """Return the notice of dead letters, if there are any: no state of a queue shows them."""
     counts = Counter({each.queue: each.dead_letters or 0 for each, _ in judged})
-    queues = [f"{queue} ({count})" for queue, count in counts.most_common() if count]
-    if not queues:
+    counts.update({pool: each.failed for pool, each in pools.items()})
+    places = [f"{name} ({count})" for name, count in counts.most_common() if count]
+    if not places:
         return []
-    total = pluralize(counts.total(), "dead letter")
-    reason = f"{total} in {pluralize(len(queues), 'queue')}: {join_some(queues, MOST_NAMES)}"
-    remedy = "qdo dead-letters"
+    reason = f"{pluralize(counts.total(), 'dead letter')}: {join_some(places, MOST_NAMES)}"
+    remedy = "qdo dead-letters --by error"
     return [{"check": "dead-letters", "status": "warning", "reason": reason, "remedy": remedy}]
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qdo.brokers.requests import OVER, PAUSED, STATES, Content, RequestRecord, RequestStore
+from qdo.brokers.requests import (
+    OUTCOMES,
+    OVER,
+    PAUSED,
+    RUNNING,
+    STATES,
+    WAITING,
+    Content,
+    RequestRecord,
+    RequestStore,
+)
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.ops.dead_letters import body_value, decrypted
@@ -21,14 +31,26 @@ DEAD_SHARE = 10
 """The table has dead rows that nothing deletes: more than `MANY_DEAD`, and so many for each row."""
 
 
+def records(store: RequestStore, pool: str | None, state: str, limit: int) -> list[RequestRecord]:
+    """Return the newest requests of a pool, or of all.
+
+    :param state: one of `STATES` or `OUTCOMES`; "" for all that are not over.
+    """
+    if state in OUTCOMES:
+        return store.records(pool, (OVER,), limit, newest=True, outcome=state)
+    states = (STATES.index(state),) if state else (WAITING, RUNNING, PAUSED)
+    return store.records(pool, states, limit, newest=True)
+
+
 def pool_items(store: RequestStore, now: float) -> list[dict[str, Any]]:
-    """Return the numbers of each pool with requests that are not over, by name."""
+    """Return the numbers of each pool with requests that are not over, or have failed."""
     return [
         {
             "pool": pool,
             "waiting": counts.waiting,
             "running": counts.running,
             "paused": counts.paused,
+            "failed": counts.failed,
             "oldest_seconds": None if counts.oldest is None else _age(counts.oldest, now),
         }
         for pool, counts in sorted(store.counts().items())
@@ -54,6 +76,7 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
         "asked": iso_time(record.asked),
         "due": iso_time(record.due or None),
         "started": iso_time(record.started or None),
+        "ended": iso_time(record.ended or None),
         "until": iso_time(record.until or None),
         "then": reply.get("then"),
         "key": reply.get("key"),

@@ -10,6 +10,7 @@ from heapq import nsmallest
 
 from qdo.brokers.base import Broker, check_head
 from qdo.brokers.catalog import Backlog
+from qdo.brokers.requests import PoolCounts
 from qdo.coordination.bulk_reads import NodeValue, read_nodes, read_permitted_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -242,6 +243,7 @@ class Snapshot:
     :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
     :ivar workers: registered workers; None if they are unknown.
     :ivar filters: the different filters of the workers that stay.
+    :ivar pools: the numbers of their requests, by pool.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue; workers report these, `faults` and `long_runs`.
     :ivar unasked: number of backlogs that were not requested.
@@ -261,6 +263,7 @@ class Snapshot:
     listed: Collection[str]
     missing: Collection[str]
     dead_letters: Mapping[str, int] | None
+    pools: Mapping[str, PoolCounts]
     backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
     faults: Mapping[str, str]
@@ -311,6 +314,7 @@ def read_snapshot(
         listed=listed,
         missing=frozenset(names) - listed if broker else frozenset(),
         dead_letters=counted,
+        pools=_pools(broker, glob, unread),
         backlogs=backlogs if fault is None else dict.fromkeys(names, fault),
         lags=_lags(reports) if broker and broker.capabilities.doorbell else {},
         faults=_faults(reports) | crowded_out(broker, len(fleet.queues or ()), nodeless),
@@ -421,6 +425,18 @@ def _dead_letters(
     except QdoError as error:
         unread["the number of dead letters"] = str(error)
         return None
+
+
+def _pools(broker: Broker | None, glob: str, unread: dict[str, str]) -> dict[str, PoolCounts]:
+    """Return the numbers of requests by pool; an error hides no queue."""
+    if broker is None or not broker.capabilities.requests:
+        return {}
+    try:
+        found = broker.requests.counts()
+    except QdoError as error:
+        unread["the number of requests"] = str(error)
+        return {}
+    return {pool: found[pool] for pool in sorted(_matching(found, glob))}
 
 
 def is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:

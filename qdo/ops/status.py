@@ -9,6 +9,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
+from qdo.brokers.requests import PoolCounts
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, QueueNode
@@ -16,7 +17,7 @@ from qdo.errors import QdoError
 from qdo.fleet.hold_machine import holds_of
 from qdo.fleet.holds import hold_text
 from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
-from qdo.ops.waits import NO_WAIT, wait_of
+from qdo.ops.waits import NO_WAIT, pace_of, wait_of
 from qdo.positions import format_last, time_of_position
 from qdo.queues import why_untaken
 
@@ -62,6 +63,11 @@ class QueueStatus:
     :ivar in_line: why its owner runs none of its messages now, although it is healthy; None if the
         owner does not say.
     :ivar rest_seconds: most time between two messages of its job.
+    :ivar per_second: how many of its messages end in a second, as its owner has measured; None if
+        it does not say.
+    :ivar sent_per_second: how many were sent in a second since its next message was, None if that
+        is unknown.
+    :ivar message_seconds: how long one takes, as its owner has measured.
     :ivar running: the message that has run for longest, None if none runs for long.
     :ivar marks: failure record of the failing message; it shows whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
@@ -87,6 +93,9 @@ class QueueStatus:
     fault: str | None
     error: str | None = None
     held: str | None = None
+    per_second: float | None = None
+    sent_per_second: float | None = None
+    message_seconds: float | None = None
     running: LongRun | None = None
     marks: FailureRecord | None = None
     also_blocking: tuple[FailureRecord, ...] = ()
@@ -128,6 +137,7 @@ class Statuses:
     :ivar unread: what could not be read about the queues, with the reason.
     :ivar at: when they were read, Unix time of the reader's clock.
     :ivar workers: number of registered workers; None if it is unknown.
+    :ivar pools: the numbers of requests, by pool.
     """
 
     queues: list[QueueStatus]
@@ -135,6 +145,7 @@ class Statuses:
     unread: Mapping[str, str] = field(default_factory=dict)
     at: float = 0.0
     workers: int | None = None
+    pools: Mapping[str, PoolCounts] = field(default_factory=dict)
 
 
 def queue_statuses(
@@ -163,7 +174,7 @@ def queue_statuses(
 def assemble(snapshot: Snapshot) -> Statuses:
     queues = [_queue_status(name, snapshot) for name in snapshot.names]
     workers = None if snapshot.workers is None else len(snapshot.workers)
-    return Statuses(queues, snapshot.unasked, snapshot.unread, snapshot.at, workers)
+    return Statuses(queues, snapshot.unasked, snapshot.unread, snapshot.at, workers, snapshot.pools)
 
 
 def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
@@ -174,7 +185,8 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     age = _age(queue, backlog, snapshot)
     running = snapshot.long_runs.get(queue)
     waits = running is None and (bool(age) or bool(backlog and backlog.count))
-    wait = wait_of(queue, snapshot.reports.get(node.owner)) if waits else NO_WAIT
+    report = snapshot.reports.get(node.owner)
+    wait = wait_of(queue, report) if waits else NO_WAIT
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
@@ -209,10 +221,19 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         written=read.written if read else 0.0,
         created=read.created if read else 0,
         reported=snapshot.reported.get(node.owner),
+        sent_per_second=_sent_per_second(backlog, age),
+        **pace_of(queue, report),
         running=running,
         in_line=wait.in_line,
         rest_seconds=wait.rest_seconds,
     )
+
+
+def _sent_per_second(backlog: Backlog | None, age: float | None) -> float | None:
+    """Return the mean since the next message was sent; of less than a second, it says nothing."""
+    if backlog is None or backlog.oldest is None or age is None or age < 1.0:
+        return None
+    return float(f"{backlog.count / age:.3g}")
 
 
 def _others(node: QueueNode, *, blocked: bool) -> tuple[FailureRecord, ...]:

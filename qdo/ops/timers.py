@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.timer_node import TimerNode, read_timers
 from qdo.jobs.timers import Timer
+from qdo.ops.dead_letters import ErrorGroup
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
 AHEAD_SECONDS = 3600.0
@@ -59,6 +63,24 @@ def _patience(node: TimerNode) -> float:
     return min(OVERDUE_SECONDS, max(LEAST_OVERDUE_SECONDS, periods))
 
 
+def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGroup]:
+    """Return the failures that are no dead letters: of timers, and of messages in outboxes."""
+    timers = timer_items(read_timers(client, layout), now)
+    bad = [each["state"] for each in timers if not each["is_well"]]
+    found = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]
+    tables = refused_rows(worker_statuses(client, layout))
+    if tables:
+        error = f"the broker refused them; {join_some(sorted(tables))} has the reasons"
+        found.append(ErrorGroup("outbox", error, sum(tables.values()), len(tables)))
+    return sorted(found, key=lambda group: (-group.count, group.error))
+
+
+def refused_rows(workers: Sequence[WorkerStatus]) -> dict[str, int]:
+    """Return the number of messages that the broker refused, by table of an outbox."""
+    found = [each.report.refused_rows or {} for each in workers]
+    return {table: count for each in found for table, count in each.items() if count > 0}
+
+
 def check_timers(case: Case) -> Diagnosis:
     """Look for timers that are overdue or refused, or whose nodes are damaged."""
     found = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
@@ -73,8 +95,7 @@ def check_timers(case: Case) -> Diagnosis:
 
 def check_outboxes(case: Case) -> Diagnosis:
     """Look for messages of outboxes that the broker refused."""
-    found = [each.report.refused_rows or {} for each in case.workers()]
-    tables = {table: count for each in found for table, count in each.items() if count > 0}
+    tables = refused_rows(case.workers())
     if not tables:
         return ok("the broker refused no message of an outbox")
     count = pluralize(sum(tables.values()), "message")

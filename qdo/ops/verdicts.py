@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qdo.fleet.names import exactly
 from qdo.positions import format_last
 from qdo.queues import POOL, command_text
-from qdo.text import pluralize, short_duration
+from qdo.text import fine_duration, pluralize, short_duration
 
 if TYPE_CHECKING:
     from qdo.coordination.znodes.queue_node import FailureRecord
@@ -418,24 +418,67 @@ def _starved(reason: str, in_flight: int) -> Verdict:
 
 def _late(case: QueueCase) -> Verdict | None:
     age, status = case.age, case.status
-    if not case.waiting or (age or 0.0) < case.rules.late_seconds:
+    if not case.waiting:
         return None
-    eta = _eta(case)
+    eta, needed = _eta(case), _needed_seconds(case)
+    if (age or 0.0) < case.rules.late_seconds:
+        return _burst(case, needed if eta is None else eta)
     if eta is not None:
-        reason = f"It will have caught up in about {short_duration(eta)}."
+        reason = f"It will have caught up in about {short_duration(eta)}{_numbers(case)}."
         return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
+    why, remedy = f"Its next message is {short_duration(age or 0.0)} old", ""
+    if needed is not None:
+        why = f"Its backlog needs about {short_duration(needed)}"
     run = status.running
     if run is not None and run.usual_seconds is None:
-        return Verdict(QueueHealth.LAGGING, f"{run.text()}.", _ps(case))
-    if case.owned and status.in_line:
-        remedy = "raise concurrency, or start more workers"
-        return Verdict(QueueHealth.LAGGING, f"It {status.in_line}.", remedy)
-    if case.owned and status.rest_seconds:
+        why, remedy = run.text(), _ps(case)
+    elif case.owned and status.in_line:
+        why, remedy = f"It {status.in_line}", "raise concurrency, or start more workers"
+    elif case.owned and status.rest_seconds:
         rest = short_duration(status.rest_seconds)
-        reason = f"Its job rests for up to {rest} between two messages."
-        return Verdict(QueueHealth.LAGGING, reason)
-    reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
-    return Verdict(QueueHealth.LAGGING, reason)
+        why = f"Its job rests for up to {rest} between two messages"
+    return Verdict(QueueHealth.LAGGING, f"{why}{_numbers(case)}.", remedy, needed)
+
+
+def _burst(case: QueueCase, needed: float | None) -> Verdict | None:
+    """Judge a backlog that is young, and whose last message will be late."""
+    count = case.status.backlog or 0
+    if needed is None and count >= MANY:
+        return Verdict(QueueHealth.CATCHING_UP, f"{pluralize(count, 'message')} wait.")
+    if needed is None or needed < case.rules.late_seconds:
+        return None
+    reason = f"Its backlog needs about {short_duration(needed)}{_numbers(case)}."
+    return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=needed)
+
+
+MANY = 1000
+"""So many messages are worth a word, even without a pace."""
+
+
+def _needed_seconds(case: QueueCase) -> float | None:
+    """Return how long the backlog needs at the pace of its owner, if nothing more is sent."""
+    status = case.status
+    if not case.owned or not status.backlog or not status.per_second:
+        return None
+    return status.backlog / status.per_second
+
+
+def _numbers(case: QueueCase) -> str:
+    """Return the rest of a sentence: rate out, duration of a message, rate in."""
+    status, said = case.status, []
+    if case.owned and status.per_second and status.message_seconds:
+        each = fine_duration(status.message_seconds)
+        said.append(f"{_rate(status.per_second)} end, {each} each")
+    if status.sent_per_second:
+        said.append(f"{_rate(status.sent_per_second)} were sent")
+    return f": {'; '.join(said)}" if said else ""
+
+
+def _rate(per_second: float) -> str:
+    for word, seconds in (("a second", 1), ("a minute", 60), ("an hour", 3600)):
+        if per_second * seconds >= 1 or seconds == 3600:
+            return f"{per_second * seconds:,.3g} {word}"
+    return ""
 
 
 def _eta(case: QueueCase) -> float | None:

@@ -41,6 +41,18 @@ def wait_of(queue: str, report: WorkerReport | None) -> QueueWait:
     return QueueWait(limits, fault, _in_line(report), report.rests.get(glob, 0.0))
 
 
+MOST_PACE = 1e12
+"""A larger number was written by another program."""
+
+
+def pace_of(queue: str, report: WorkerReport | None) -> dict[str, float]:
+    """Return the facts `per_second` and `message_seconds` of `QueueStatus`, {} if unknown."""
+    pace = None if report is None else report.paces.get(queue)
+    if pace is None or not all(0.0 < each < MOST_PACE for each in pace):
+        return {}
+    return {"per_second": pace[0], "message_seconds": pace[1]}
+
+
 def _job_of(queue: str, globs: tuple[str, ...]) -> str:
     """Return the glob of the job that takes a queue, "" without one."""
     return next((each.jobs[0] for each in _most_specific_first(globs) if each.takes(queue)), "")

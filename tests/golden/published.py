@@ -87,6 +87,7 @@ history durations fine
 history owners owned
 history actions
 dead-letters list
+dead-letters list --by error
 dead-letters show letters 135471512647131002
 dead-letters export
 pause --list
@@ -96,6 +97,7 @@ settings history
 limits list
 requests list
 requests list invoice
+requests list --state over
 requests show runs --body
 requests show late --body
 requests show binary --body

@@ -23,31 +23,33 @@ from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
-from qdo.ops.items import letter_row
+from qdo.ops.items import kind_item, letter_row
+from qdo.ops.timers import failed_elsewhere
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 from qdo.text import did_you_mean, join_some, pluralize, printable_lines
 
 
-def dead_letter_page(item: dict[str, Any], body_bytes: int) -> str:
+def dead_letter_page(item: dict[str, Any]) -> str:
     """Return the exported fields of a dead letter, one per line, and its traceback."""
     if "body" in item:
         body = _json(item["body"])
     else:
         reason = item.get("body_error", "not JSON; `export` writes them in base64")
-        body = f"{body_bytes} bytes, {reason}"
+        body = f"{item['body_bytes']} bytes, {reason}"
+    is_request = item["kind"] == "request"
     lines = {
-        "queue": item["queue"],
+        "pool" if is_request else "queue": item["queue"],
         "id": item["id"],
-        "position": item["position"],
-        "sent": item["time"],
+        **({} if is_request else {"position": item["position"]}),
+        "asked" if is_request else "sent": item["time"],
         **({"due": item["due_time"]} if item["due_time"] else {}),
         "dead since": item["dead_time"],
         "attempts": item["attempts"],
         "worker": item["worker"],
-        "fence": item["fence"],
-        "key": item["key"],
+        "take" if is_request else "fence": item["fence"],
+        **({} if is_request else {"key": item["key"]}),
         "headers": _json(item["headers"]) if item["headers"] else None,
         "error": item["error"],
         "body": body,
@@ -92,17 +94,19 @@ class Group(click.Group):
 
 @click.group(cls=Group, name="dead-letters")
 def dead_letters() -> None:
-    """Manage dead letters: messages that failed in their last attempt.
+    """Manage dead letters: messages and requests that failed in their last attempt.
 
     \b
     qdo dead-letters --app mail:app
+    qdo dead-letters --app mail:app --by error --newer 24h
     qdo dead-letters show --app mail:app QUEUE ID
     qdo dead-letters add --app mail:app QUEUE ID
     qdo dead-letters retry --app mail:app QUEUE ID
     qdo dead-letters retry --app mail:app 'eu-*' --error Timeout --newer 2h
     qdo dead-letters export --app mail:app > letters.jsonl
 
-    Without a command, list them. ID is the id of a message or its position.
+    Without a command, list them. ID is the id of a message or its position, or the id of a request,
+    whose QUEUE is its pool.
     """
 
 
@@ -148,11 +152,22 @@ def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
 @dead_letters.command("list")
 @click.argument("glob", default="*")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the newest N.")
+@click.option("--by", type=click.Choice(["error"]), help="Count those with the same error.")
 @_filters
 @with_settings(*SHARED)
 @output_option
-def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Settings) -> None:
-    """List the dead letters of queues that match GLOB (default: all), oldest first."""
+def list_(
+    glob: str, limit: int | None, by: str | None, wanted: Filter, form: str, settings: Settings
+) -> None:
+    """List the dead letters of queues and pools that match GLOB (default: all), oldest first.
+
+    With --by error, errors that differ only in numbers and ids are counted together, the most
+    frequent first. If no option leaves any out, timers that cannot send and messages that an outbox
+    keeps, because the broker refused them, are counted as well.
+    """
+    if by is not None:
+        _list_kinds(glob, wanted, form, settings)
+        return
     with _broker(settings) as broker:
         letters = _found(broker, glob, wanted)
         if not letters:
@@ -160,9 +175,11 @@ def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Set
         if limit is not None and len(letters) > limit:
             print_message(f"hint: only the newest {limit} of {len(letters)} are listed")
             letters = letters[-limit:]
+        has_requests = any(each.request is not None for each in letters)
         columns = {
             "queue": "QUEUE",
             "id": "ID",
+            **({"kind": "KIND"} if has_requests else {}),
             "dead_time": "DEAD SINCE",
             "attempts": "ATTEMPTS",
             "error": "ERROR",
@@ -172,6 +189,22 @@ def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Set
                 emit(SCHEMA, rows(letters, letter_row), form, columns)
             else:
                 emit(SCHEMA, _exported(broker, letters, settings, rows), form, columns)
+
+
+def _list_kinds(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
+    """Count failures by their errors: everything that waits for an operator."""
+    require_app(settings)
+    is_whole = glob == "*" and wanted == Filter()
+    with open_connections(settings, coordinator=is_whole) as connections:
+        groups = ops.grouped(_found(connections.known_broker(), glob, wanted))
+        client, layout = connections.client, connections.layout
+        if is_whole and client is not None:
+            groups += failed_elsewhere(client, layout, time.time())
+    if not groups:
+        print_message("no dead letters")
+    items = [kind_item(each) for each in groups]
+    columns = ("kind", "count", "queues", "oldest", "newest", "error")
+    emit("qdo.dead-letter-kinds/1", items, form, columns)
 
 
 def _exported(
@@ -210,7 +243,7 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
         vault = vault_of(settings, settings.app, broker.stream_of)
         item = ops.exported(found[0], record, broker.positions, vault)
     if form == "table":
-        click.echo(dead_letter_page(item, found[0].entry.body_bytes))
+        click.echo(dead_letter_page(item))
     else:
         emit(SCHEMA, [item], form, {})
 
@@ -249,6 +282,8 @@ def _changing_letters(function: Any) -> Any:
 @_changing_letters
 def retry(**chosen: Any) -> None:
     """Send dead letters again: each becomes the newest message of its queue.
+
+    A request waits again in its pool, and its attempts are counted from 1.
 
     Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
     --newer. The message keeps its id; its header qdo-retried counts how often it was sent again.
@@ -374,7 +409,7 @@ class _Work:
         item: dict[str, Any] = {
             "queue": entry.queue,
             "id": result.letter.id,
-            "was": str(entry.position),
+            "was": None if result.letter.request else str(entry.position),
         }
         if self.verb == "retry":
             place = result.position

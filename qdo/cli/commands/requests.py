@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from qdo.brokers.requests import STATES, RequestRecord, RequestStore
+from qdo.brokers.requests import OUTCOMES, STATES, RequestRecord, RequestStore
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.options import output_option, require_app, with_settings
@@ -26,7 +26,7 @@ from qdo.settings.vaults import vault_of
 from qdo.text import short_duration
 
 _POOL_COLUMNS = {
-    **{name: name.upper() for name in ("pool", "waiting", "running", "paused")},
+    **{name: name.upper() for name in ("pool", "waiting", "running", "paused", "failed")},
     "oldest": "OLDEST",
 }
 _COLUMNS = ("id", "pool", "state", "age", "owner", "failed", "note")
@@ -70,32 +70,37 @@ def _found(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestR
 
 @requests.command("list")
 @click.argument("pool", required=False)
-@click.option("--state", type=click.Choice(STATES), help="Only requests in this state.")
+@click.option(
+    "--state",
+    type=click.Choice((*STATES, *OUTCOMES)),
+    help="Only requests in this state, or over with this outcome.",
+)
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(1, ops.MOST),
     default=100,
     show_default=True,
-    help="The number of requests, the oldest first.",
+    help="The number of requests, the newest first.",
 )
 @with_settings(*SHARED)
 @output_option
 def list_(pool: str | None, state: str | None, limit: int, form: str, settings: Settings) -> None:
-    """List the pools with requests that are not over, or the requests of POOL, oldest first.
+    """List the pools with requests that are not over or failed, or those of POOL, newest first.
 
     OLDEST is the age of the oldest request that waits and is due. With --state but without POOL,
-    list the requests of all pools. FAILED counts failed attempts. NOTE is the progress that the job
-    reported, or its last error. A request that is over is listed until its result expires.
+    list the requests of all pools; without --state, those that are not over. FAILED counts requests
+    that failed for good, or failed attempts of one. NOTE is the progress that the job reported, or
+    its last error. A request that is over is listed until its result expires; one that failed is
+    listed until `qdo dead-letters` retries or discards it.
     """
     with _store(settings) as store:
         if pool is None and state is None:
             _list_pools([] if store is None else ops.pool_items(store, time.time()), form)
             return
-        states = () if state is None else (STATES.index(state),)
-        records = [] if store is None else store.records(pool, states, limit + 1)
+        records = [] if store is None else ops.records(store, pool, state or "", limit + 1)
         if not records:
-            print_message("no such requests")
+            print_message("no such requests; see also --state over")
         with each_shown(lambda each: f"request {each.id}") as rows:
             items = rows(records[:limit], partial(ops.request_item, now=time.time()))
             shown = [*map(_row, items)] if form == "table" else items
@@ -106,12 +111,12 @@ def list_(pool: str | None, state: str | None, limit: int, form: str, settings: 
                 [key for key in _COLUMNS if key != "pool" or not pool],
             )
         if len(records) > limit:
-            print_message(f"hint: only the oldest {limit} requests are listed; see --limit")
+            print_message(f"hint: only the newest {limit} requests are listed; see --limit")
 
 
 def _list_pools(items: list[dict[str, Any]], form: str) -> None:
     if not items:
-        print_message("hint: no request waits or runs")
+        print_message("hint: no request waits or runs, and none has failed")
     if form == "table":
         for item in items:
             item["oldest"] = _duration(item["oldest_seconds"])

@@ -56,8 +56,8 @@ def status(
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step.
 
     Workers without a report for 30 seconds are named, and what the checks coordinator-servers,
-    lost-workers, outbox, clocks and disk of `qdo doctor` find, the queues with the most dead
-    letters, and up to three messages that have run for 30 seconds. JSON has them as one item.
+    lost-workers, outbox, clocks and disk of `qdo doctor` find, the queues and pools with the most
+    dead letters, and up to three messages that have run for 30 seconds. JSON has them as one item.
 
     With --watch, a terminal shows the worst queues and the busiest workers. It compares each look
     with that half a minute ago. The rate of a worker is the mean since the report before its last
@@ -77,12 +77,14 @@ def _show(glob: str, reading: ReadOptions, form: str, settings: Settings) -> Non
         around = _around(connections, settings, workers)
         readings = read_queues(connections, glob, reading)
     judged = judge_all(readings, reading.rules)
-    item = overview(settings.app, workers, judged, around, unread=readings[-1].unread)
+    last = readings[-1]
+    facts = settings.app, workers, judged, around
+    item = overview(*facts, unread=last.unread, pools=last.pools)
     if form == "table":
         _print(item)
     else:
         emit("qdo.status/1", [item], form, {})
-    report_unasked(readings[-1])
+    report_unasked(last)
 
 
 def _around(
@@ -102,9 +104,12 @@ def _print(item: dict[str, Any]) -> None:
         f" {pluralize(item['queues'], 'queue')},"
         f" {'?' if dead is None else dead} dead {'letter' if dead == 1 else 'letters'}"
     )
+    if waiting := ", ".join(_waiting(item)):
+        print(waiting)
     if item["silent_workers"]:
         print(f"silent for over {SILENT_SECONDS:g} s: {cell(join_some(item['silent_workers']))}")
-    print(", ".join(f"{count} {state}" for state, count in item["states"].items()))
+    if item["states"]:
+        print(", ".join(f"{count} {state}" for state, count in item["states"].items()))
     for each in item["notices"]:
         print(f"\n{each['check']}: {each['status']}")
         print_step(each["reason"], each["remedy"])
@@ -119,10 +124,23 @@ def _print(item: dict[str, Any]) -> None:
         print(f"\nand {pluralize(more, 'more queue')}: qdo queues --sort state")
 
 
-def _facts(item: dict[str, Any]) -> Iterator[str]:
-    yield item["state"]
+def _waiting(item: dict[str, Any]) -> Iterator[str]:
+    yield from (f"{each} wait" for each in _backlog(item))
+    if item["eta_seconds"]:
+        yield f"done in about {short_duration(item['eta_seconds'])}"
+    asked = [f"{count} {state}" for state, count in item["requests"].items() if count]
+    if asked:
+        yield f"requests: {', '.join(asked)}"
+
+
+def _backlog(item: dict[str, Any]) -> Iterator[str]:
     if item["backlog"]:
         yield ("about " if item["approximate"] else "") + pluralize(item["backlog"], "message")
+
+
+def _facts(item: dict[str, Any]) -> Iterator[str]:
+    yield item["state"]
+    yield from _backlog(item)
     if item["behind_seconds"]:
         yield f"{short_duration(item['behind_seconds'])} behind"
 
@@ -182,7 +200,8 @@ def check(
     CRITICAL  a queue is lost, expiring, blocked, stuck, stopped, no-job,
               no-worker or unowned; its next message is too old, and it is
               not paused; or too few workers report
-    WARNING   a queue is rewound, failing, lagging or unknown
+    WARNING   a queue is rewound, failing, lagging or unknown; or a message or
+              request is a dead letter
     UNKNOWN   the coordinator or the broker does not answer, the broker's file
               does not exist although workers have used it, or an option is
               wrong; max_age=U: no age is known
@@ -194,13 +213,15 @@ def check(
         workers = worker_statuses(connections.client, connections.layout)
         readings = read_queues(connections, glob, reading)
     judged = judge_all(readings, reading.rules)
-    code, line = _plugin_line(workers, judged, oldest, min_workers)
+    last = readings[-1]
+    dead = overview(settings.app, workers, judged, pools=last.pools)["dead_letters"] or 0
+    code, line = _plugin_line(workers, judged, oldest, min_workers, dead)
     print(line)
     raise click.exceptions.Exit(code)
 
 
 def _plugin_line(
-    workers: Sequence[WorkerStatus], judged: Judged, oldest: float, least: int
+    workers: Sequence[WorkerStatus], judged: Judged, oldest: float, least: int, dead: int
 ) -> tuple[int, str]:
     """Return exit code and line, with data in the format of monitoring plugins."""
     alive = len(workers) - len(silent(workers))
@@ -210,7 +231,7 @@ def _plugin_line(
     oldest_age = "U" if held and not ages else f"{max(ages, default=0.0):.1f}s"
     late = [each.queue for each in held if (each.behind_seconds or 0.0) > oldest]
     critical = alive < least or bool(late) or any(state.is_critical for state in counts)
-    code = 2 if critical else int(any(state.is_warning for state in counts))
+    code = 2 if critical else int(bool(dead) or any(state.is_warning for state in counts))
     found = [f"{pluralize(alive, 'worker')} of at least {least}"] * (alive < least)
     for state in QueueHealth:
         if counts[state] and state.needs_attention:
@@ -218,6 +239,8 @@ def _plugin_line(
             found.append(f"{state.value}: {join_some(sorted(names), 3)}")
     if late:
         found.append(f"older than {short_duration(oldest)}: {join_some(sorted(late), 3)}")
+    if dead:
+        found.append(f"{pluralize(dead, 'dead letter')}, see qdo dead-letters --by error")
     text = "; ".join(found) or f"{pluralize(len(judged), 'queue')}, {pluralize(alive, 'worker')}"
     data = " ".join(
         [
@@ -225,6 +248,7 @@ def _plugin_line(
             f"queues={len(judged)}",
             f"max_age={oldest_age};;{oldest:g}",
             *(f"{state.value}={counts[state]}" for state in QueueHealth),
+            f"dead_letters={dead};0",
         ]
     )
     word = ("OK", "WARNING", "CRITICAL")[code]

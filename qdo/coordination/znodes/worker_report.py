@@ -53,6 +53,8 @@ class WorkerReport:
     :ivar jobs: the globs of its jobs.
     :ivar ready: number of its queues that wait for a free place.
     :ivar behind: age of the first unprocessed message in seconds, by queue.
+    :ivar paces: of the queues that have more messages and are farthest behind: how many messages a
+        second it has processed lately, and how many seconds one took.
     :ivar faults: why it does not process a queue.
     :ivar waits: by glob of a job, the limits for whose permits queues of this job wait.
     :ivar unusable: by limit, why it permits nothing.
@@ -93,6 +95,7 @@ class WorkerReport:
     lost: int | None = None
     undone: int | None = None
     behind: dict[str, float] = field(default_factory=dict)
+    paces: dict[str, tuple[float, float]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     jobs: tuple[str, ...] = ()
     ready: int | None = None

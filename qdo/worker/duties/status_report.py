@@ -13,10 +13,11 @@ from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.jobs.job import Job
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
+from qdo.system.clock import clock
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.engine.slot import Slot
+from qdo.worker.engine.slot import Slot, SlotState
 from qdo.worker.runs import Runs
 
 REFRESH_SECONDS = 10.0
@@ -91,6 +92,7 @@ class StatusReport(Duty):
             queues=len(self._dispatcher.slots),
             busy=sum(1 for _ in self._dispatcher.running()),
             behind=lags(self._dispatcher.slots.values()),
+            paces=paces(self._dispatcher.slots.values(), clock()),
             jobs=self._globs,
             ready=self._dispatcher.ready() + self._permits.waiting,
             waits=self._limits.waits(),
@@ -119,6 +121,21 @@ class StatusReport(Duty):
             )
             for each in longest
         )
+
+
+def paces(slots: Iterable[Slot], now: float) -> dict[str, tuple[float, float]]:
+    """Return the paces of the queues that are not at their ends, see `Durations.pace`."""
+    going = (
+        (slot.claim.done, slot.queue, slot.durations)
+        for slot in slots
+        if slot.state is not SlotState.IDLE and slot.claim is not None and not slot.is_pool
+    )
+    found = {}
+    for _, queue, durations in heapq.nsmallest(MOST_QUEUES, going, key=lambda each: each[:2]):
+        pace = durations.pace(now)
+        if pace is not None:
+            found[queue] = float(f"{pace[0]:.3g}"), float(f"{pace[1]:.3g}")
+    return found
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

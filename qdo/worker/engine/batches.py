@@ -169,7 +169,7 @@ class Batches:
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             return self._failed_whole(turn, rows, batch, error)
         del message
-        slot.durations.learn(1, self._engine.clock() - began)
+        slot.durations.learn(1, self._engine.clock() - began, batch=len(batch))
         self._done(turn, batch)
         return TurnResult.MORE
 

@@ -18,6 +18,8 @@ if the first one hung for an hour.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 FACTOR = 10.0
 """A message that runs for this many times the usual duration is named. Durations often vary by 2
 or 3 with the load and with the size of the message; a hang is longer than any of that."""
@@ -29,6 +31,16 @@ ENOUGH = 20
 FADING = 0.01
 
 
+PACE_SECONDS = 60.0
+"""A pace is that of this time at least, as far as it is known, and of twice this time at most."""
+
+
+class _Mark(NamedTuple):
+    at: float
+    done: int
+    spent: float
+
+
 class Durations:
     """The durations of the messages of one queue, since this process claimed it.
 
@@ -37,20 +49,44 @@ class Durations:
     :ivar usual_seconds: a bounded estimate of the longest recent duration, which fades.
     """
 
-    __slots__ = ("_missing", "usual_seconds")
+    __slots__ = ("_done", "_marks", "_missing", "_spent", "usual_seconds")
 
     def __init__(self) -> None:
         self.usual_seconds = 0.0
         self._missing = ENOUGH
+        self._done = 0
+        self._spent = 0.0
+        self._marks: tuple[_Mark, _Mark] | None = None
 
-    def learn(self, messages: int, seconds: float, late_seconds: float = 0.0) -> None:
-        """Learn from a turn, whose messages all returned. Takes 0.3 us.
+    def pace(self, now: float) -> tuple[float, float] | None:
+        """Return how many messages a second have ended lately, and how many seconds one took.
+
+        None at the first call, and if none has ended since. An idle queue is not asked, so it
+        costs no memory.
+        """
+        mark = _Mark(now, self._done, self._spent)
+        older, newer = self._marks or (mark, mark)
+        if now - newer.at >= PACE_SECONDS:
+            older, newer = newer, mark
+        self._marks = older, newer
+        done, seconds = self._done - older.done, now - older.at
+        if done <= 0 or seconds <= 0.0:
+            return None
+        return done / seconds, (self._spent - older.spent) / done
+
+    def learn(
+        self, messages: int, seconds: float, late_seconds: float = 0.0, batch: int = 1
+    ) -> None:
+        """Learn from a turn, whose messages all returned.
 
         :param seconds: how long it lasted.
         :param late_seconds: how long it lasted after the time at which it was to end.
+        :param batch: number of messages that count as one.
         """
         if messages <= 0:
             return
+        self._done += messages * batch
+        self._spent += seconds
         self._missing -= messages
         longest = max(seconds / messages, late_seconds)
         usual = self.usual_seconds

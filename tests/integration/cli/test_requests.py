@@ -12,6 +12,7 @@ import pytest
 
 from qdo import App
 from qdo.brokers.requests import (
+    OUTCOMES,
     OVER,
     PAUSED,
     RUNNING,
@@ -72,42 +73,48 @@ def record(app: App, id: str) -> RequestRecord:
 
 
 def test_pools_are_listed_with_their_numbers(app: App, cli: Run) -> None:
-    """As a table for people; what is over does not count."""
+    """As a table for people; what is over counts only if it failed."""
     invoice, other = items(cli, "list")
     assert invoice["oldest_seconds"] >= 0
-    numbers = {"waiting": 2, "running": 1, "paused": 1}
+    numbers = {"waiting": 2, "running": 1, "paused": 1, "failed": 1}
     assert {key: invoice[key] for key in ("pool", *numbers)} == {"pool": "invoice", **numbers}
     assert (other["pool"], other["waiting"]) == ("other", 1)
     head, first, _ = cli("list").out.splitlines()
-    assert head.split() == ["POOL", "WAITING", "RUNNING", "PAUSED", "OLDEST"]
-    assert first.split()[:4] == ["invoice", "2", "1", "1"]
+    assert head.split() == ["POOL", "WAITING", "RUNNING", "PAUSED", "FAILED", "OLDEST"]
+    assert first.split()[:5] == ["invoice", "2", "1", "1", "1"]
 
 
-def test_requests_of_a_pool_are_listed_oldest_first(app: App, cli: Run) -> None:
+def test_requests_of_a_pool_are_listed_newest_first(app: App, cli: Run) -> None:
+    """Those that are not over, or those of a state."""
     found = {each["id"]: each for each in items(cli, "list", "invoice")}
-    assert [*found] == ["run", "rest", "done", "bad", "wait", "late"]
-    states = ["running", "paused", "over", "over", "waiting", "waiting"]
-    assert [each["state"] for each in found.values()] == states
+    assert [*found] == ["late", "wait", "rest", "run"]
+    assert [each["state"] for each in found.values()] == ["waiting", "waiting", "paused", "running"]
+    found |= {each["id"]: each for each in items(cli, "list", "invoice", "--state", "over")}
+    assert [*found][4:] == ["bad", "done"]
+    assert {found[id]["state"] for id in ("bad", "done")} == {"over"}
     assert (found["run"]["owner"], found["run"]["note"]) == ("worker-1", "50%")
     assert (found["bad"]["outcome"], found["bad"]["error"]) == ("failed", "ValueError: no")
     assert (found["wait"]["then"], found["wait"]["take"]) == ("orders", 0)
     assert "secret" not in json.dumps(found)
-    rows = [line.split() for line in cli("list", "invoice").out.splitlines()]
+    shown = cli("list", "invoice", "--state", "over").out.splitlines()
+    rows = [line.split() for line in shown]
     assert rows[0] == ["ID", "STATE", "AGE", "OWNER", "FAILED", "NOTE"]
-    assert rows[4][:2] == ["bad", "failed"]
+    assert rows[1][:2] == ["bad", "failed"]
     assert cli("list", "--state", "over").out.split()[1] == "POOL"
-    assert rows[4][-2:] == ["ValueError:", "no"]
+    assert rows[1][-2:] == ["ValueError:", "no"]
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", [*STATES, *OUTCOMES])
 def test_requests_are_selected_by_state(app: App, cli: Run, state: str) -> None:
     """Of one pool, or of all."""
     wanted = {
-        "waiting": ["wait", "late", "o"],
+        "waiting": ["o", "late", "wait"],
         "running": ["run"],
         "paused": ["rest"],
-        "over": ["done", "bad"],
-    }[state]
+        "over": ["bad", "done"],
+        "done": ["done"],
+        "failed": ["bad"],
+    }.get(state, [])
     assert [each["id"] for each in items(cli, "list", "--state", state)] == wanted
     of_pool = [each["id"] for each in items(cli, "list", "invoice", "--state", state)]
     assert of_pool == [each for each in wanted if each != "o"]
@@ -115,9 +122,9 @@ def test_requests_are_selected_by_state(app: App, cli: Run, state: str) -> None:
 
 def test_a_long_list_says_that_it_is_cut(app: App, cli: Run) -> None:
     ended = cli("list", "invoice", "--limit", "2", "-o", "name")
-    assert ended.out.split() == ["run", "rest"]
-    assert "oldest 2" in ended.err
-    assert "oldest" not in cli("list", "invoice", "--limit", "6").err
+    assert ended.out.split() == ["late", "wait"]
+    assert "newest 2" in ended.err
+    assert "newest" not in cli("list", "invoice", "--limit", "6").err
     assert cli("list", "invoice", "--limit", "1001").code == 2
 
 

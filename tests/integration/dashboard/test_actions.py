@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -23,7 +24,12 @@ from qdo.ops.decisions import COMMANDS, OperatorDecision
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
 from tests.support.processes import wait_until
 
-LETTER = f"{POSITION + 1} dead"
+
+def letter_name(position: int) -> str:
+    return json.dumps(["message", "dead", str(position)])
+
+
+LETTER = letter_name(POSITION + 1)
 
 
 def entries(shop: FilledShop) -> list[AuditEntry]:
@@ -104,7 +110,7 @@ def test_an_action_does_not_wait_for_reads(local_shop: FilledShop) -> None:
     board.direct._thread.submit(lambda connections: ends.wait(20))
     assert operator.act("/actions/pause", "why", 1, glob="ord*", lasting="").status_code == 302
     (letter,) = local_shop.app.broker.dead_letters.find("dead")[:1]
-    named = f"{letter.position} dead"
+    named = letter_name(letter.position)
     answer = operator.act("/actions/letters", "why", 1, what="discard", letter=named)
     assert answer.status_code == 302
     assert [each.command for each in entries(local_shop)] == ["dead-letters discard", "pause"]
@@ -228,7 +234,7 @@ def test_selected_dead_letters_are_retried_or_discarded(
 ) -> None:
     """Those that were selected, and no others; once."""
     operator = shop.operator()
-    chosen = [LETTER, f"{POSITION + 2} dead"]
+    chosen = [LETTER, letter_name(POSITION + 2)]
     asked = operator.post("/actions/letters", what=what, letter=chosen)
     assert f"{what.capitalize()} 2 dead letters?" in asked.text
     assert shop.app.broker.dead_letters.counts()["dead"] == 3
@@ -265,7 +271,7 @@ def test_what_another_operator_did_is_not_told_as_done(
     seen = ops.find(broker, ops.Filter("dead"), time.time())
     monkeypatch.setattr(ops, "find", lambda *wanted: seen)  # and then they go
     broker.dead_letters.discard([("dead", POSITION + number) for number in range(faster)])
-    named = [f"{each.entry.position} dead" for each in seen]
+    named = [each.name for each in seen]
     with caplog.at_level("INFO", "qdo.dashboard"):
         answer = operator.act("/actions/letters", "why", 3, what="discard", letter=named)
     assert answer.status_code == 302
@@ -280,7 +286,7 @@ def test_what_another_operator_did_is_not_told_as_done(
 def test_operators_at_the_same_time_share_what_they_did(local_shop: FilledShop) -> None:
     """Each dead letter is told once, by the one who has retried or discarded it."""
     operators = [local_shop.operator() for _ in range(3)]
-    named = [f"{POSITION + number} dead" for number in range(3)]
+    named = [letter_name(POSITION + number) for number in range(3)]
 
     def act(operator: Visitor, what: str) -> int:
         answer = operator.act("/actions/letters", "why", 3, what=what, letter=named)

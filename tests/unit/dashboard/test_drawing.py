@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.dashboard.answers import error_kind_of, paged
+from qdo.dashboard.answers import paged
 from qdo.dashboard.pages import glob_of
 from qdo.dashboard.reading import QueueSamples
 from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart
+from qdo.ops.dead_letters import error_kind_of
 from qdo.ops.status import QueueStatus, Statuses
 from tests.support.fakes.statuses import queue_status
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from qdo.brokers.requests import PoolCounts
 from qdo.ops.items import LONG_SECONDS, MOST_RUNS, group_items, overview
 from qdo.ops.snapshot import MESSAGES, LongRun
 from qdo.ops.status import QueueStatus
@@ -30,14 +31,16 @@ def test_long_runs_are_named_before_their_queue_is_late() -> None:
 
 
 def test_dead_letters_have_a_notice() -> None:
-    """No state tells of them: their queues go on."""
+    """No state tells of them: their queues go on. Failed requests are dead letters."""
     found = []
     for queue, count in (("a", 2), ("b", 0), ("c", None), ("d", 30), ("e", 1), ("f", 1)):
         status, verdict = judged(queue, 0.0, QueueHealth.IDLE)
         found.append((replace(status, dead_letters=count), verdict))
-    (notice,) = overview("a", [], found)["notices"]
-    assert notice["reason"] == "34 dead letters in 4 queues: d (30), a (2), e (1) and 1 more"
-    assert notice["remedy"] == "qdo dead-letters"
+    item = overview("a", [], found, pools={"p": PoolCounts(1, 2, 0, None, failed=5)})
+    (notice,) = item["notices"]
+    assert notice["reason"] == "39 dead letters: d (30), p (5), a (2) and 2 more"
+    assert notice["remedy"] == "qdo dead-letters --by error"
+    assert item["requests"] == {"waiting": 1, "running": 2, "paused": 0}
 
 
 def test_unknown_dead_letters_are_not_none() -> None:

@@ -29,6 +29,7 @@ STILL = replace(OWNED, written=NOW - 45, behind_seconds=40.0)
 PLACE = "waits for a free place: 1 of 1 jobs run, and 9 queues wait"
 KEPT = replace(OWNED, retention_seconds=86_400.0)
 FAILED = FailureRecord(101, 3, "ValueError: no")
+SLOW = replace(OWNED, behind_seconds=60.0, per_second=1 / 30, message_seconds=30.0)
 BLOCKED = replace(FAILED, blocked_since=NOW - 9)
 
 
@@ -43,7 +44,7 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
     [
         (TIP, "idle", ""),
         (replace(TIP, retention_seconds=86_400.0), "idle", ""),
-        (replace(KEPT, behind_seconds=43_000.0), "lagging", "older than 1m"),
+        (replace(KEPT, behind_seconds=43_000.0), "lagging", "is 11h 56m old"),
         (
             replace(KEPT, behind_seconds=43_200.0, marks=FAILED),
             "expiring",
@@ -52,7 +53,15 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
         (replace(KEPT, behind_seconds=9e6, fault="x"), "expiring", "in 0s. X."),
         (replace(TIP, running=LongRun("m", 1, 3.0)), "ok", ""),
         (OWNED, "ok", ""),
-        (replace(OWNED, behind_seconds=60.0), "lagging", "older than 1m"),
+        (replace(OWNED, behind_seconds=60.0), "lagging", "is 1m old"),
+        (replace(SLOW, sent_per_second=0.05), "lagging", "needs about 1m 30s: 2 a minute end,"),
+        (replace(SLOW, sent_per_second=0.05), "lagging", "30s each; 3 a minute were sent."),
+        (replace(SLOW, owner_gone=True), "ok", "It has no owner yet."),
+        (replace(SLOW, behind_seconds=5.0), "catching-up", "needs about 1m 30s"),
+        (replace(SLOW, behind_seconds=5.0, backlog=1), "ok", ""),
+        (replace(SLOW, in_line=PLACE), "lagging", "queues wait: 2 a minute end, 30s each."),
+        (replace(OWNED, backlog=1000), "catching-up", "1000 messages wait."),
+        (replace(OWNED, backlog=999), "ok", ""),
         (replace(OWNED, lost=True, fault="trimmed"), "lost", "Trimmed."),
         (replace(OWNED, fault="its node is corrupt"), "stopped", "node is corrupt"),
         (replace(OWNED, marks=FAILED), "failing", "3 attempts"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdo.worker.metrics.durations import ENOUGH, FACTOR, LEAST_SECONDS, Durations
+from qdo.worker.metrics.durations import ENOUGH, FACTOR, LEAST_SECONDS, PACE_SECONDS, Durations
 
 
 def history(*seconds: float) -> Durations:
@@ -50,6 +50,21 @@ def test_turns_that_started_nothing_teach_nothing() -> None:
     durations = history(*[2.0] * ENOUGH)
     durations.learn(0, 100.0, 99.0)
     assert durations.usual_seconds == 2.0
+
+
+def test_a_pace_is_that_of_the_last_one_or_two_minutes() -> None:
+    """Known from the second look on; what was done before counts no longer."""
+    durations = history(5.0)
+    assert durations.pace(100.0) is None
+    assert durations.pace(110.0) is None
+    durations.learn(30, 15.0)
+    assert durations.pace(130.0) == (1.0, 0.5)
+    durations.learn(1, 50.0, batch=10)
+    assert durations.pace(100.0 + PACE_SECONDS) == (40 / 60, 65.0 / 40)
+    durations.learn(1, 2.0)
+    assert durations.pace(180.0) == (41 / 80, 67.0 / 41)
+    assert durations.pace(240.0) == (1 / 80, 2.0)
+    assert durations.pace(310.0) is None
 
 
 @pytest.mark.parametrize("every", [1, 2, 10, 100, 200])
