@@ -17,7 +17,7 @@ from qdo.dashboard import answers
 from qdo.dashboard.answers import glob_of, paged
 from qdo.dashboard.board import board
 from qdo.dashboard.reading import EVENT_KINDS, MOST_EVENTS, Reading
-from qdo.dashboard.rendering import bars, line_chart
+from qdo.dashboard.rendering import bars, line_chart, without_empty_cells
 from qdo.fleet.components import skew
 from qdo.fleet.names import exactly
 from qdo.ops import dead_letters as ops
@@ -42,7 +42,7 @@ def page(template: str, **content: Any) -> str:
     shown = board()
     content["reading"] = content.get("reading") or shown.reading(0)
     content |= {"fault": shown.reader.fault, "reading_id": shown.reading_id, "now": time.time()}
-    return render_template(template, **content)
+    return without_empty_cells(render_template(template, **content))
 
 
 def with_reading(view: Callable[[Reading], _Answer]) -> Callable[[], _Answer]:

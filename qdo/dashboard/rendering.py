@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,16 @@ def values(found: Mapping[str, Any] | None) -> str:
         for name, value in (found or {}).items()
         if value is not None
     )
+
+
+_EMPTY_CELL = re.compile(
+    r"(<(td|dd)\b[^>]*>)(?:\s|-|</?(?:span|small|code)\b[^>]*>)*(</\2>)", re.ASCII
+)
+
+
+def without_empty_cells(page: str) -> str:
+    """Return a page that says "-" in each cell without a text: no template can forget one."""
+    return _EMPTY_CELL.sub(r'\1<span class="none">-</span>\3', page)
 
 
 def prepare(flask: Flask) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def test_the_overview_names_the_worst_queues(shop: FilledShop) -> None:
     for command in ("retry-now blocked", "dead-letters add blocked ", "skip blocked "):
         assert f"<code>qdo {command}" in text, "each by itself, to copy"
     assert text.index(">blocked</a>") < text.index(">fine</a>")
+
+
+def test_dead_letters_alone_are_not_called_well(tmp_path: Path, embedded_url: str) -> None:
+    """Neither on the overview, below the warning about them, nor on the page of their queue."""
+    with closing(FilledShop(tmp_path, embedded_url)) as shop:
+        shop.app.send("dead", 1)
+        shop.bury("dead", 0, "LookupError: no vase")
+        position = shop.app.broker.reader("dead", 0).fetch(1)[0][0]
+        shop.client.create(LAYOUT.queue("dead"), QueueNode(last=position).encode())
+        visitor = shop.visitor()
+        assert "but see the warnings above" in visitor.page("/")
+        text = visitor.page("/queue?name=dead")
+        assert "but its dead letters." in text
+        assert "Nothing waits." not in text
 
 
 def test_the_overview_shows_throughput_and_failures(shop: FilledShop) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qdo.dashboard.answers import paged
 from qdo.dashboard.pages import glob_of
 from qdo.dashboard.reading import QueueSamples
-from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart
+from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart, without_empty_cells
 from qdo.ops.dead_letters import error_kind_of
 from qdo.ops.status import QueueStatus, Statuses
 from tests.support.fakes.statuses import queue_status
@@ -102,3 +102,20 @@ def test_errors_of_one_kind_differ_in_numbers_only() -> None:
 @pytest.mark.parametrize(("text", "glob"), [("", "*"), ("eu", "*eu*"), ("eu-*", "eu-*")])
 def test_plain_text_of_a_filter_matches_anywhere(text: str, glob: str) -> None:
     assert glob_of(text) == glob
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_empty"),
+    [
+        ('<td class="why">\n</td>', True),
+        ('<td data-label="Zone">-</td>', True),
+        ('<td><span class="name"></span></td>', True),
+        ("<dd></dd>", True),
+        ("<td>0</td>", False),
+        ('<td><input type="checkbox"></td>', False),
+        ("<td></td><td>x</td>", True),
+    ],
+)
+def test_no_cell_of_a_page_is_empty(cell: str, is_empty: bool) -> None:
+    """Whichever template printed it."""
+    assert (">-</span></" in without_empty_cells(cell)) is is_empty
