@@ -53,6 +53,7 @@ class BrokerKind:
     :ivar schema: None if opening a broker creates everything that it needs.
     :ivar stores_nul: whether keys may contain NUL.
     :ivar stores_requests: whether it has `Broker.requests`.
+    :ivar stores_streams: whether it has `Broker.streams`.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
         address, for native threads; None if the broker is not a database with other tables.
@@ -66,6 +67,7 @@ class BrokerKind:
     foreign_senders: bool = False
     stores_nul: bool = True
     stores_requests: bool = True
+    stores_streams: bool = True
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
     dead_letter_remedy: str = ""
     schema: BrokerSchema | None = None

@@ -37,6 +37,7 @@ from qdo.ops.peek import (
     peek_named,
 )
 from qdo.ops.requests import pool_items, records, request_item
+from qdo.ops.streams import shard_items
 from qdo.ops.timers import failed_elsewhere as read_failed_elsewhere
 from qdo.ops.timers import timer_items
 from qdo.queues import command_text, is_glob
@@ -109,6 +110,20 @@ def limits(board: Board) -> list[Item]:
         return [limit_item(name, node) for name, node in found.items()]
 
     return board.direct.get("limits", read)
+
+
+def streams(board: Board) -> list[Item]:
+    """Return the shards that are not done, as `qdo streams list` does."""
+
+    def read(connections: Connections) -> list[Item]:
+        broker = connections.known_broker()
+        if broker is None or not broker.capabilities.streams:
+            return []
+        shards = broker.streams.shards()
+        items = shard_items(connections.client, connections.layout, broker, shards)
+        return [each for each in items if each["state"] != "done"]
+
+    return board.direct.get("streams", read)
 
 
 def audit(board: Board, glob: str = "*") -> list[Item]:

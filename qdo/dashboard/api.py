@@ -117,6 +117,7 @@ _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
     "holds": ("qdo.holds/1", lambda shown: answers.holds(shown)[0]),
     "limits": ("qdo.limits/1", answers.limits),
     "timers": ("qdo.timers/1", answers.timers),
+    "streams": ("qdo.streams/1", answers.streams),
     "pools": ("qdo.pools/1", answers.pools),
     "requests": ("qdo.requests/1", _requests),
     "events": ("qdo.events/1", _events),

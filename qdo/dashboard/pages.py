@@ -31,6 +31,9 @@ from qdo.settings.listing import config_items
 WORST = 20
 NEWEST_EVENTS = 10
 EVENT_ROWS = AUDIT_ROWS = 100
+ROWS = 50
+MISSING = 10
+"""Limits that jobs name, and that do not exist."""
 
 _Answer = str | tuple[str, int]
 """A page, and its status if it is not 200."""
@@ -101,7 +104,6 @@ def workers(reading: Reading) -> str:
     # A job that takes a lock or cancels a message makes its worker a client as well.
     others = [each for each in found if each.kind != "worker" and (each.host, each.pid) not in busy]
     items = [worker_item(each) for each in reading.workers]
-    timers, timers_fault = answers.attempt(lambda: answers.timers(board()))
     for item in items:
         item["busy"] = busy.get((item.get("host"), item.get("pid")))
     return page(
@@ -110,8 +112,6 @@ def workers(reading: Reading) -> str:
         workers=items,
         silent=silent(reading.workers),
         others=[component_item(each) for each in others],
-        timers=timers,
-        timers_fault=timers_fault,
         skew=skew(list(reading.processes)),
         versions=Counter(str(each.version) for each in reading.processes if each.version),
     )
@@ -163,14 +163,45 @@ def events(reading: Reading) -> str:
 def holds() -> str:
     found, fault = answers.attempt(lambda: answers.holds(board()))
     items, read = found or ([], None)
-    limits, limits_fault = answers.attempt(lambda: answers.limits(board()))
+    late = answers.late_workers(read)
+    return page("holds.html", holds=items, holds_fault=fault, late=late)
+
+
+def _listed(found: list[answers.Item] | None) -> answers.Part[answers.Item]:
+    return paged(found or [], request.args.get("page"), ROWS)
+
+
+@pages.get("/timers")
+def timers() -> str:
+    found, fault = answers.attempt(lambda: answers.timers(board()))
+    found = sorted(found or [], key=lambda each: each["is_well"])
+    return page("timers.html", part=_listed(found), timers_fault=fault)
+
+
+@pages.get("/streams")
+def streams() -> str:
+    found, fault = answers.attempt(lambda: answers.streams(board()))
+    part, reading = _listed(found), board().reading()
+    judged = {} if reading is None else reading.by_name
+    names = [each["shard"] for each in part.items if each["shard"] in judged]
+    verdicts = {each: judged[each][1] for each in names}
+    return page("streams.html", part=part, streams_fault=fault, verdicts=verdicts)
+
+
+@pages.get("/limits")
+def limits() -> str:
+    found, fault = answers.attempt(lambda: answers.limits(board()))
+    reading, waits, unusable = board().reading(), dict[str, set[str]](), dict[str, str]()
+    for worker in [] if reading is None else reading.workers:
+        unusable |= worker.report.unusable
+        for glob, names in worker.report.waits.items():
+            for name in names:
+                waits.setdefault(name, set()).add(glob)
+    known = {each["limit"] for each in found or []}
+    missing = [unusable[name] for name in sorted({*unusable} - known)[:MISSING]]
+    found = sorted(found or [], key=lambda each: (not each["fault"], not each["waiting"]))
     return page(
-        "holds.html",
-        holds=items,
-        holds_fault=fault,
-        late=answers.late_workers(read),
-        limits=limits,
-        limits_fault=limits_fault,
+        "limits.html", part=_listed(found), limits_fault=fault, waits=waits, missing=missing
     )
 
 
@@ -194,7 +225,6 @@ def settings() -> str:
     )
 
 
-ROWS = 50
 LETTER_ROWS = 50
 ENTRIES = 10
 MARKS = 50

@@ -144,12 +144,14 @@ def toggled(word: str, chosen: Sequence[str]) -> list[str]:
 
 def _context() -> dict[str, Any]:
     found = board()
+    kind = kind_of(found.settings.broker)
+    stored = {"Requests": kind.stores_requests, "Streams": kind.stores_streams}
     return {
         "app_name": found.app,
         "options": found.options,
         "csrf_token": csrf_token,
         "may_act": may_act(),
-        "stores_requests": kind_of(found.settings.broker).stores_requests,
+        "missing_pages": [label for label, is_stored in stored.items() if not is_stored],
         "states": [each.value for each in QueueHealth],
     }
 

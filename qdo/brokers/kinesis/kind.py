@@ -35,6 +35,7 @@ KIND = BrokerKind(
     stream=_stream,
     foreign_senders=True,
     stores_requests=False,
+    stores_streams=False,
     keeps_dead_letters=_keeps_dead_letters,
     dead_letter_remedy="S3 deletes dead letters by their age: add a lifecycle rule to their bucket"
     " instead",

@@ -32,6 +32,7 @@ KIND = BrokerKind(
     closing_seconds=_closing_seconds,
     foreign_senders=True,
     stores_requests=False,
+    stores_streams=False,
     dead_letter_remedy="SQS deletes dead letters by their age: set MessageRetentionPeriod of the"
     " dead-letter queue instead",
 )

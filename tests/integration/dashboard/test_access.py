@@ -12,6 +12,7 @@ from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Vis
 
 ADDRESSES = (
     *("/", "/queues", "/queue?name=fine", "/workers", "/dead-letters", "/holds", "/audit"),
+    *("/timers", "/streams", "/limits"),
     *("/settings", "/events", "/reading", "/dead-letter?queue=dead&id=1", "/messages?queue=fine"),
     *("/requests", "/api/pools", "/api/requests"),
     *("/api/status", "/api/queues", "/api/queue?name=fine", "/api/dead-letters", "/api/config"),
@@ -41,7 +42,8 @@ def test_every_route_was_tried(guarded: Visitor) -> None:
     reading = {rule for rule, methods in rules if "GET" in methods}
     known = {each.partition("?")[0] for each in ADDRESSES}
     known |= {f"/api/{each}" for each in ("workers", "components", "holds", "limits", "timers")}
-    known |= {"/api/audit", "/api/events", "/api/settings", "/login", "/static/<path:filename>"}
+    known |= {"/api/audit", "/api/events", "/api/settings", "/api/streams", "/login"}
+    known.add("/static/<path:filename>")
     assert reading == known
     writing = {rule for rule, methods in rules if "POST" in methods}
     assert writing == {"/login", "/logout", "/ask/runs", *(f"/actions/{each}" for each in ACTIONS)}

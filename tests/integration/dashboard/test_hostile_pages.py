@@ -27,7 +27,7 @@ LONG = f"{ATTACK}{TEXT}" + "E" * 200_000
 PAGES = (
     *("/", "/queues", f"/queues?glob={quote(NAME)}", f"/queue?name={quote(NAME)}", "/workers"),
     *("/dead-letters", "/dead-letters?list=1", f"/dead-letters?error={quote(ATTACK)}", "/holds"),
-    *("/audit", f"/audit?glob={quote(ATTACK)}", "/settings"),
+    *("/audit", f"/audit?glob={quote(ATTACK)}", "/settings", "/timers", "/streams", "/limits"),
     *("/requests", f"/requests?pool={quote(NAME)}", f"/requests?pool={quote(ATTACK)}"),
     *("/events", f"/events?glob={quote(ATTACK)}&kind={quote(ATTACK)}"),
     f"/dead-letter?queue={quote(NAME)}&id={POSITION}",
@@ -54,6 +54,7 @@ def hostile(local_shop: FilledShop) -> FilledShop:
     worker = WorkerNode((NAME,), (), False, takes)
     client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
     texts = dict.fromkeys(("host", "pid", "state", "started", "version", "zone"), ATTACK + TEXT)
+    texts |= {"unusable": {ATTACK: TEXT}, "waits": {ATTACK: [HOSTILE_NAME]}}
     for kind in ("worker", "web"):
         path = f"{LAYOUT.components}/{kind}/host-"
         client.create(path, encode(texts), ephemeral=True, sequence=True, makepath=True)
@@ -62,6 +63,8 @@ def hostile(local_shop: FilledShop) -> FilledShop:
     client.create(LAYOUT.fleet.log_entry("1000-x"), encode(entry), makepath=True)
     limit = {"max": 1, "reason": ATTACK + TEXT, "permits": [[ATTACK, 1, 1]]}
     client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
+    timer = dict.fromkeys(("last", "next", "when", "queue", "by", "refused"), ATTACK + TEXT)
+    client.create(f"{LAYOUT.fleet.timers}/{HOSTILE_NAME}", encode(timer), makepath=True)
     return local_shop
 
 

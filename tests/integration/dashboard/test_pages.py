@@ -18,6 +18,7 @@ from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.dashboard import close_app, create_app
 from qdo.fleet.holds import add_hold, new_hold, pause
 from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop, Visitor
@@ -26,6 +27,7 @@ from tests.support.processes import wait_until
 PAGES = (
     *("/", "/queues", "/queue?name=blocked", "/queue?name=dead", "/workers", "/dead-letters"),
     *("/dead-letters?list=1", "/holds", "/audit", "/settings", "/messages?queue=fine"),
+    *("/timers", "/streams", "/limits"),
 )
 SAME = {
     "/api/status": ("status",),
@@ -39,6 +41,7 @@ SAME = {
     "/api/holds": ("pause", "--list"),
     "/api/limits": ("limits", "list"),
     "/api/timers": ("timers", "list"),
+    "/api/streams": ("streams", "list"),
     "/api/audit": ("audit",),
     "/api/settings": ("settings", "show"),
 }
@@ -108,16 +111,48 @@ def test_queues_are_filtered_sorted_and_cut(shop: FilledShop) -> None:
     assert "name=fine" not in only
 
 
-def test_the_workers_page_lists_timers(local_shop: FilledShop) -> None:
-    visitor = local_shop.visitor()
-    assert "<h2>Timers</h2>" not in visitor.page("/workers")
-    node = {"last": "2026-01-01T01:30:00Z", "next": "2026-01-02T01:30:00Z", "when": "every 1 s"}
-    path = f"{LAYOUT.fleet.timers}/nightly"
-    local_shop.client.create(path, json.dumps(node).encode(), makepath=True)
-    text = local_shop.visitor().page("/workers")
-    assert "<h2>Timers</h2>" in text
-    assert "overdue by" in text
+def test_timers_have_a_page_with_their_faults_first(local_shop: FilledShop) -> None:
+    """Each leads to its queue."""
+    assert "app.timer</code>" in local_shop.visitor().page("/timers")
+    times = {"last": "2026-01-01T01:30:00Z", "next": "2026-01-02T01:30:00Z"}
+    for name, node in {
+        "late": {**times, "when": "every 1 s", "queue": "fine"},
+        "before": {**times, "when": ""},
+    }.items():
+        path = f"{LAYOUT.fleet.timers}/{name}"
+        local_shop.client.create(path, json.dumps(node).encode(), makepath=True)
+    text = local_shop.visitor().page("/timers")
+    assert text.index(">late<") < text.index("overdue by") < text.index(">before<")
     assert 'datetime="2026-01-02T01:30:00Z"' in text
+    assert 'href="/queue?name=fine"' in text
+
+
+def test_streams_have_a_page_without_what_is_done(local_shop: FilledShop) -> None:
+    """Each shard leads to its queue and its parents."""
+    assert "app.stream</code>" in local_shop.visitor().page("/streams")
+    local_shop.app.stream("user", shards=2).send("ada", 1)
+    shards = local_shop.app.broker.streams.shards("user")
+    visitor = local_shop.visitor()
+    assert [each["shard"] for each in visitor.items("/api/streams")] == [
+        each.queue for each in shards
+    ]
+    text = visitor.page("/streams")
+    assert all(f'href="/queue?name={each.queue}"' in text for each in shards)
+
+
+def test_limits_have_a_page_with_waiting_queues(local_shop: FilledShop) -> None:
+    """Also those that jobs name and that do not exist."""
+    assert "app.limit</code>" in local_shop.visitor().page("/limits")
+    report = WorkerReport(waits={"orders-*": ("crm",)}, unusable={"gone": "limit gone is missing"})
+    worker = local_shop.report(report)
+    limit = {"max": 1, "permits": [[worker, 1, 2]]}
+    for name, node in {"crm": limit, "bad": {"max": "x"}}.items():
+        path = LAYOUT.fleet.limit(name)
+        local_shop.client.create(path, json.dumps(node).encode(), makepath=True)
+    text = local_shop.visitor().page("/limits")
+    assert text.index("limit gone is missing") < text.index(">bad<") < text.index(">crm<")
+    assert 'href="/queues?glob=orders-*"' in text
+    assert f"{worker} 1/2" in text
 
 
 def test_a_queue_shows_error_traceback_and_history(shop: FilledShop) -> None:

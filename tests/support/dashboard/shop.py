@@ -16,6 +16,9 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
+from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.dashboard import close_app, create_app
 from qdo.dashboard.reading import FleetReader
 from qdo.history.recorder import Recorder
@@ -86,6 +89,17 @@ class FilledShop:
             dead_at=dead_at or time.time() - number,
         )
         self.app.broker.dead_letters.store(record)
+
+    def report(self, report: WorkerReport) -> str:
+        """Let a worker that does nothing report; return its name."""
+        paths = [
+            self.client.create(path, data, ephemeral=True, sequence=True, makepath=True)
+            for path, data in (
+                (f"{LAYOUT.workers}/worker-", WorkerNode(()).encode()),
+                (f"{LAYOUT.components}/worker/host-", encode(report.dump())),
+            )
+        ]
+        return paths[0].rpartition("/")[2]
 
     def record(self, queue: str, error: str) -> None:
         """Record attempts of a queue in the history: one done, one failed."""
