@@ -38,6 +38,26 @@ class LostWorker:
     at: float
 
 
+MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LastHour:
+    """Counts of the last `MINUTES`, the newest first, without the zeros at the end.
+
+    A worker without messages adds 60 bytes to its report; with one message a minute, 180; with 100
+    a second, 360, or 660 if one in a hundred fails; with 100,000 a second, 540 or 1,200.
+
+    :ivar minute: the newest one: Unix time of the worker's clock, in minutes.
+    :ivar done: attempts that returned.
+    """
+
+    minute: int
+    done: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+    dead_lettered: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """A worker process as it describes itself; None or empty for a fact that it does not report.
@@ -50,6 +70,7 @@ class WorkerReport:
     :ivar blocked_by: the message and the job that block its event loop; written by its parent.
     :ivar blocked_since: Unix time.
     :ivar processed: for the counts from here to `undone` see `engine.slot.Counters`.
+    :ivar last_hour: the counts of messages and requests by minute.
     :ivar jobs: the globs of its jobs.
     :ivar ready: number of its queues that wait for a free place.
     :ivar behind: age of the first unprocessed message in seconds, by queue.
@@ -94,6 +115,7 @@ class WorkerReport:
     released: int | None = None
     lost: int | None = None
     undone: int | None = None
+    last_hour: LastHour | None = None
     behind: dict[str, float] = field(default_factory=dict)
     paces: dict[str, tuple[float, float]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
@@ -111,6 +133,8 @@ class WorkerReport:
     def dump(self) -> dict[str, Any]:
         """Return its JSON, without the facts that it lacks."""
         found = {name: each for name in _READERS if (each := getattr(self, name)) is not None}
+        if self.last_hour is not None:
+            found["last_hour"] = asdict(self.last_hour)
         if self.lost_workers is not None:
             found["lost_workers"] = [asdict(each) for each in self.lost_workers]
         return found

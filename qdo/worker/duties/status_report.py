@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gevent.event import Event
 
-from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
+from qdo.coordination.znodes.worker_report import MINUTES, MOST_RUNS, LastHour, WorkerReport
 from qdo.jobs.job import Job
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
@@ -17,7 +18,7 @@ from qdo.system.clock import clock
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.engine.slot import Slot, SlotState
+from qdo.worker.engine.slot import Counters, Slot, SlotState
 from qdo.worker.runs import Runs
 
 REFRESH_SECONDS = 10.0
@@ -30,6 +31,37 @@ MOST_QUEUES = 100
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less, and jobs that
 rest for less."""
+
+
+class MinuteCounts:
+    """The counts of the last hour: what has been added to the totals since the last look.
+
+    So messages pay nothing for them, and count up to a report later than they end.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._before = [0, 0, 0]
+        self._minutes: dict[int, list[int]] = {}
+
+    def look(self, now: float) -> LastHour:
+        """Return the counts up to a Unix time."""
+        newest, counters = int(now // 60), self._counters
+        failed = counters.unsuccessful - counters.skipped
+        row = self._minutes.setdefault(newest, [0, 0, 0])
+        for place, total in enumerate((counters.processed, failed, counters.dead_lettered)):
+            # An attempt that turns out not to count is taken back: a total may shrink for a while.
+            row[place] += max(0, total - self._before[place])
+            self._before[place] = max(total, self._before[place])
+        shown = range(newest, newest - MINUTES, -1)
+        self._minutes = {each: self._minutes[each] for each in shown if each in self._minutes}
+        rows = [self._minutes.get(each, (0, 0, 0)) for each in shown]
+        return LastHour(newest, *map(_without_last_zeros, zip(*rows, strict=True)))
+
+
+def _without_last_zeros(counts: Sequence[int]) -> tuple[int, ...]:
+    used = [place for place, count in enumerate(counts, 1) if count]
+    return tuple(counts[: used[-1] if used else 0])
 
 
 class StatusReport(Duty):
@@ -50,6 +82,7 @@ class StatusReport(Duty):
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
+        self._minutes = MinuteCounts(pipeline.counters)
         self._limits, self._permits = pipeline.limits, pipeline.permits
         self._globs = tuple(each.queues for each in jobs)
         rests = {each.queues: each.rest_seconds for each in jobs}
@@ -90,6 +123,7 @@ class StatusReport(Duty):
             worker=name,
             concurrency=self._concurrency,
             queues=len(self._dispatcher.slots),
+            last_hour=self._minutes.look(time.time()),
             busy=sum(1 for _ in self._dispatcher.running()),
             behind=lags(self._dispatcher.slots.values()),
             paces=paces(self._dispatcher.slots.values(), clock()),

@@ -484,4 +484,6 @@ def test_the_component_says_what_the_worker_does(engine: EngineSetup) -> None:
     engine.join()
     last = engine.member.components[-1]
     assert (last["state"], last["processed"], last["dead_lettered"]) == ("draining", 2, 1)
+    hour = last["last_hour"]
+    assert [sum(hour[name]) for name in ("done", "failed", "dead_lettered")] == [2, 1, 1]
     assert engine.worker.state == "stopped"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qdo.coordination.znodes.values import encode
-from qdo.coordination.znodes.worker_report import LostWorker, WorkerReport
+from qdo.coordination.znodes.worker_report import LastHour, LostWorker, WorkerReport
 from tests.support.doc_pages import DOCS
 
 LOST = LostWorker("worker-0000000001", "host a", 2, 3.5)
@@ -23,6 +23,7 @@ FULL = WorkerReport(
     long_runs=(("q", "id", 1, 5.0, None),),
     live={"uses": 3},
     lost_workers=(LOST,),
+    last_hour=LastHour(29_402_886, (5, 0, 3), (1,)),
 )
 
 
@@ -58,6 +59,8 @@ def test_facts_with_a_label_have_a_text() -> None:
         ({"behind": {"q": "1", "p": 1}}, {"behind": {"p": 1.0}}),
         ({"waits": {"q": "crm", "p": ["crm", 7]}}, {"waits": {"p": ("crm",)}}),
         ({"long_runs": {"q": 1}}, {}),
+        ({"last_hour": {"minute": 1, "done": [1]}}, {}),
+        ({"last_hour": {"minute": "1", "done": [], "failed": [], "dead_lettered": []}}, {}),
         ({"lost_workers": [{"name": "w"}, 7]}, {"lost_workers": ()}),
         ({"unknown": 1}, {}),
     ],
