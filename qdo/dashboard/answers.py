@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from qdo.connections.opened import Connections
+from qdo.coordination.znodes.worker_report import MINUTES
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
 from qdo.errors import HoldsUnreadableError, NotFoundError, QdoError
@@ -40,6 +41,7 @@ from qdo.ops.requests import pool_items, records, request_item
 from qdo.ops.streams import shard_items
 from qdo.ops.timers import failed_elsewhere as read_failed_elsewhere
 from qdo.ops.timers import timer_items
+from qdo.ops.worker_status import WorkerStatus
 from qdo.queues import command_text, is_glob
 from qdo.settings.listing import live_items
 from qdo.settings.vaults import vault_of
@@ -49,7 +51,6 @@ _log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 1000
 """The newest entries of the action log, of 5,000 at most."""
-MINUTES = 60
 FAILURES = 10
 OWNERS = 10
 MESSAGES = 50
@@ -190,6 +191,25 @@ def live_settings(board: Board) -> ShownSettings:
         return ShownSettings(node.number, live_items(node, answers), len(answers), late)
 
     return board.direct.get("settings", read)
+
+
+MOST_A_MINUTE = 10**9
+"""More is not a count: another program wrote it."""
+
+
+def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
+    """Return what all workers did in the hour up to a minute: its number, and three counts.
+
+    The counts are those of `LastHour`. Minutes of other times, as of a wrong clock, are left out.
+    """
+    sums = {minute: [minute, 0, 0, 0] for minute in range(newest - MINUTES + 1, newest + 1)}
+    for hour in filter(None, (each.report.last_hour for each in workers)):
+        for place, counts in enumerate((hour.done, hour.failed, hour.dead_lettered), 1):
+            for age, count in enumerate(counts[:MINUTES]):
+                minute = hour.minute - age
+                if minute in sums and 0 <= count <= MOST_A_MINUTE:
+                    sums[minute][place] += count
+    return list(sums.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 from flask import Blueprint, render_template, request
 
 from qdo.brokers.requests import OUTCOMES, STATES
+from qdo.coordination.znodes.worker_report import MINUTES
 from qdo.dashboard import answers
 from qdo.dashboard.answers import glob_of, paged
 from qdo.dashboard.board import board
 from qdo.dashboard.reading import EVENT_KINDS, MOST_EVENTS, Reading
-from qdo.dashboard.rendering import bars, line_chart, without_empty_cells
+from qdo.dashboard.rendering import LineChart, bars, line_chart, without_empty_cells
 from qdo.fleet.components import skew
 from qdo.fleet.names import exactly
 from qdo.ops import dead_letters as ops
@@ -71,8 +72,10 @@ def overview(reading: Reading) -> str:
     """Show workers, states of queues, and the worst queues."""
     content = reading.once("overview", lambda: _overview(reading))
     newest = board().reader.events.newest()[:NEWEST_EVENTS]
-    rates, rates_fault = answers.attempt(lambda: _rates(answers.history(board())))
-    content |= {"events": newest, "rates": rates, "rates_fault": rates_fault}
+    history, fault = answers.attempt(lambda: answers.history(board()))
+    rates = _rates(history) if board().settings.history else _reported_rates(reading)
+    content |= {"events": newest, "rates": rates, "rates_fault": fault}
+    content |= {"is_recorded": bool(board().settings.history), "backlogs": _backlogs(reading)}
     return page("overview.html", reading=reading, **content)
 
 
@@ -343,19 +346,40 @@ def _rates(history: answers.ShownHistory | None) -> dict[str, Any] | None:
     """Return the drawing of the attempts of the last hour; None without a history."""
     if history is None:
         return None
-    end = math.floor(time.time() / 60) * 60 + 60
-    begin = end - 60 * answers.MINUTES
-    counts = [(float(each.minute), each.done, each.failed) for each in history.minutes]
+    minutes = history.minutes
+    counts = [(float(each.minute), each.done, each.failed) for each in minutes]
+    slowest = next((each for each in minutes if each.p95_seconds is not None), None)
+    return {**_drawn(counts), "fault": history.fault, "slowest": slowest}
+
+
+def _reported_rates(reading: Reading) -> dict[str, Any]:
+    newest = int(time.time() // 60)
+    found = reading.once(("hour", newest), lambda: answers.last_hour(reading.workers, newest))
+    drawn = _drawn([(minute * 60.0, done, failed) for minute, done, failed, _ in found])
+    return {**drawn, "dead_lettered": sum(each[-1] for each in found)}
+
+
+def _drawn(counts: Sequence[tuple[float, int, int]]) -> dict[str, Any]:
+    begin, end = _hour()
     return {
-        "fault": history.fault,
         "bars": bars(counts, begin, end),
         "begin": begin,
         "end": end,
         "top": max((done + failed for _, done, failed in counts), default=0),
-        "done": sum(done for _, done, _ in counts),
-        "failed": sum(failed for _, _, failed in counts),
-        "slowest": next((each for each in history.minutes if each.p95_seconds is not None), None),
+        "done": sum(each[1] for each in counts),
+        "failed": sum(each[2] for each in counts),
     }
+
+
+def _hour() -> tuple[int, int]:
+    end = math.floor(time.time() / 60) * 60 + 60
+    return end - 60 * MINUTES, end
+
+
+def _backlogs(reading: Reading) -> LineChart | None:
+    span = _hour()
+    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
+    return line_chart(board().reader.samples.backlogs(span[0]), gap, 10.0, span)
 
 
 @queue_pages.get("/dead-letters")

@@ -7,7 +7,6 @@ import math
 import queue
 import re
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, TimeoutError, wait
@@ -17,7 +16,9 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+from qdo.brokers.base import Broker
 from qdo.connections.opened import Connections, connections_of
+from qdo.dashboard.samples import QueueSamples
 from qdo.errors import (
     BusyDashboardError,
     NodeRefusedError,
@@ -112,63 +113,6 @@ class ConnectedThread:
                         _log.exception("dashboard: cannot read")
                     future.set_exception(error)
                     return True
-
-
-MOST_VALUES = 2_000_000
-"""Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400."""
-MOST_SAMPLES = 400
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePoint:
-    """One queue at a Unix time; None for unknown values."""
-
-    at: float
-    age_seconds: float | None
-    backlog: int | None
-
-
-class QueueSamples:
-    """The samples of the last readings.
-
-    Each has two arrays of numbers, and shares an index of names with readings of the same queues.
-    """
-
-    def __init__(self) -> None:
-        self._readings: deque[tuple[float, Mapping[str, int], array[float], array[float]]] = deque()
-        self._names: Sequence[str] = ()
-        self._index: Mapping[str, int] = {}
-
-    def add(self, statuses: Statuses) -> None:
-        """Keep the sample of each queue, and forget the oldest ones."""
-        names = [each.queue for each in statuses.queues]
-        if names != self._names:
-            self._names = names
-            self._index = {name: place for place, name in enumerate(names)}
-        ages = array("f", (_number(each.behind_seconds) for each in statuses.queues))
-        backlogs = array("f", (_number(each.backlog) for each in statuses.queues))
-        self._readings.append((statuses.at, self._index, ages, backlogs))
-        most = min(MOST_SAMPLES, MOST_VALUES // max(1, len(names)))
-        while len(self._readings) > max(2, most):
-            self._readings.popleft()
-
-    def of(self, queue: str) -> list[QueuePoint]:
-        points = []
-        for at, index, ages, backlogs in tuple(self._readings):
-            place = index.get(queue)
-            if place is not None:
-                backlog = _known(backlogs[place])
-                count = None if backlog is None else round(backlog)
-                points.append(QueuePoint(at, _known(ages[place]), count))
-        return points
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 MOST_EVENTS = 1000
@@ -387,7 +331,7 @@ class FleetReader:
         workers = worker_statuses(client, layout) if client else []
         processes = read_components(client, layout) if client else []
         judged = judge_all([*self._earlier(statuses), statuses], self._rules)
-        self.samples.add(statuses)
+        self.samples.add(statuses, _waiting_requests(connections.broker))
         entries = self.events.new_entries(connections)
         names = [each.worker for each in workers]
         ends = list(ends_of(workers))
@@ -412,6 +356,15 @@ class FleetReader:
         before = self._reading
         recent = before is not None and statuses.at - before.at < JUDGED_SECONDS
         return [before.statuses] if before is not None and recent else []
+
+
+def _waiting_requests(broker: Broker | None) -> int | None:
+    if broker is None or not broker.capabilities.requests:
+        return 0
+    try:
+        return sum(each.waiting for each in broker.requests.counts().values())
+    except QdoError:
+        return None  # the page of requests says why
 
 
 KEPT_SECONDS = 5.0

@@ -168,6 +168,7 @@ class LineChart:
     :ivar dot: place of the last value, None if it is unknown.
     :ivar begin: Unix time of the left edge.
     :ivar top: value at the upper edge.
+    :ivar first: Unix time of the first point, and `first_x` its place.
     """
 
     line: str
@@ -177,6 +178,8 @@ class LineChart:
     top: float
     last: float | None
     most: float
+    first: float
+    first_x: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +194,22 @@ class Bar:
 
 
 def line_chart(
-    points: Sequence[Point], gap_seconds: float, least_top: float = 1.0
+    points: Sequence[Point],
+    gap_seconds: float,
+    least_top: float = 1.0,
+    span: tuple[float, float] | None = None,
 ) -> LineChart | None:
     """Return the drawing of points in the order of time; None without two known values.
 
     :param gap_seconds: points that are further apart are not joined: nothing was read meanwhile.
     :param least_top: least value at the upper edge: an almost constant value makes a flat line.
+    :param span: Unix times of the left and the right edge; by default those of the points.
     """
     known = [value for _, value in points if value is not None]
     if len(known) < 2 or points[-1][0] <= points[0][0]:
         return None
-    begin, end = points[0][0], points[-1][0]
+    first = points[0][0]
+    begin, end = span or (first, points[-1][0])
     top = max(least_top, *known)
 
     def place(at: float, value: float) -> tuple[float, float]:
@@ -219,8 +227,9 @@ def line_chart(
         path.append(f"{'L' if joined else 'M'}{x:g} {y:g}")
         previous = at
     last = points[-1][1]
-    dot = None if last is None else place(end, last)
-    return LineChart("".join(path), dot, begin, end, top, last, max(known))
+    dot = None if last is None else place(points[-1][0], last)
+    first_x = place(first, 0.0)[0]
+    return LineChart("".join(path), dot, begin, end, top, last, max(known), first, first_x)
 
 
 def bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> list[Bar]:

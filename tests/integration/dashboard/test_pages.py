@@ -18,11 +18,12 @@ from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
-from qdo.coordination.znodes.worker_report import WorkerReport
+from qdo.coordination.znodes.worker_report import LastHour, WorkerReport
 from qdo.dashboard import close_app, create_app
 from qdo.fleet.holds import add_hold, new_hold, pause
+from tests.support.cli import WORKER, clean_environment
 from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop, Visitor
-from tests.support.processes import wait_until
+from tests.support.processes import Proc, wait_until
 
 PAGES = (
     *("/", "/queues", "/queue?name=blocked", "/queue?name=dead", "/workers", "/dead-letters"),
@@ -93,6 +94,42 @@ def test_the_overview_shows_throughput_and_failures(shop: FilledShop) -> None:
     text = shop.visitor().page("/")
     assert '<b class="done">2</b> done, <b class="failed">2</b> failed in the last hour' in text
     assert '<rect class="failed"' in text
+
+
+COUNTED_APP = """
+import qdo
+
+app = qdo.App("shop")
+
+
+@app.job("fine", policy=qdo.Policy(attempts=1))
+def job(message, context):
+    if message.body == 2:
+        raise ValueError
+
+
+@app.job("invoice", pool=True)
+def invoice(message, context):
+    pass
+"""
+
+
+def test_the_overview_counts_without_a_history(tmp_path: Path, embedded_url: str) -> None:
+    """Messages and requests of a real worker, whatever others report; and what waits."""
+    with closing(FilledShop(tmp_path, embedded_url, history="")) as shop:
+        shop.app.send_many([("fine", 1), ("fine", 2), ("other", 3)])
+        shop.app.request("invoice", 1)
+        shop.report(WorkerReport(last_hour=LastHour(10**18, (-5, 10**18), (), (1,))))
+        visitor = shop.visitor()
+        assert "in the last hour" in visitor.page("/")
+        (tmp_path / "counted.py").write_text(COUNTED_APP)
+        places = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
+        environment = {**clean_environment(), **places, "QDO_SESSION_TIMEOUT_SECONDS": "3"}
+        with Proc.python(*WORKER, "counted:app", env=environment, cwd=tmp_path):
+            said = '2</b> done, <b class="failed">1</b> failed (1 for good) in the last hour'
+            wait_until(lambda: said in visitor.page("/"), "the worker has reported")
+        wait_until(lambda: '<path class="line"' in visitor.page("/"), "it has read twice")
+        assert "takes its counts with it" in visitor.page("/")
 
 
 def test_queues_are_filtered_sorted_and_cut(shop: FilledShop) -> None:

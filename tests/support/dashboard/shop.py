@@ -37,11 +37,12 @@ BLOCKED_ERROR = "ValueError: no vase"
 class FilledShop:
     """An app with a broker and a coordinator, and dashboards of it."""
 
-    def __init__(self, folder: Path, coordinator: str) -> None:
+    def __init__(self, folder: Path, coordinator: str, **changed: str) -> None:
         places = {
             "broker": f"sqlite:{folder / 'messages.db'}",
             "history": f"sqlite:{folder / 'history.db'}",
             "coordinator": coordinator,
+            **changed,
         }
         self.folder = folder
         self.places = places

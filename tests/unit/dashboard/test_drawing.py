@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.dashboard.answers import paged
+from qdo.coordination.znodes.worker_report import LastHour, WorkerReport
+from qdo.dashboard.answers import last_hour, paged
 from qdo.dashboard.pages import glob_of
-from qdo.dashboard.reading import QueueSamples
 from qdo.dashboard.rendering import HEIGHT, WIDTH, bars, line_chart, without_empty_cells
+from qdo.dashboard.samples import MOST_SUMS, QueueSamples
 from qdo.ops.dead_letters import error_kind_of
 from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.worker_status import WorkerStatus
 from tests.support.fakes.statuses import queue_status
 
 
@@ -27,6 +29,45 @@ def test_a_line_goes_through_its_points() -> None:
     assert chart is not None
     assert chart.line == f"M0 {HEIGHT:g}L{WIDTH / 2:g} {HEIGHT / 2:g}L{WIDTH:g} 0"
     assert (chart.top, chart.last, chart.most) == (100.0, 100.0, 100.0)
+
+
+def test_a_line_may_begin_within_its_span() -> None:
+    """The beginning of the readings is in the picture."""
+    chart = line_chart([(30.0, 1.0), (60.0, 2.0)], 60.0, 1.0, (0.0, 60.0))
+    assert chart is not None
+    assert (chart.begin, chart.first, chart.first_x) == (0.0, 30.0, WIDTH / 2)
+    assert chart.line.startswith(f"M{WIDTH / 2:g} ")
+
+
+def test_backlogs_are_sums_of_queues_and_requests() -> None:
+    """Of the last hour; what is unknown is not zero."""
+    samples = QueueSamples()
+    samples.add(Statuses([status("a", None, 3), status("b", None, None)], at=1.0), 4)
+    samples.add(Statuses([status("a", None, None)], at=10.0))
+    samples.add(Statuses([status("a", None, 1)], at=20.0), None)
+    samples.add(Statuses([], at=30.0))
+    samples.add(Statuses([], at=31.0), 9)
+    assert samples.backlogs(0.0) == [(1.0, 7.0), (10.0, None), (20.0, None), (31.0, 9.0)]
+    assert samples.backlogs(15.0)[0] == (20.0, None)
+    for at in range(0, 100_000, 10):
+        samples.add(Statuses([], at=float(at)))
+    assert len(samples.backlogs(0.0)) == MOST_SUMS
+
+
+def test_the_last_hour_is_the_sum_of_all_workers() -> None:
+    """What no worker can have counted is left out, and shifts nothing."""
+    hours = [
+        LastHour(100, (5, 0, 4), (1,)),
+        LastHour(99, (2, 3), (), (7,)),
+        LastHour(130, (9,) * 5000, (-1,) * 40, (10**400,) * 40),
+        LastHour(10**400, (1,) * 60),
+        None,
+    ]
+    workers = [WorkerStatus("w", 0, 0, 0.0, WorkerReport(last_hour=each)) for each in hours]
+    found = last_hour(workers, 100)
+    assert [each[0] for each in found] == [*range(41, 101)]
+    assert found[-4:] == [[97, 9, 0, 0], [98, 16, 0, 0], [99, 11, 0, 7], [100, 14, 1, 0]]
+    assert found[0] == [41, 0, 0, 0]
 
 
 def test_unknown_values_and_gaps_interrupt_a_line() -> None:
@@ -67,7 +108,7 @@ def test_bars_stand_on_each_other() -> None:
 
 def test_samples_keep_each_queue_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unknown stays unknown; queues may come and go."""
-    monkeypatch.setattr("qdo.dashboard.reading.MOST_VALUES", 400)
+    monkeypatch.setattr("qdo.dashboard.samples.MOST_VALUES", 400)
     samples = QueueSamples()
     samples.add(Statuses([status("a", 1.5, 3), status("b", None, None)], at=1.0))
     samples.add(Statuses([status("b", 2.0, 4)], at=2.0))

@@ -1,0 +1,85 @@
+"""What the last readings of the app found: the lines of the charts."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qdo.ops.status import Statuses
+
+MOST_VALUES = 2_000_000
+"""Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400."""
+MOST_SAMPLES = 400
+SUM_SECONDS = 5
+MOST_SUMS = 720
+"""An hour of sums, of which each stands for `SUM_SECONDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePoint:
+    """One queue at a Unix time; None for unknown values."""
+
+    at: float
+    age_seconds: float | None
+    backlog: int | None
+
+
+class QueueSamples:
+    """The samples of the last readings.
+
+    Each has two arrays of numbers, and shares an index of names with readings of the same queues.
+    """
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, Mapping[str, int], array[float], array[float]]] = deque()
+        self._names: Sequence[str] = ()
+        self._index: Mapping[str, int] = {}
+        self._sums: dict[int, tuple[float, float | None]] = {}
+
+    def add(self, statuses: Statuses, requests: int | None = 0) -> None:
+        """Keep the sample of each queue, and forget the oldest ones.
+
+        :param requests: how many wait in all pools, None if that is unknown.
+        """
+        names = [each.queue for each in statuses.queues]
+        if names != self._names:
+            self._names = names
+            self._index = {name: place for place, name in enumerate(names)}
+        ages = array("f", (_number(each.behind_seconds) for each in statuses.queues))
+        backlogs = array("f", (_number(each.backlog) for each in statuses.queues))
+        self._readings.append((statuses.at, self._index, ages, backlogs))
+        most = min(MOST_SAMPLES, MOST_VALUES // max(1, len(names)))
+        while len(self._readings) > max(2, most):
+            self._readings.popleft()
+        known = [each.backlog for each in statuses.queues if each.backlog is not None]
+        total = None
+        if requests is not None and (known or not names):
+            total = float(sum(known) + requests)
+        self._sums[int(statuses.at // SUM_SECONDS)] = statuses.at, total
+        for old in sorted(self._sums)[:-MOST_SUMS]:
+            del self._sums[old]
+
+    def backlogs(self, since: float) -> list[tuple[float, float | None]]:
+        """Return the times since one, and the backlogs of all queues and pools together."""
+        return sorted(each for each in tuple(self._sums.values()) if each[0] >= since)
+
+    def of(self, queue: str) -> list[QueuePoint]:
+        points = []
+        for at, index, ages, backlogs in tuple(self._readings):
+            place = index.get(queue)
+            if place is not None:
+                backlog = _known(backlogs[place])
+                count = None if backlog is None else round(backlog)
+                points.append(QueuePoint(at, _known(ages[place]), count))
+        return points
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
