@@ -270,7 +270,9 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+    def take(
+        self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
+    ) -> Taken:
         """Take due requests of a pool: at most `places`, by priority and then by age.
 
         It also returns the requests that this worker owns and does not run, because the answer to
@@ -279,6 +281,7 @@ class RequestStore(abc.ABC):
         once the bodies have `TAKEN_BYTES`.
 
         :param running: ids of the pool's requests that the worker runs.
+        :param oldest: how many of the places go to the oldest requests, whatever their priorities.
         """
 
     @abc.abstractmethod

@@ -643,6 +643,9 @@ $$;
 -- well, and each search would read them again. So a search begins behind the number up to which the
 -- last one has looked, for each priority, and at owned ones that were taken since. A whole search
 -- finds what came back since, or was committed late; `spent` is its duration if it has read much.
+-- The last item of `passed` is how many places go to the oldest requests, whatever their priorities.
+-- Those are not locked before they are chosen: others may take the first ones of each priority. The
+-- condition `state < 1` matches no index, or the planner might search by it instead of by the ids.
 -- A request whose body is NULL, which only SQL can store, is taken with an empty one, and fails.
 CREATE OR REPLACE FUNCTION {schema}.take_requests(
     of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint,
@@ -661,31 +664,48 @@ DECLARE
     newest bigint := (
         SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.requests_number_seq);
     entries bigint := -{schema}.request_entries();
+    aged text[] := '{}';
     chosen text[];
     last bigint[];
     is_rest boolean;
 BEGIN
+    IF passed[11] > 0 THEN
+        aged := ARRAY(
+            SELECT id FROM {schema}.requests WHERE app = of_app AND state < 1 AND id = ANY (ARRAY(
+                SELECT found.id FROM generate_series(0, 9) AS given(priority) CROSS JOIN LATERAL (
+                    SELECT id, number FROM {schema}.requests
+                    WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now
+                        AND priority = given.priority
+                        AND number > CASE WHEN is_whole THEN 0 ELSE passed[given.priority + 1] END
+                    ORDER BY number LIMIT passed[11]
+                ) AS found ORDER BY found.number LIMIT passed[11]))
+            FOR UPDATE SKIP LOCKED);
+    END IF;
     WITH own AS MATERIALIZED (
         SELECT id, -1 AS priority, number, coalesce(octet_length(body), 0) AS size FROM {schema}.requests
         WHERE app = of_app AND owner = of_owner AND state IN (1, 2)
             AND started >= CASE WHEN is_whole THEN 0 ELSE since END
             AND pool = of_pool AND id <> ALL (running)
         FOR UPDATE SKIP LOCKED
+    ), oldest AS (
+        SELECT id, -1 AS priority, number, coalesce(octet_length(body), 0) AS size FROM {schema}.requests
+        WHERE app = of_app AND id = ANY (aged)
     ), next AS MATERIALIZED (
         SELECT found.* FROM generate_series(0, 9) AS given(priority) CROSS JOIN LATERAL (
             SELECT id, priority, number, coalesce(octet_length(body), 0) AS size FROM {schema}.requests
             WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now
                 AND priority = given.priority
                 AND number > CASE WHEN is_whole THEN 0 ELSE passed[given.priority + 1] END
-            ORDER BY number LIMIT places FOR UPDATE SKIP LOCKED
-        ) AS found LIMIT places
+                AND id <> ALL (aged)
+            ORDER BY number LIMIT places - cardinality(aged) FOR UPDATE SKIP LOCKED
+        ) AS found LIMIT places - cardinality(aged)
     ), sized AS (
         SELECT *, sum(size) OVER (ORDER BY priority, number) - size < most_bytes AS fits
-        FROM (SELECT * FROM own UNION ALL SELECT * FROM next) AS found
+        FROM (SELECT * FROM own UNION ALL SELECT * FROM oldest UNION ALL SELECT * FROM next) AS found
     )
     SELECT array_agg(id) FILTER (WHERE fits),
         max(ARRAY[priority, number]) FILTER (WHERE fits AND priority >= 0),
-        count(*) FILTER (WHERE priority >= 0) = places OR count(*) FILTER (WHERE NOT fits) > 0
+        count(*) FILTER (WHERE priority >= 0) = places - cardinality(aged) OR count(*) FILTER (WHERE NOT fits) > 0
         INTO chosen, last, is_rest FROM sized;
     IF chosen IS NOT NULL THEN
         RETURN QUERY

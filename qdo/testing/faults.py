@@ -186,9 +186,11 @@ class _PointedRequests(MemoryRequests):
         with _between(self._reach, "send", [each.pool for each in requests]):
             return super().ask(requests, connection)
 
-    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+    def take(
+        self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
+    ) -> Taken:
         with _between(self._reach, "take", [pool]):
-            return super().take(owner, pool, places, running)
+            return super().take(owner, pool, places, running, oldest)
 
     def note(self, take: Take, state: int, *args: Any) -> bool:
         valid = super().note(take, state, *args)

@@ -88,6 +88,17 @@ _DUE = Query(
     " ORDER BY rank, number LIMIT :places",
     "itiTbiiiTrT",
 )
+_OLDEST = Query(
+    f"{_TAKEN} FROM requests WHERE number IN ("  # noqa: S608 - constants
+    + " UNION ALL ".join(
+        "SELECT number FROM (SELECT number FROM requests WHERE app = :app AND pool = :pool"  # noqa: S608
+        f" AND state = 0 AND rank = {priority} ORDER BY number LIMIT :oldest)"
+        for priority in range(10)
+    )
+    + ") ORDER BY number LIMIT :oldest",
+    "itiTbiiiTrT",
+)
+"""The first ones of each priority are searched: no index has the order of all."""
 _IS_CANCEL = """mark LIKE '{"cancel"%'"""
 _NO_ANSWER = f"mark = CASE WHEN {_IS_CANCEL} THEN mark END"
 _RUN = f"""
@@ -227,13 +238,24 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
     of = {**of, "app": transaction.app}
     with (
         contextlib.closing(_LOST.each(connection, of)) as lost,
+        contextlib.closing(_OLDEST.each(connection, of)) as oldest,
         contextlib.closing(_DUE.each(connection, of)) as due,
     ):  # before the rows are changed
-        rows = _fitting(itertools.chain(lost, due))
+        waiting = itertools.islice(_distinct(itertools.chain(oldest, due)), of["places"])
+        rows = _fitting(itertools.chain(lost, waiting))
     connection.executemany(_RUN, [(of["owner"], now, row[0]) for row in rows])
     requests = [_taken(of["owner"], of["pool"], row) for row in rows]
     _, seen = _look(connection, of)
     return replace(seen, requests=requests)
+
+
+def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
+    """Return rows without those that came before: the oldest may be the most urgent one, too."""
+    numbers = set[int]()
+    for row in rows:
+        if row[0] not in numbers:
+            numbers.add(row[0])
+            yield row
 
 
 def _fitting(rows: Iterable[Row]) -> list[Row]:
@@ -298,9 +320,11 @@ class EmbeddedRequests(RequestStore):
             lambda transaction: [_add(transaction, each) for each in requests], size
         )
 
-    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
-        known = json.dumps([*running])
-        of = {"owner": owner, "pool": pool, "places": max(places, 0), "running": known}
+    def take(
+        self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
+    ) -> Taken:
+        places, known = max(places, 0), json.dumps([*running])
+        of = {"owner": owner, "pool": pool, "places": places, "running": known, "oldest": oldest}
         own, seen = self._look(of)
         is_due = seen.next_due is not None and seen.next_due <= self._now() + SLACK_SECONDS
         if (places > 0 and is_due) or not own.issubset(running):

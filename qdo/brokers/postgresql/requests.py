@@ -210,13 +210,15 @@ class PostgresqlRequests(RequestStore):
         left = iter(new)
         return [list(islice(left, len(part))) for part in parts]
 
-    def take(self, owner: str, pool: str, places: int, running: Collection[str]) -> Taken:
+    def take(
+        self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
+    ) -> Taken:
         look = self._looks.get((owner, pool), _NO_LOOK)
         is_whole = clock() >= look.until
         parameters = {
             "app": self._app, "owner": owner, "pool": pool, "running": list(running),
             "places": max(0, min(places, _MOST_PLACES)), "most": self._fetches.most(),
-            "since": look.since, "passed": look.passed, "whole": is_whole,
+            "since": look.since, "passed": [*look.passed, oldest], "whole": is_whole,
         }  # fmt: skip
 
         def work(connection: PostgresqlConnection) -> list[Any]:
@@ -234,7 +236,7 @@ class PostgresqlRequests(RequestStore):
             next_due = since + left  # what came back is found then
         if len(self._looks) >= MOST_LOOKS:
             self._looks.clear()  # also those of pools and registrations that are gone
-        self._looks[owner, pool] = _Look(clock() + left, since, passed)
+        self._looks[owner, pool] = _Look(clock() + left, since, passed[:10])
         if next_due is not None:
             next_due += time.time() - since  # the clock of the server may differ
         requests = tuple(_taken(owner, pool, row[:10]) for row in rows if row[1] is not None)

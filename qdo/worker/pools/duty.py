@@ -181,9 +181,11 @@ class PoolDuty(Duty):
             return min(lanes - held, 1 if one_by_one else max(1, self._permits.free))
 
         wake = partial(self._dispatcher.wake, [pool])
-        own = PoolSubscription(self._app, self._store, pool, member.name, places, wake, self._now)
-        fence = int(member.name.rpartition("-")[2]) + 1
-        claim = Claim(pool, fence, 0, member.lease)
+        number = int(member.name.rpartition("-")[2])
+        own = PoolSubscription(
+            self._app, self._store, pool, member.name, places, wake, self._now, number
+        )
+        claim = Claim(pool, number + 1, 0, member.lease)
         self._claims[pool] = own, claim
         self._gate.admit(claim)
         self._dispatcher.claimed(own, claim)

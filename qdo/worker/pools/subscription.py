@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 MARKS_SECONDS = 0.2
 """How often a worker that runs requests looks whether they were cancelled."""
+PASSES = 10
+"""Of so many requests that a worker takes from a pool, one is the oldest, whatever its priority. So
+more urgent ones cannot delay it forever."""
 
 
 class _Unrecorded:
@@ -62,6 +65,8 @@ class PoolSubscription(_Unrecorded, Subscription):
     :param places: returns how many requests may be taken beside a number of held ones.
     :param wake: called when a place is free.
     :param now: returns the Unix time in seconds.
+    :param turn: a number of its own, or workers that end after a few requests would never come to
+        the oldest ones.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         places: Callable[[int], int],
         wake: Callable[[], None],
         now: Callable[[], float] = time.time,
+        turn: int = 0,
     ) -> None:
         self.next_due: float | None = None
         self._app = app
@@ -93,6 +99,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._back: set[str] = set()
         """Ids of requests that a take returned although their jobs had returned."""
         self.taken = 0
+        self._turn = turn
         self._dry = self._closed = False
         self._look_at = 0.0
         self.idle_seconds = 0.0
@@ -202,8 +209,11 @@ class PoolSubscription(_Unrecorded, Subscription):
     def _take(self, places: int) -> list[Row]:
         with self._taking:
             done, self._done = self._done, {}
+            turn = self._turn + self.taken
+            oldest = (turn + places) // PASSES - turn // PASSES
+            running = list(self.positions)
             try:
-                taken = self._store.take(self.name, self._pool, places, list(self.positions))
+                taken = self._store.take(self.name, self._pool, places, running, oldest)
             except BaseException:
                 self._done = {**done, **self._done}
                 raise

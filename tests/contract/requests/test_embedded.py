@@ -150,6 +150,7 @@ def test_no_query_looks_at_every_request(path: str) -> None:
     """Neither at those that are over, nor at those that wait, to find those that it needs."""
     connection = open_database(path, MESSAGES)
     values = dict.fromkeys(["app", "id", "owner", "take", "pool", "places", "now", "limit"], "1")
+    values["oldest"] = "1"
     values |= {"running": "[]", "states": "[]"}
     statements = {
         name: each.sql if isinstance(each, Query) else each

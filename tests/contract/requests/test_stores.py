@@ -167,6 +167,18 @@ def test_priorities_come_first_then_age(broker: Broker) -> None:
     assert ids(take(broker, pool="other")) == ["6"]
 
 
+def test_some_places_go_to_the_oldest_requests(broker: Broker) -> None:
+    """Whatever their priorities; one that is the most urgent as well takes one place."""
+    ask(broker, "far", due=FAR, priority=0)
+    ask(broker, "1", "2", priority=9)
+    ask(broker, "3", "4", "5", priority=0)
+    ask(broker, "6", priority=5)
+    for places, oldest, wanted in ((1, 1, {"1"}), (3, 1, {"2", "3", "4"}), (2, 2, {"5", "6"})):
+        taken = broker.requests.take("w", "p", places, ["1", "2", "3", "4"], oldest)
+        assert {*ids(taken.requests)} == wanted
+    assert broker.requests.take("w", "p", 1, list("123456"), 1).next_due == pytest.approx(FAR)
+
+
 def test_a_request_is_taken_once_it_is_due(broker: Broker) -> None:
     """Of those that are due, priority and age decide."""
     ask(broker, "far", due=FAR, priority=0)

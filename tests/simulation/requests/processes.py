@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import ujson
@@ -168,17 +169,18 @@ class CheckedStore:
             if new[8] == "cancelled" and id not in self.asked_to_end:
                 raise Violation("R8", f"{name}{args}: nobody cancelled {new}")
         if name == "take":
-            self._check_order(*args, before.values(), now)
+            self._check_order(args, before.values(), now)
         self.check_messages()
 
-    def _check_order(
-        self, owner: str, pool: str, places: int, _: object, before: Iterable[Record], now: float
-    ) -> None:
-        due = sorted(
-            (row[5], row[7], row[0])
+    def _check_order(self, args: Any, before: Iterable[Record], now: float) -> None:
+        owner, pool, places, _, oldest = args
+        due = [
+            (row[7], row[5], row[0])
             for row in before
             if row[3] == pool and row[4] == WAITING and row[6] <= now + 1e-5
-        )
+        ]
+        due.sort()
+        due[oldest:] = sorted(due[oldest:], key=itemgetter(1, 0))
         right = {id for _, _, id in due[:places]}
         taken = {r[0] for r in before if r[4] == WAITING and self.rows[r[0]][1] == owner}
         if taken != right:

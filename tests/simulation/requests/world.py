@@ -87,6 +87,7 @@ class PoolSlot:
             lambda held: self._lanes - held,
             lambda: None,
             world.store.unix_time,
+            turn=len(world.names),
         )
         self.subscription.subscribe(pool, 0, (), self._end_job)
         self.subscription.may_start = self.may_start

@@ -49,6 +49,18 @@ def test_a_lost_answer_to_put_back_counts_one_attempt(make: Make) -> None:
     assert (pool.outcome(1), pool.runs) == ("done", [(1, 1, 1), (1, 2, 2)])
 
 
+@pytest.mark.parametrize("places", [1, 4])
+def test_the_oldest_is_one_of_ten_requests(make: Make, places: int) -> None:
+    """More urgent ones pass it, but not forever."""
+    pool = make(start=False, concurrency=places)
+    pool.ask(-2, -1, priority=9)
+    pool.ask(*range(30), priority=1)
+    pool.start()
+    pool.finish(*range(-2, 30))
+    bodies = [body for body, _, _ in pool.runs]
+    assert bodies.index(-2) < 10 <= bodies.index(-1) < 20
+
+
 def test_a_late_note_does_not_end_a_pause(make: Make) -> None:
     """The answer to it was lost; it is stored once the job is paused, which pauses it again."""
     pool = make(lambda request: request.pause("approve?"))
