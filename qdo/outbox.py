@@ -166,6 +166,7 @@ class Outbox:
         (message,) = encrypted([message], app.settings, app.name, app._stream_of)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
+        terms = message.terms
         row = {
             "app": self._scope,
             "id": id,
@@ -173,7 +174,7 @@ class Outbox:
             "key": message.key,
             "headers": with_header(message.headers, qdo_sent=sent),
             "body": message.body,
-            "due": None if message.terms is None else message.terms.due,
+            "due": None if terms is None else terms.due_at(self._clock()),
         }
         self._add_columns(session.connection() if isinstance(session, Session) else session)
         session.execute(insert(self.table).values(**row))

@@ -19,7 +19,8 @@ LASTING_DEDUP_SECONDS = 604_800.0
 class SendOptions:
     """When a message is delivered, and whether it is stored.
 
-    :ivar due: Unix time in seconds before which it must not be delivered; None: at once.
+    :ivar due: Unix time in seconds before which it must not be delivered; None: at once; below 0:
+        so many seconds from now, by the clock of the store.
     :ivar dedup_key: a queue stores the first message with a key. For `dedup_seconds` from its
         sending, sending another returns the id of the first.
     :ivar once: the message whose job sends this one, if the key is made from it.
@@ -29,6 +30,10 @@ class SendOptions:
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
     once: Message | None = None
+
+    def due_at(self, now: float) -> float | None:
+        """Return the Unix time before which it must not be delivered; `now` is the store's."""
+        return now - self.due if self.due is not None and self.due < 0 else self.due
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,8 +186,10 @@ BEGIN
     END IF;
     INSERT INTO {schema}.outgoing
         (app, name, key, headers, body, id, due, dedup_key, dedup_ticks)
-        SELECT of_app, given.* FROM unnest(
-            names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks) AS given;
+        SELECT of_app, name, key, head, body, id,
+            CASE WHEN due < 0 THEN {schema}.clock() - due ELSE due END, dedup_key, ticks
+        FROM unnest(names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks)
+            AS given(name, key, head, body, id, due, dedup_key, ticks);
 END
 $$;
 
@@ -1125,8 +1127,8 @@ BEGIN
 END
 $$;
 
--- Send messages, some with an id of their own, a due time (position), or a deduplication key;
--- return their ids. A message with a due time has an id.
+-- Send messages, some with an id of their own, a due time (position, or below 0 a delay in ticks), or
+-- a deduplication key; return their ids. A message with a due time has an id.
 CREATE OR REPLACE FUNCTION {schema}.send(
     of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
     dues bigint[], dedup_keys text[], dedup_ticks bigint[], lock_ms integer
@@ -1169,6 +1171,9 @@ BEGIN
             END IF;
         END IF;
         id := ids[i];
+        IF dues[i] < 0 THEN
+            dues[i] := now - dues[i];
+        END IF;
         IF dues[i] > now THEN
             INSERT INTO {schema}.delayed (app, due, queue, key, headers, body)
                 VALUES (of_app, dues[i], own, keys[i], headers[i], bodies[i]);

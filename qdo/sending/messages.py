@@ -79,10 +79,9 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     if once is not None:
         sent = (message.queue, message.key, given)
         options = once_options(once, options or SendOptions(), *sent, body=data)
-    if options is not None and options.due is not None:
-        now = time_of_position(position_now())
-        if options.due > now:
-            head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(options.due))
+    now = time_of_position(position_now())
+    if options is not None and (due := options.due_at(now)) is not None and due > now:
+        head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(due))
     return Outgoing(message.queue, data, message.key, head, options)
 
 
@@ -191,7 +190,6 @@ def build_send_options(
     at: Moment | None = None,
     dedup_key: str | None = None,
     dedup_seconds: float | None = None,
-    now: Callable[[], int] = position_now,
 ) -> SendOptions | None:
     """Return the checked options of a message, None if there are none.
 
@@ -205,10 +203,11 @@ def build_send_options(
             raise UsageError(
                 reason=f"delay_seconds must be a number of at least 0, got {delay_seconds!r}"
             )
-        due = time_of_position(now()) + delay_seconds if delay_seconds else None
+        due = -float(delay_seconds) if delay_seconds else None
     elif at is not None:
-        due = _unix_time(at)
-    if due is not None and due >= LATEST_SECONDS:
+        due = max(0.0, _unix_time(at))
+    last = SendOptions(due).due_at(time_of_position(position_now()))
+    if last is not None and last >= LATEST_SECONDS:
         raise UsageError(reason="a message cannot be delayed beyond the year 9999")
     if dedup_key is None:
         if dedup_seconds is not None:

@@ -312,15 +312,14 @@ def _new_request(
     keep = request.keep_seconds
     if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
         raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
-    delay = request.delay_seconds  # from the time of the store: its clock may differ
-    options = build_send_options(delay, request.at)
+    options = build_send_options(request.delay_seconds, request.at)
     return NewRequest(
         pool=request.pool,
         id=uuid.uuid4().hex if request.id is None else _checked_id(request.id),
         content=(stored.body, stored.headers),
         digest=_digest(plain),
         priority=int(priority_text(request.priority)),
-        due=-float(delay) if delay else max(0.0, (options and options.due) or 0.0),
+        due=(options and options.due) or 0.0,
         reply=_reply(request, stream_of),
         keep_seconds=float(keep),
     )

@@ -24,7 +24,7 @@ from qdo.brokers.embedded.writer import Transaction, Writer
 from qdo.brokers.streams import key_hash
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError, QdoError
-from qdo.positions import message_id, position_of_time
+from qdo.positions import message_id, position_of_time, time_of_position
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 
@@ -97,8 +97,9 @@ def _store(
     transaction: Transaction, message: Outgoing, options: SendOptions | None, node: int
 ) -> str:
     if options is not None and options.due is not None:
-        due = position_of_time(options.due)
-        if due > transaction.now():
+        now = transaction.now()
+        due = position_of_time(options.due_at(time_of_position(now)) or 0.0)
+        if due > now:
             return _delay(transaction, message, due)
     return message_id(transaction.append((message,))[0], node)
 

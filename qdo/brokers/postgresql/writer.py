@@ -37,7 +37,7 @@ from qdo.brokers.streams import keyless_error, sealed_error, taken_error
 from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import FailureKind, QdoError, QueueLimitError, RequestExistsError, UsageError
-from qdo.positions import new_id, position_now, position_of_time
+from qdo.positions import new_id, position_of_time
 from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import (
     PostgresqlConnection,
@@ -485,20 +485,19 @@ def arrays_of(
 ) -> tuple[Any, ...]:
     """Return the arrays that `send` and `stage` take.
 
-    A delayed message has no position yet, so it gets a random id, which a header keeps.
+    A delayed message has no position yet, so it gets a random id, which a header keeps. The server
+    knows whether it is due, because its clock may differ.
 
     :param with_ids: give every message such an id.
     """
-    now = position_now()
     ids: list[str | None] = []
     dues: list[int | None] = []
     headers: list[str | None] = []
     for message in messages:
-        due = None if message.terms is None or message.terms.due is None else message.terms.due
-        later = None if due is None or position_of_time(due) <= now else position_of_time(due)
-        own = new_id() if later is not None or with_ids else None
+        due = None if message.terms is None else _ticks(message.terms.due)
+        own = new_id() if due is not None or with_ids else None
         ids.append(own)
-        dues.append(later)
+        dues.append(due)
         head = message.headers if own is None else with_header(message.headers, qdo_id=own)
         if own is not None and marks is not None:
             head = marks.marked(message.queue, head, message.body)
@@ -511,6 +510,13 @@ def arrays_of(
         names, keys, _sparse(headers), bodies, _sparse(ids), _sparse(dues), _sparse(dedup_keys),
         _sparse(windows),
     )  # fmt: skip
+
+
+def _ticks(due: float | None) -> int | None:
+    """Return the position of a due time; below 0, a delay in ticks."""
+    if due is None or due >= 0:
+        return None if due is None else position_of_time(due)
+    return round(due * _SECOND)
 
 
 def _sparse(values: list[Any]) -> list[Any] | None:

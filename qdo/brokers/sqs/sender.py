@@ -40,7 +40,7 @@ def check_options(queue: str, terms: SendOptions) -> None:
     fifo = queue.endswith(FIFO)
     if terms.due is not None and fifo:
         raise _unsupported("delay single messages of a FIFO queue", NO_DELAY)
-    if terms.due is not None and terms.due - time.time() > MAX_DELAY_SECONDS:
+    if terms.due is not None and _seconds_until(terms.due) > MAX_DELAY_SECONDS:
         raise _unsupported(f"delay a message by more than {MAX_DELAY_SECONDS} s", "send it later")
     if terms.dedup_key is not None and not fifo:
         raise _unsupported(
@@ -57,9 +57,13 @@ def _unsupported(what: str, remedy: str) -> UnsupportedError:
     return UnsupportedError(broker="SQS", what=what, remedy=remedy)
 
 
+def _seconds_until(due: float) -> float:
+    return due - time.time() if due >= 0 else -due
+
+
 def delay_seconds(due: float) -> int:
-    """Return the seconds until a Unix time, rounded up: never too early."""
-    return min(max(math.ceil(due - time.time()), 0), MAX_DELAY_SECONDS)
+    """Return the seconds until a message is due, rounded up: never too early."""
+    return min(max(math.ceil(_seconds_until(due)), 0), MAX_DELAY_SECONDS)
 
 
 log = logging.getLogger(__name__)

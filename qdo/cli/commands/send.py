@@ -60,14 +60,14 @@ class LineFormat:
     :ivar queue: the queue of all messages, or None: each line names its queue in `queue_field`.
     :ivar max_bytes: the largest body that the broker takes.
     :ivar larger: the remedy for larger bodies.
-    :ivar at: Unix time at which the messages are to be delivered, None for now.
+    :ivar due: when the messages are to be delivered, as in `SendOptions`.
     """
 
     queue: str | None
     queue_field: str | None
     key_field: str | None
     max_bytes: int
-    at: float | None = None
+    due: float | None = None
     larger: str = REFERENCE
     priority: int = NORMAL
 
@@ -80,7 +80,7 @@ class LineFormat:
             raise self._too_large(f"{len(line)}")
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         key = _text_at(value, self.key_field) if self.key_field else None
-        return NewMessage(queue, JsonText(line), key, at=self.at, priority=self.priority)
+        return _timed(NewMessage(queue, JsonText(line), key, priority=self.priority), self.due)
 
     def _too_large(self, size: str) -> LineProblem:
         return LineProblem(
@@ -411,16 +411,22 @@ def _message(
     if options is None:
         return NewMessage(queue, body, key, headers, priority=priority)
     dedup_seconds = None if options.dedup_key is None else options.dedup_seconds
-    return NewMessage(
+    message = NewMessage(
         queue,
         body,
         key,
         headers,
-        at=options.due,
         dedup_key=options.dedup_key,
         dedup_seconds=dedup_seconds,
         priority=priority,
     )
+    return _timed(message, options.due)
+
+
+def _timed(message: NewMessage, due: float | None) -> NewMessage:
+    if due is None:
+        return message
+    return replace(message, at=due) if due >= 0 else replace(message, delay_seconds=-due)
 
 
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:

@@ -34,6 +34,7 @@ from qdo.settings.settings import Settings
 from qdo.settings.vaults import marks_of
 from tests.support.fakes.key_files import key, write_keys
 from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 from tests.support.shared_servers import SharedPostgresql
 
@@ -323,6 +324,27 @@ def test_ids_in_headers_are_proven(
     assert (parsed(marks.proven("q", headers, body)) or {})["qdo-id"] == id
     forged = with_header(headers, qdo_id="forged")
     assert "qdo-id" not in (parsed(marks.proven("q", forged, body)) or {})
+
+
+@pytest.mark.parametrize("off", [-600, 600])
+def test_delays_count_by_the_clock_of_the_server(
+    broker: Broker, postgresql: PostgresqlDatabase, off: int
+) -> None:
+    """Whatever the clock of the sender says; also in a transaction of the app."""
+    later = [Outgoing("q", b"1", terms=SendOptions(due=-3600.0))]
+    with postgresql.connect() as sql:
+        sql.execute(_CLOCK.format(off).encode())
+        broker.send_many(later)
+        with _psycopg(postgresql.url()) as connection:
+            broker.send_within(connection, later)
+        waits = sql.execute("SELECT (due - qdo.clock()) / 10000000 FROM qdo.delayed").fetchall()
+    assert [3000 < seconds <= 3600 for (seconds,) in waits] == [True, True]
+
+
+_CLOCK = """
+CREATE OR REPLACE FUNCTION qdo.clock() RETURNS bigint LANGUAGE sql AS 'SELECT
+    ((extract(epoch FROM clock_timestamp()) + {}) * 10000000)::bigint + 122192928000000000'
+"""
 
 
 def test_grants_name_the_role_as_it_is() -> None:

@@ -113,6 +113,15 @@ def test_the_backlog_shows_delayed_messages_by_themselves(broker: Broker) -> Non
     heard.stop()
 
 
+def test_a_delay_counts_by_the_clock_of_the_store(broker: Broker) -> None:
+    """It is a due time below 0."""
+    broker.send_many([Outgoing("q", b"1", terms=SendOptions(due=due)) for due in (-0.2, -3600.0)])
+    heard = Heard(broker)
+    wait_for(broker, "q", 1, heard)
+    assert broker.catalog.backlog("q", 0).delayed == 1
+    heard.stop()
+
+
 def test_what_is_due_already_is_stored_at_once(broker: Broker) -> None:
     """A due time that is now or in the past needs no listener."""
     broker.send_many([delayed("q", 1, -10), delayed("q", 2, 0)])

@@ -337,9 +337,9 @@ def test_a_delay_is_rounded_up_to_whole_seconds() -> None:
     """No message is ever too early; one that was due already is sent at once."""
     service = ScriptedSqs()
     now = time.time()
-    for due in (now + 2.5, now - 10):
+    for due in (now + 2.5, now - 10, -7.5):
         sender(service).send([Outgoing("a", b"1", terms=SendOptions(due=due))])
-    assert [each["DelaySeconds"] for each in service.entries] == [3, 0]
+    assert [each["DelaySeconds"] for each in service.entries] == [3, 0, 8]
 
 
 def test_bodies_over_the_limit_are_refused_without_a_bucket() -> None:
