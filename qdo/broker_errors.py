@@ -104,8 +104,9 @@ class PostgresqlUnansweredError(PostgresqlError):
 
 
 class PostgresqlReadOnlyError(PostgresqlError):
-    """PostgreSQL at {server} accepts no writes: {reason}; name all servers in the address, or wait
-    for a primary server"""
+    """PostgreSQL at {server} is read-only, because it is a standby or has
+    default_transaction_read_only = on ({reason}); name the primary in the address, or all servers,
+    or set it off for the server, the database or the role"""
 
 
 class PostgresqlFullError(PostgresqlError):

@@ -578,7 +578,7 @@ def _answer(check: Check, case: Case) -> Diagnosis:
     try:
         return check.find(case)
     except UnreachableError as error:
-        return failed(str(error), "start it, or correct its address")
+        return failed(str(error), "do what it says, start it, or correct its address")
     except QdoError as error:
         return unknown(str(error))
     except Exception as error:  # noqa: BLE001 - one check must not hide the others
@@ -593,7 +593,7 @@ def _reach(case: Case, name: str) -> Diagnosis:
     url = case.coordinator_url if name == "coordinator" else case.broker_url
     fault = case.faults.get(name)
     if fault is not None:
-        return failed(fault, "start it, or correct its address")
+        return failed(fault, "do what it says, start it, or correct its address")
     if _is_missing(case, name):
         what = "worker has used it" if name == "coordinator" else "message was sent to it"
         return failed(f"{url} does not exist: no {what}", "correct the address, or begin")

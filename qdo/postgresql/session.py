@@ -375,6 +375,7 @@ _REMEDIES = (
 """Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
 each with its remedy."""
 _NO_DATABASE = re.compile("database .* does not exist|no such database")
+_READ_ONLY = re.compile("session is read-only|server is in hot standby")
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 """Errors of libpq about parameters of the address, before it connects."""
 
@@ -419,7 +420,7 @@ def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> Q
         return DatabaseMissingError(server=server, name=((pgconn and pgconn.db) or b"").decode())
     if _PARAMETER.search(reason):
         return PostgresqlUnsuitableError(server=server, reason=reason)
-    if "read-only" in reason:
+    if _READ_ONLY.search(reason):
         return PostgresqlReadOnlyError(server=server, reason=reason)
     return PostgresqlUnreachableError(server=server, reason=reason)
 

@@ -20,8 +20,11 @@ from qdo.broker_errors import (
 )
 from qdo.brokers.base import Broker, Outgoing, Reader
 from qdo.brokers.registry import open_broker
+from qdo.coordination.client import connect
+from qdo.errors import CoordinatorDatabaseError
 from qdo.positions import format_position
 from tests.support.brokers import rows
+from tests.support.cli import QDO, WORKER, command
 from tests.support.postgresql import commands
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
@@ -99,6 +102,40 @@ def test_a_read_only_server_is_told(database: PostgresqlDatabase) -> None:
             _set_read_only(operator, "off")
         broker.send(Outgoing("q", b"3"))
         assert [row.body for row in rows(broker, "q")] == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("place", ["standby", "primary of standbys", "set so"])
+def test_all_that_need_a_writable_server_name_it(
+    database: PostgresqlDatabase, request: pytest.FixtureRequest, tmp_path: Path, place: str
+) -> None:
+    """Senders, coordinator, commands and workers, each with one text and its remedy."""
+    url = database.url()
+    if place == "set so":
+        with database.connect() as sql:
+            statement = f"ALTER DATABASE {database.name} SET default_transaction_read_only = on"
+            sql.execute(statement.encode())
+    else:
+        url = request.getfixturevalue("standby").address.url(database.name)
+        url += "?target_session_attrs=primary" if place != "standby" else ""
+    with pytest.raises(PostgresqlReadOnlyError) as error:
+        open_broker(url, "app")
+    known = str(error.value)
+    with pytest.raises(CoordinatorDatabaseError) as fault:
+        connect(url).open(1.0)
+    (tmp_path / "shop.py").write_text("import qdo\napp = qdo.App('shop')\napp.job('q')(print)\n")
+    options = {"QDO_BROKER": url, "QDO_COORDINATOR": url, "QDO_CONNECT_SECONDS": "1"}
+    said = [str(fault.value)]
+    for argv, code in (
+        ((*QDO, "queues", "--app", "shop"), 3),
+        ((*QDO, "send", "--app", "shop", "q", "1"), 3),
+        ((*QDO, "admin", "broker", "init"), 3),
+        ((*QDO, "doctor", "--app", "shop"), 1),
+        ((*WORKER, "shop:app"), 3),
+    ):
+        ended = command(*argv, cwd=tmp_path, env=options)
+        assert ended.code == code
+        said.append(ended.out + ended.err)
+    assert [known in text for text in said] == [True] * 6, said
 
 
 def _set_read_only(operator: psycopg.Connection[Any], value: str) -> None:
