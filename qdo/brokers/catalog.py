@@ -109,3 +109,10 @@ class QueueCatalog(abc.ABC):
         Called only where the broker has `Capabilities.checks_config`.
         """
         return ()
+
+    def connection_warnings(self, concurrency: Sequence[int]) -> Sequence[str]:
+        """Warn if jobs may need more connections than the broker's server has, as above.
+
+        :param concurrency: of each worker process.
+        """
+        return ()

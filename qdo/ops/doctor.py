@@ -264,6 +264,7 @@ def configuration(case: Case) -> Diagnosis:
     known = case.policy_of
     names = [] if known is None else broker.catalog.names()[:MOST_QUEUES]
     found = broker.catalog.config_warnings({} if known is None else {n: known(n) for n in names})
+    found = [*found, *broker.catalog.connection_warnings(case.concurrency())]
     if found:
         return warning(join_some(found, 1), "correct the named settings; workers log each warning")
     if known is None:

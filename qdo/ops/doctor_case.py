@@ -93,6 +93,11 @@ class Case:
     def workers(self) -> list[WorkerStatus]:
         return self.once("workers", lambda: worker_statuses(self.connected(), self.layout))
 
+    def concurrency(self) -> list[int]:
+        """Return that of each worker process; none without a coordinator."""
+        live = self.workers() if self.client is not None else []
+        return [each.report.concurrency or 0 for each in live]
+
     def processes(self) -> list[ProcessDescription]:
         return self.once("processes", lambda: read_components(self.connected(), self.layout))
 

@@ -266,7 +266,8 @@ class Worker:
         takes = filter_of(self.app, settings)
         policy_of = policy_lookup(self.app, self._live.in_force)
         refuse = not self._process.restarted
-        check_jobs(self.app, broker, takes.matcher(), policy_of, refuse=refuse)
+        concurrency = [settings.concurrency] * settings.processes
+        check_jobs(self.app, broker, takes.matcher(), policy_of, refuse, concurrency)
         addresses = settings.broker, settings.coordinator
         _log.info("app %s, broker %s, coordinator %s", self.app.name, *addresses)
         watchdog = self._watchdog()

@@ -7,6 +7,7 @@ messages.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -77,6 +78,12 @@ SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(part
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
 WHERE inhparent = '{schema}.messages'::regclass
 """
+_MOST = """
+SELECT most - current_setting('superuser_reserved_connections')::integer
+    - coalesce(current_setting('reserved_connections', true)::integer, 0), most
+FROM current_setting('max_connections') AS named(text), CAST(text AS integer) AS most
+"""
+"""The number of connections for usual roles; PostgreSQL 16 may reserve some for others."""
 OPEN_SECONDS = 60.0
 """Age of a transaction that `qdo doctor` names. Only some roles see the age of those of others."""
 _OPEN = """
@@ -155,6 +162,20 @@ class PostgresqlCatalog(QueueCatalog):
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         """Warn of transactions that stay open, and before locks of all partitions are too many."""
         return self._fetches.run(self._open) + self._fetches.run(self._warnings)
+
+    def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
+        """Whether jobs open connections to this server, and how many, nothing can tell."""
+        most, limit = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone()) or (0, 0)
+        jobs = sum(concurrency)
+        if jobs <= most:
+            return []
+        parts = (f"{count} x {places}" for places, count in Counter(concurrency).items())
+        return [
+            f"{jobs} jobs may run at once (processes x concurrency: {' + '.join(parts)}), and the"
+            f" PostgreSQL server has {most} connections for all roles (max_connections {limit}):"
+            " if each job opens its own there, some fail; let the jobs of a process share a pool"
+            " of connections, lower concurrency, or raise max_connections"
+        ]
 
     def _open(self, connection: PostgresqlConnection) -> list[str]:
         return [

@@ -9,7 +9,7 @@ of a queue raise UnreachableError if the broker cannot report its order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,6 +47,7 @@ def check_jobs(
     takes: Callable[[str], bool],
     policy: Callable[[str], PolicyInForce],
     refuse: bool = True,
+    concurrency: Sequence[int] = (),
 ) -> None:
     """Raise an error if jobs require more than the broker offers; log the broker's warnings.
 
@@ -54,6 +55,7 @@ def check_jobs(
     permissions or a wrong address at the start.
 
     :param refuse: raise an error for queues whose jobs require more.
+    :param concurrency: of each process of this worker's parent.
     :raises UsageError: with the remedy, naming the first such job and its queues.
     :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.
     """
@@ -68,7 +70,8 @@ def check_jobs(
             unfit.setdefault(job, []).append(queue)
     for job, queues in unfit.items():
         raise UsageError(reason=_reason(broker, job, queues))
-    for sentence in broker.catalog.config_warnings({queue: policy(queue) for queue in taken}):
+    found = broker.catalog.config_warnings({queue: policy(queue) for queue in taken})
+    for sentence in [*found, *broker.catalog.connection_warnings(concurrency)]:
         _log.warning("%s", sentence)
 
 

@@ -347,6 +347,21 @@ CREATE OR REPLACE FUNCTION qdo.clock() RETURNS bigint LANGUAGE sql AS 'SELECT
 """
 
 
+def test_more_jobs_than_connections_are_named(
+    broker: Broker, shared_postgresql: SharedPostgresql
+) -> None:
+    """With their sum, and only if all connections of usual roles are too few."""
+    with shared_postgresql.address.connect() as sql:
+        query = "SELECT current_setting(%s)::integer"
+        names = "max_connections", "superuser_reserved_connections"
+        limit, reserved = (sql.execute(query, (name,)).fetchone()[0] for name in names)  # type: ignore[index]
+    warnings = broker.catalog.connection_warnings
+    assert warnings([]) == warnings([limit - reserved - 10, 10]) == []
+    (warning,) = warnings([limit - reserved - 9, 5, 5])
+    assert f"1 x {limit - reserved - 9} + 2 x 5" in warning
+    assert warning.startswith(f"{limit - reserved + 1} jobs")
+
+
 def test_grants_name_the_role_as_it_is() -> None:
     """Unquoted, the rights of Bob would go to bob, and those of public to everyone."""
     for role in ("Bob", 'a"; DROP TABLE x'):

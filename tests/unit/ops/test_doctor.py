@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from qdo.brokers.base import Broker
 from qdo.brokers.requests import NewRequest
+from qdo.coordination.client import Client
 from qdo.coordination.session_setup import ServerReport, read_server
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_report import WorkerReport
@@ -128,6 +129,19 @@ def test_warnings_of_the_broker_are_counted(
     found = doctor.configuration(case_of(broker))
     assert found.text == text
     assert "more" not in (found.remedy or "")
+
+
+def test_doctor_sums_the_jobs_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = MemoryBroker(MemoryStore(), "a")
+    able = replace(broker.capabilities, checks_config=True)
+    monkeypatch.setattr(broker, "capabilities", able, raising=False)
+    catalog: Any = broker.catalog
+    monkeypatch.setattr(catalog, "connection_warnings", lambda places: [f"{sum(places)} jobs"])
+    reports = [SimpleNamespace(report=SimpleNamespace(concurrency=each)) for each in (4, None, 3)]
+    case = case_of(broker)
+    case.client = cast(Client, object())
+    monkeypatch.setattr(Case, "workers", lambda case: reports)
+    assert doctor.configuration(case).text == "7 jobs"
 
 
 def test_checks_without_their_service_are_unknown() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,12 +124,15 @@ def test_a_broker_with_one_order_may_warn_too(caplog: pytest.LogCaptureFixture) 
         def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
             return [f"mind {', '.join(policies)}"]
 
+        def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
+            return [f"mind {concurrency}"]
+
     broker = ScriptedBroker()
     broker.capabilities = replace(broker.capabilities, checks_config=True)
     broker.catalog = Advising(broker)
     broker.put("q", b"1")
-    check_jobs(app_of("queue"), broker, lambda queue: True, policy)
-    assert [record.getMessage() for record in caplog.records] == ["mind q"]
+    check_jobs(app_of("queue"), broker, lambda queue: True, policy, concurrency=[7, 7])
+    assert [record.getMessage() for record in caplog.records] == ["mind q", "mind [7, 7]"]
 
 
 def test_many_unfit_queues_are_counted(broker: MixedBroker) -> None:
