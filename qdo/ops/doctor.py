@@ -22,10 +22,9 @@ from qdo.fleet.chores import read_records
 from qdo.fleet.components import AppLevel, skew
 from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
-from qdo.ops.dead_letters import counts as dead_letter_counts
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.items import SILENT_SECONDS, silent
-from qdo.ops.requests import check_requests
+from qdo.ops.requests import check_dead_letters, check_requests
 from qdo.ops.timers import check_outboxes, check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
 from qdo.ops.worker_status import deaths, lost_workers
@@ -309,16 +308,6 @@ def retention(case: Case) -> Diagnosis:
     return ok(f"the broker is not about to delete a message{more}")
 
 
-def dead_letters(case: Case) -> Diagnosis:
-    counts = dead_letter_counts(case.opened())
-    total = sum(counts.values())
-    if total:
-        worst = max(counts, key=lambda name: counts[name])
-        text = f"{pluralize(total, 'dead letter')}, most of them of {worst}"
-        return warning(text, "see `qdo dead-letters --by error`")
-    return ok("no message or request is a dead letter")
-
-
 def open_files(case: Case) -> Diagnosis:
     """Compare the limit of open files with what the owner of all queues would need."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -524,7 +513,7 @@ CHECKS = (
     Check("disk", disk, first=True),
     Check("open-files", open_files),
     Check("deadlines", deadlines, ("broker",)),
-    Check("dead-letters", dead_letters, ("broker",)),
+    Check("dead-letters", check_dead_letters, ("broker",)),
     Check("limits", limits, ("coordinator",)),
     Check("timers", check_timers, ("coordinator",)),
     Check("outbox", check_outboxes, ("coordinator",), first=True),

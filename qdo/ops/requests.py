@@ -17,7 +17,7 @@ from qdo.brokers.requests import (
 )
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError
-from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.dead_letters import body_value, counts, decrypted
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.text import iso_time, join_some, pluralize
 
@@ -155,14 +155,24 @@ def retry(store: RequestStore, id: str) -> None:
         raise RequestStateError(id=id, expected="over, with its body", state=state_text(record))
 
 
+def check_dead_letters(case: Case) -> Diagnosis:
+    found = counts(case.opened())
+    total = sum(found.values())
+    if total:
+        worst = max(found, key=lambda name: found[name])
+        text = f"{pluralize(total, 'dead letter')}, most of them of {worst}"
+        return warning(text, "see `qdo dead-letters --by error`")
+    return ok("no message or request is a dead letter")
+
+
 def check_requests(case: Case) -> Diagnosis:
     """Look for pools that no live worker takes, and for dead rows that PostgreSQL cannot delete."""
     broker = case.opened()
     if not broker.capabilities.requests:
         return ok("this broker stores no requests")
-    counts = broker.requests.counts()
+    pools = broker.requests.counts()
     takers = [each.takes.of_pools().matcher() for each in case.workers() if each.fault is None]
-    waiting = {pool: each.waiting for pool, each in counts.items() if each.waiting}
+    waiting = {pool: each.waiting for pool, each in pools.items() if each.waiting}
     alone = [pool for pool in sorted(waiting) if not any(takes(pool) for takes in takers)]
     if alone:
         text = f"{pluralize(sum(map(waiting.__getitem__, alone)), 'request')} of {join_some(alone)}"

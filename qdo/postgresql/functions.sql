@@ -645,13 +645,12 @@ $$;
 -- well, and each search would read them again. So a search begins behind the number up to which the
 -- last one has looked, for each priority, and at owned ones that were taken since. A whole search
 -- finds what came back since, or was committed late; `spent` is its duration if it has read much.
--- The last item of `passed` is how many places go to the oldest requests, whatever their priorities.
--- Those are not locked before they are chosen: others may take the first ones of each priority. The
+-- So many places as `oldest_places` go to the oldest requests, whatever their priorities. Those are not locked before they are chosen: others may take the first ones of each priority. The
 -- condition `state < 1` matches no index, or the planner might search by it instead of by the ids.
 -- A request whose body is NULL, which only SQL can store, is taken with an empty one, and fails.
 CREATE OR REPLACE FUNCTION {schema}.take_requests(
     of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint,
-    since float8, passed bigint[], is_whole boolean
+    since float8, passed bigint[], is_whole boolean, oldest_places integer
 ) RETURNS TABLE (
     id text, take integer, priority integer, failed integer, crashed boolean, error text,
     asked float8, reply text, headers text, body bytea, mark text, next_due float8,
@@ -671,7 +670,7 @@ DECLARE
     last bigint[];
     is_rest boolean;
 BEGIN
-    IF passed[11] > 0 THEN
+    IF oldest_places > 0 THEN
         aged := ARRAY(
             SELECT id FROM {schema}.requests WHERE app = of_app AND state < 1 AND id = ANY (ARRAY(
                 SELECT found.id FROM generate_series(0, 9) AS given(priority) CROSS JOIN LATERAL (
@@ -679,8 +678,8 @@ BEGIN
                     WHERE app = of_app AND pool = of_pool AND state = 0 AND due <= now
                         AND priority = given.priority
                         AND number > CASE WHEN is_whole THEN 0 ELSE passed[given.priority + 1] END
-                    ORDER BY number LIMIT passed[11]
-                ) AS found ORDER BY found.number LIMIT passed[11]))
+                    ORDER BY number LIMIT oldest_places
+                ) AS found ORDER BY found.number LIMIT oldest_places))
             FOR UPDATE SKIP LOCKED);
     END IF;
     WITH own AS MATERIALIZED (

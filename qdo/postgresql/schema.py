@@ -108,7 +108,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "retry_request(text, text)",
         "spans(bigint)",
         "tidy(bigint)",
-        "take_requests(text, text, text, integer, text[], bigint, float8, bigint[], boolean)",
+        "take_requests(text, text, text, integer, text[], bigint, float8, bigint[], boolean,"
+        " integer)",
         "trim(text, text, bigint, bigint)",
     ),
     "onlooker": ("find_request(text, text)", "spans(bigint)"),

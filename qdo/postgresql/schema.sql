@@ -289,3 +289,5 @@ CREATE INDEX requests_over ON {schema}.requests (app, until)
     WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
 CREATE INDEX requests_failed ON {schema}.requests (app, pool, number)
     WHERE state = 3 AND outcome = 'failed';
+DROP FUNCTION IF EXISTS {schema}.take_requests(
+    text, text, text, integer, text[], bigint, float8, bigint[], boolean);

@@ -62,7 +62,7 @@ SELECT id, take, priority, failed, crashed, error, asked, reply,
     next_due, looked_at, looked_through, spent
 FROM {{schema}}.take_requests(
     %(app)s, %(owner)s, %(pool)s, %(places)s, %(running)b::text[], {TAKEN_BYTES}, %(since)s,
-    %(passed)b::bigint[], %(whole)s)
+    %(passed)b::bigint[], %(whole)s, %(oldest)s)
 """  # noqa: S608 - constants
 _REPORT = f"""
 SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b::integer[],
@@ -218,7 +218,7 @@ class PostgresqlRequests(RequestStore):
         parameters = {
             "app": self._app, "owner": owner, "pool": pool, "running": list(running),
             "places": max(0, min(places, _MOST_PLACES)), "most": self._fetches.most(),
-            "since": look.since, "passed": [*look.passed, oldest], "whole": is_whole,
+            "since": look.since, "passed": look.passed, "whole": is_whole, "oldest": oldest,
         }  # fmt: skip
 
         def work(connection: PostgresqlConnection) -> list[Any]:
@@ -236,7 +236,7 @@ class PostgresqlRequests(RequestStore):
             next_due = since + left  # what came back is found then
         if len(self._looks) >= MOST_LOOKS:
             self._looks.clear()  # also those of pools and registrations that are gone
-        self._looks[owner, pool] = _Look(clock() + left, since, passed[:10])
+        self._looks[owner, pool] = _Look(clock() + left, since, passed)
         if next_due is not None:
             next_due += time.time() - since  # the clock of the server may differ
         requests = tuple(_taken(owner, pool, row[:10]) for row in rows if row[1] is not None)

@@ -194,14 +194,12 @@ def dead_rows(broker: Broker, postgresql: PostgresqlDatabase) -> Iterator[None]:
 def test_takes_do_not_read_dead_rows_again(postgresql: PostgresqlDatabase) -> None:
     """One that looks at everything does, and says how long it took."""
 
-    look = "SELECT * FROM qdo.take_requests('app', 'w', 'p', 9, '{}', 999, %s, %s::bigint[], %s)"
+    look = "SELECT * FROM qdo.take_requests('app', 'w', 'p', 9, '{}', 999, %s, %s::bigint[], %s, 0)"
 
     def read(*given: Any) -> int:
         """Return the pages that a take has read."""
-        query = (
-            "SELECT * FROM qdo.take_requests('app', 'w', 'p', 9, '{}', 999, %s, %s::bigint[], %s)"
-        )
-        (plans,) = sql.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}", given).fetchone()
+        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {look}"
+        (plans,) = sql.execute(explained, given).fetchone() or ()
         return int(plans[0]["Plan"]["Shared Hit Blocks"])
 
     with postgresql.connect() as sql:
