@@ -11,16 +11,18 @@ import logging
 import re
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from email.errors import FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect
+from functools import partial
 from http.client import HTTPException
 from typing import Any
 
 import gevent
 import gevent.socket
+from gevent.lock import Semaphore
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
@@ -37,10 +39,14 @@ STOP_SECONDS = 1.0
 LINGER_SECONDS = 1.0
 LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
-MOST_BODIES_BYTES = 64 * 1024 * 1024
-"""The most that all bodies together take, the parts included of those that are on their way."""
+MOST_BODIES_BYTES = 48 * 1024 * 1024
+"""A large body is refused while all bodies together take more, the parts included of those that are
+on their way."""
+SMALL_BODY_BYTES = 32 * 1024
+"""A smaller body is never refused: all that may be open at once take 16 MiB."""
 MOST_THREADS_OF_ONE = THREADS // 2
-"""The most threads of one line of requests: what makes them slow must not stop the others."""
+"""The most threads of one line of requests: what makes them slow must not stop the others. Further
+ones of the line wait for as long as a client may take to send a request."""
 MOST_HEADER_BYTES = 32 * 1024
 
 _log = logging.getLogger(__name__)
@@ -179,6 +185,10 @@ class _RefusedError(Exception):
         self.headers: Headers = [("Retry-After", str(retry_seconds))] if retry_seconds else []
 
 
+def _too_much() -> _RefusedError:
+    return _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
+
+
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
 
@@ -224,14 +234,13 @@ class _Places(Pool):
     It is the one that has waited longest. One for which a response is made stays.
 
     :ivar body_bytes: bytes of the bodies that are read, or used, now.
-    :ivar lines: number of requests of each line that have a thread, or wait for one. A client that
-        sends slowly has none.
+    :ivar lines: the places of each line of requests. A client that sends slowly has none.
     """
 
     def __init__(self, most: int) -> None:
         super().__init__(most)  # type: ignore[no-untyped-call]
         self.body_bytes = 0
-        self.lines: Counter[str] = Counter()
+        self.lines: dict[str, Semaphore] = defaultdict(partial(Semaphore, MOST_THREADS_OF_ONE))
         self._waiting: dict[_Handler, None] = {}
 
     def full(self) -> bool:
@@ -344,21 +353,28 @@ class _Handler(WSGIHandler):
 
     def _call_app(self, body: bytes, line: str) -> None:
         pool = self.server.pool
-        if line and pool.lines[line] >= MOST_THREADS_OF_ONE:
-            raise _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
-        self._timer.close()
-        given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
-        environ = {**self.environ, **given, **_length_of(len(body))}
         pool.keep(self)
-        pool.lines[line] += 1
-        try:
+        with self._place(pool.lines[line]) if line else nullcontext():
+            self._timer.close()
+            given = {"wsgi.input": io.BytesIO(body), "wsgi.multithread": True}
+            environ = {**self.environ, **given, **_length_of(len(body))}
             threads = gevent.get_hub().threadpool
             self.application = threads.apply(_respond, (self.application, environ))
-        finally:
-            pool.lines[line] -= 1
-            if not pool.lines[line]:
-                del pool.lines[line]
         pool.wait(self)
+
+    @contextmanager
+    def _place(self, places: Semaphore) -> Iterator[None]:
+        """Wait for one of the places of a line; raise _RefusedError if that takes too long."""
+        try:
+            places.acquire()
+        except gevent.Timeout as timeout:
+            if timeout is not self._timer:
+                raise
+            raise _too_much() from timeout
+        try:
+            yield
+        finally:
+            places.release()
 
     def _read_body(self, length: int) -> bytes:
         """Return a request's body; raise _RefusedError if it is slow, incomplete or one too many.
@@ -374,10 +390,8 @@ class _Handler(WSGIHandler):
                 parts.append(part)
                 self._taken += len(part)
                 pool.body_bytes += len(part)
-                if pool.body_bytes > MOST_BODIES_BYTES:
-                    raise _RefusedError(
-                        "503 Service Unavailable", "too much at once", retry_seconds=5
-                    )
+                if length > SMALL_BODY_BYTES and pool.body_bytes > MOST_BODIES_BYTES:
+                    raise _too_much()
             return b"".join(parts)
         except OSError as error:
             raise _RefusedError("400 Bad Request", "the request ended early") from error
