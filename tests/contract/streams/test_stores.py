@@ -341,7 +341,7 @@ def test_an_outcome_goes_to_the_shard_of_its_key(app: App, stream: Stream) -> No
     app.request("p", 1, id="r", then=stream, key=LOW)
     children = divide(app.broker, "user.-80")
     (taken,) = app.broker.requests.take("w", "p", 1, []).requests
-    told = reply_messages(app, "r", "p", taken.reply, "done", 2)
+    told = reply_messages(app, taken.take, "p", taken.reply, "done", 2)
     assert app.broker.requests.end(taken.take, "done", (b"2", None), messages=told)
     (row,) = rows(app.broker, heir(app.broker, children))
     assert (row.key, json.loads(row.body)["result"]) == (LOW, 2)
