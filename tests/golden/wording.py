@@ -20,7 +20,7 @@ _ARGUMENTS = ("reason", "remedy", "what")
 """Keyword arguments of errors that hold part of a sentence."""
 
 
-def _text(node: ast.expr) -> str | None:
+def literal_text(node: ast.expr) -> str | None:
     """Return the literal text of an expression with its parts in braces; None: it has none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
@@ -34,10 +34,12 @@ def _text(node: ast.expr) -> str | None:
             for part in node.values
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        sides = [_text(each) or "{" + ast.unparse(each) + "}" for each in (node.left, node.right)]
+        sides = [
+            literal_text(each) or "{" + ast.unparse(each) + "}" for each in (node.left, node.right)
+        ]
         return "".join(sides)
     if isinstance(node, ast.IfExp):
-        found = [each for each in (_text(node.body), _text(node.orelse)) if each]
+        found = [each for each in (literal_text(node.body), literal_text(node.orelse)) if each]
         return " | ".join(found) or None
     return None
 
@@ -59,7 +61,7 @@ def _sentences(tree: ast.Module) -> Iterator[str]:
             if template:
                 yield f"error {node.name}: {' '.join(template.split())}"
         elif isinstance(node, ast.Call) and _is_log(node) and node.args:
-            text = _text(node.args[0])
+            text = literal_text(node.args[0])
             if text and isinstance(node.func, ast.Attribute):
                 yield f"log {node.func.attr}: {' '.join(text.split())}"
         elif isinstance(node, ast.Call):
@@ -67,7 +69,7 @@ def _sentences(tree: ast.Module) -> Iterator[str]:
             if ast.unparse(node.func).endswith("_fault"):
                 found += [("reason", each) for each in node.args[:1]]
             for name, value in found:
-                text = _text(value)
+                text = literal_text(value)
                 if text and " " in text:
                     yield f"{name}: {' '.join(text.split())}"
 

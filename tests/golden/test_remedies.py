@@ -1,0 +1,88 @@
+"""Each command that a text of qdo names exists, with its options and arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from qdo.cli.main import qdo
+from qdo.cli.worker import worker
+from tests.golden.wording import PACKAGES, collect, literal_text
+from tests.support.cli import run_in
+from tests.support.paths import ROOT
+from tests.support.postgresql.server import PostgresqlDatabase
+
+_COMMAND = re.compile(r"`(qdo(?:-worker)?(?: [^`]*)?)`")
+
+
+def _texts() -> Iterator[str]:
+    """Yield the golden list, and all other texts in the code, such as the remedies of doctor."""
+    yield collect()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            yield from (
+                literal_text(node) or ""
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docs
+            )
+
+
+def _commands() -> list[str]:
+    found = {match for text in _texts() for match in _COMMAND.findall(text)}
+    return sorted({re.sub(r"\{[^}]*\}|%[sdr]", "x", each) for each in found})
+
+
+def test_the_commands_of_all_texts_parse() -> None:
+    """Their options and arguments exist; a text may leave out those that a command requires."""
+    commands = _commands()
+    assert len(commands) > 40
+    unknown = {each: fault for each in commands if (fault := _fault(each))}
+    assert unknown == {}
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    wrong = ("qdo sned", "qdo delete --nothing", "qdo admin broker init now", "qdo-worker a b")
+    assert all(map(_fault, wrong))
+
+
+def _fault(line: str) -> str:
+    """Return what the command line would say of a command, "" if it would begin."""
+    program, *words = shlex.split(line)
+    command: click.Command = qdo if program == "qdo" else worker
+    try:
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            name = words.pop(0)
+            found = command.get_command(click.Context(command), name)
+            if found is None:
+                return f"no command {name}"
+            command = found
+        _, rest, _ = command.make_parser(click.Context(command)).parse_args(words)
+    except click.ClickException as error:
+        return error.format_message()
+    return f"too many arguments: {rest}" if rest else ""
+
+
+@pytest.mark.parametrize("options", [(), ("--app", "in_code:app")])
+def test_the_remedy_of_a_missing_schema_creates_it(
+    bare_database: PostgresqlDatabase, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Also if only the code of the app has the address."""
+    url = bare_database.url()
+    given = f"broker={url!r}" if options else ""
+    name = "in_code" if options else "in_settings"
+    (tmp_path / f"{name}.py").write_text(f"import qdo\napp = qdo.App('shop', {given})\n")
+    env = {} if options else {"QDO_BROKER": url}
+    send = ("send", "--app", f"{name}:app", "q", "1")
+    refused = run_in(tmp_path, *send, env=env)
+    assert refused.code == 2
+    assert "`qdo admin broker init`" in refused.err
+    assert run_in(tmp_path, "admin", "broker", "init", *options, env=env).code == 0
+    assert run_in(tmp_path, *send, env=env).code == 0
