@@ -37,7 +37,6 @@ from tests.support.runs.marks import MARKS, add_marks, in_order, unmarked
 from tests.support.shared_servers import (
     SharedPostgresql,
     SharedZooKeeper,
-    end_postgresql,
     shared,
     start_postgresql,
     start_zookeeper,
@@ -318,7 +317,7 @@ def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ens
 def shared_postgresql(shared_folder: Path) -> Iterator[SharedPostgresql]:
     """One PostgreSQL server for all tests of a run; nothing may stop it."""
     commands.require()
-    with shared(shared_folder, "postgresql", start_postgresql, end_postgresql) as found:
+    with shared(shared_folder, "postgresql", start_postgresql) as found:
         folder = str(Path(found["log"]).parent)
         server = SharedPostgresql(PostgresqlAddress(found["port"], folder), found["log"])
         _running_postgresql.append(server)

@@ -1,7 +1,8 @@
 """Servers that all processes of one test run use together.
 
 The first process that needs a server starts it, and the last one ends it. Address and number of
-users are in a file, which a lock protects.
+users are in a file, which a lock protects. A process that is killed never counts itself off: so the
+process that has begun the run ends at its end what is left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from tests.support.processes import log_tail
 from tests.support.zookeeper import Ensemble
 
 TEMPLATE = "template_qdo"
+_STATE = "-server.json"
 
 
 class Started(NamedTuple):
@@ -65,24 +67,22 @@ class SharedPostgresql(NamedTuple):
         return log_tail(Path(self.log))
 
 
-def kill(state: Mapping[str, Any]) -> None:
-    """End a server that has nothing to clean up."""
-    os.kill(state["pid"], signal.SIGKILL)
+def end_left(folder: Path) -> None:
+    """End the servers of a run whose users were lost, after all its processes have ended."""
+    for path in folder.glob(f"*{_STATE}"):
+        with _locked(path) as state:
+            if state:
+                _end(path, state)
 
 
 @contextlib.contextmanager
-def shared(
-    folder: Path,
-    name: str,
-    start: Callable[[], Started],
-    end: Callable[[Mapping[str, Any]], None] = kill,
-) -> Iterator[dict[str, Any]]:
+def shared(folder: Path, name: str, start: Callable[[], Started]) -> Iterator[dict[str, Any]]:
     """Use a server that is started at most once a run; yield its `port`, `pid` and `log`.
 
     :param folder: one for all processes of the run.
-    :param end: ends the server, whichever process has started it.
+    :param name: "postgresql", or that of a server that has nothing to clean up.
     """
-    path = folder / f"{name}.json"
+    path = folder / f"{name}{_STATE}"
     process: subprocess.Popen[bytes] | None = None
     with _locked(path) as state:
         if not state:
@@ -96,12 +96,21 @@ def shared(
         with _locked(path) as state:
             state["users"] -= 1
             if not state["users"]:
-                end(state)
-                state.clear()
+                _end(path, state)
                 if process is not None:
                     process.wait()
             elif process is not None:
                 process.returncode = 0  # the last user ends it: Popen would warn that it still runs
+
+
+def _end(path: Path, state: dict[str, Any]) -> None:
+    """End the server of a state, whichever process has started it."""
+    if path.name == f"postgresql{_STATE}":
+        end_shared(state["pid"], Path(state["log"]).parent)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state["pid"], signal.SIGKILL)
+    state.clear()
 
 
 @contextlib.contextmanager
@@ -134,8 +143,3 @@ def start_postgresql() -> Started:
         server.close()
         raise
     return Started(server.port, str(server.log), server.process)
-
-
-def end_postgresql(state: Mapping[str, Any]) -> None:
-    """End that server, and remove its folder."""
-    end_shared(state["pid"], Path(state["log"]).parent)

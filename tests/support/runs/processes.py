@@ -100,7 +100,7 @@ class Controller:
 
     def run(self, count: int) -> None:
         """Run all items in so many processes."""
-        self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        folder = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         plugins: Any = self._config.pluginmanager
         plugins.getplugin("terminalreporter").showfspath = False  # names of files would alternate
         capture = plugins.getplugin("capturemanager")
@@ -117,6 +117,7 @@ class Controller:
                 connection.close()  # a process without a connection ends its fixtures and itself
             for each in self._processes.values():
                 os.waitpid(each.pid, 0)
+            _end_servers(folder)
             capture.start_global_capturing()
         if self._session.shouldfail:
             raise self._session.Failed(self._session.shouldfail)
@@ -203,6 +204,14 @@ class Controller:
             when="call",
         )
         self._config.hook.pytest_runtest_logreport(report=report)
+
+
+def _end_servers(folder: Path) -> None:
+    """End the servers that a lost process has left to all."""
+    if any(folder.glob("*-server.json")):
+        from tests.support.shared_servers import end_left  # imports all that servers need
+
+        end_left(folder)
 
 
 class ItemRunner:
