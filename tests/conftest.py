@@ -434,6 +434,7 @@ def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Itera
 
     with contextlib.closing(SqsWorkers(tmp_path, sqs_stub, aws_prefix)) as stage:
         yield stage
+    sqs_stub.ask("/_advance", {})  # later tests need the right clock
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,15 @@ def test_a_deduplication_id_outlives_its_message(stub: ServerProcess, sqs: Any, 
     assert bodies(receive(sqs, fifo)) == ["same"]
 
 
+def test_the_clock_is_set_right_again(stub: ServerProcess, sqs: Any, fifo: str) -> None:
+    """As after each test that shares the server with others."""
+    send(sqs, fifo, "same", group="a")
+    advance(stub, 301)
+    stub.ask("/_advance", {})
+    send(sqs, fifo, "same", group="a")
+    assert bodies(receive(sqs, fifo)) == ["same"]
+
+
 def test_as_many_of_one_group_as_fit_come_first(sqs: Any, fifo: str) -> None:
     """A second group fills the rest."""
     for number in range(6):

@@ -5,7 +5,7 @@ It prints its address. Control requests, all in JSON:
 - ``GET /_log``: requests by action and queue, polls that wait, connections (but its own);
 - ``POST /_reset_log``: forget the counts;
 - ``POST /_fail_entries``: let entries of batches fail, see `EntryFault`; ``{}`` clears;
-- ``POST /_advance`` with ``seconds``: advance the clock.
+- ``POST /_advance`` with ``seconds``: advance the clock; ``{}`` sets it right again.
 
 As with AWS, messages of a poll are in flight even if its connection is gone.
 """
@@ -194,7 +194,7 @@ class SqsServer:
         elif path == "/_fail_entries":
             self._faults.add(asked) if asked else self._faults.clear()
         elif path == "/_advance":
-            self._ahead += float(asked["seconds"])
+            self._ahead = self._ahead + float(asked["seconds"]) if asked else 0.0
             for queue in list(self._polls):
                 self._serve(queue)
         else:
