@@ -322,6 +322,7 @@ def test_workers(cli: Run, client: Client) -> None:
         "filter": {"queues": ["*"], "exclude": [], "jobs": ["*"], "pools": []},
         "fault": None,
         "behind": {},
+        "paces": {},
         "faults": {},
         "live": {},
         "jobs": [],
