@@ -15,6 +15,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
 from qdo import App
+from qdo.brokers.streams import key_hash, split
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
@@ -168,13 +169,16 @@ def test_streams_have_a_page_without_what_is_done(local_shop: FilledShop) -> Non
     """Each shard leads to its queue and its parents."""
     assert "app.stream</code>" in local_shop.visitor().page("/streams")
     local_shop.app.stream("user", shards=2).send("ada", 1)
-    shards = local_shop.app.broker.streams.shards("user")
+    store = local_shop.app.broker.streams
+    (used,) = (each.queue for each in store.shards("user") if each.has(key_hash("ada")))
+    store.add(split(store.shards("user"), used, None))
     visitor = local_shop.visitor()
-    assert [each["shard"] for each in visitor.items("/api/streams")] == [
-        each.queue for each in shards
-    ]
+    names = {each["shard"] for each in visitor.items("/api/streams")}
+    assert names == {each.queue for each in store.shards("user")}
     text = visitor.page("/streams")
-    assert all(f'href="/queue?name={each.queue}"' in text for each in shards)
+    assert all(f'href="/queue?name={each}"' in text for each in names)
+    assert text.count("no, sealed") == 1
+    assert text.count("begins after its parents") == 2
 
 
 def test_limits_have_a_page_with_waiting_queues(local_shop: FilledShop) -> None:
