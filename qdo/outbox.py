@@ -40,6 +40,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    case,
     delete,
     func,
     insert,
@@ -218,11 +219,21 @@ class Outbox:
             found = query.where(self._own, columns.refused.is_not(None)).order_by(columns.place)
             return connection.execute(found).all()
 
-    def count_refused(self) -> int:
-        """Return the number of those rows."""
-        query = select(func.count()).where(self._own, self.table.c.refused.is_not(None))
+    def counts(self, newest: int = 0) -> tuple[int, int, int]:
+        """Return the numbers of rows that wait and of rows that were set aside, and the last place.
+
+        :param newest: the last place of an earlier call: only rows from before it wait. Later ones
+            may just have been written.
+        """
+        columns = self.table.c
+        is_due = or_(columns.due.is_(None), columns.due <= self._clock())
+        waits = and_(columns.refused.is_(None), is_due, columns.place <= newest)
+        numbers = func.count(case((waits, 1))), func.count(columns.refused)
+        query = select(*numbers, func.coalesce(func.max(columns.place), 0)).where(self._own)
         with self._engine.connect() as connection:
-            return int(connection.execute(query).scalar_one())
+            self._add_columns(connection)
+            waiting, refused, last = connection.execute(query).one()
+        return waiting, refused, last
 
     def retry(self, ids: Collection[str]) -> None:
         """Let rows that were set aside be sent again."""

@@ -102,6 +102,10 @@ class DeadLetterStore(abc.ABC):
         """Return the number of dead letters of each queue that has any."""
         return Counter(record.queue for record in self.records())
 
+    def total(self) -> int:
+        """Return the number of dead letters, which may be approximate."""
+        return sum(self.counts().values())
+
     def find(
         self,
         queue: str | None = None,

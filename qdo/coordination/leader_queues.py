@@ -47,6 +47,8 @@ class LeaderQueues:
         self._put = put
         self.refused_rows: dict[str, int] = {}
         """The rows of outboxes that the broker refused, by table."""
+        self.waiting_rows: dict[str, int] = {}
+        """Their rows that are due and not sent, by table."""
 
     def is_leader(self) -> bool:
         return self.election.leading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -172,7 +171,16 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         self._lines = inbox()
         self._pid = 0
         self._stuck = False
-        self._dropped = 0
+        self._dropped = 0  # lines that found no room among those that wait
+        self._refused = 0  # lines that could not be written, as on a full disk
+        self._told = 0
+        self._reason = ""
+        self._rest = b""
+
+    @property
+    def missing(self) -> int:
+        """How many lines are missing in the log."""
+        return self._dropped + self._refused
 
     def createLock(self) -> None:
         """Lock between native threads: gevent's locks do not work between event loops."""
@@ -187,10 +195,8 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             return
         if self._lines.qsize() >= WAITING_LINES:
             self._dropped += 1
+            self._reason = "the reader of the log did not read"
             return
-        dropped, self._dropped = self._dropped, 0
-        if dropped:
-            _log.warning("the reader of the log did not read: %d lines are missing here", dropped)
         try:
             line = self.format(record) + self.terminator
         except Exception:  # noqa: BLE001 - an argument may be of any class
@@ -218,36 +224,71 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
                 start_thread(self._run)
                 self._pid = os.getpid()
             except RuntimeError:  # the system has no more threads
-                _write_all(fd, data)
+                self._write_line(fd, data, self._dropped)
                 return
         if self._pid != os.getpid():  # a fork has no such thread
-            _write_all(fd, data)
+            self._write_line(fd, data, self._dropped)
         else:
             self._put(fd, data, 0.0 if self._stuck else PATIENCE_SECONDS)
 
     def _put(self, fd: int, data: bytes, seconds: float) -> None:
         done = native_lock()
         done.acquire()
-        self._lines.put((fd, data, done))
+        self._lines.put((fd, data, self._dropped, done))
         if seconds:
             self._stuck = not done.acquire(timeout=seconds)
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            fd, data, done = line
-            _write_all(fd, data)
+            fd, data, dropped, done = line
+            self._write_line(fd, data, dropped)
             self._stuck = False
             done.release()
 
+    def _write_line(self, fd: int, data: bytes, dropped: int) -> None:
+        """Write a line, behind the end of one that was cut off and the number of missing ones.
 
-def _write_all(fd: int, data: bytes) -> None:
-    """Write to a descriptor, which may block; a line without a reader is dropped."""
-    with contextlib.suppress(OSError):
-        while data:
-            try:
-                data = data[os.write(fd, data) :]
-            except BlockingIOError:  # another process has set it so
-                sleep(PATIENCE_SECONDS)
+        :param dropped: number of the lines that were dropped before this one.
+        """
+        if not data:
+            return
+        self._rest = self._write_all(fd, self._rest)
+        missing = dropped + self._refused - self._told
+        if missing and not self._rest and self._begin(fd, self._line_of(missing)):
+            self._told += missing
+            missing = 0
+        if missing or self._rest or not self._begin(fd, data):
+            self._refused += 1
+
+    def _line_of(self, missing: int) -> bytes:
+        text = "%s: %d lines are missing here"
+        values = (self._reason, missing)
+        record = _log.makeRecord(_log.name, logging.WARNING, __file__, 0, text, values, None)
+        return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
+
+    def _begin(self, fd: int, data: bytes) -> bool:
+        """Write a line; return whether at least its begin is written. Its end then comes later."""
+        rest = self._write_all(fd, data)
+        self._rest = rest if len(rest) < len(data) else b""
+        return len(rest) < len(data)
+
+    def _write_all(self, fd: int, data: bytes) -> bytes:
+        """Write to a descriptor, which may block; return what it refuses, as a full disk does."""
+        try:
+            while data:
+                try:
+                    data = data[os.write(fd, data) :]
+                except BlockingIOError:  # another process has set it so
+                    sleep(PATIENCE_SECONDS)
+        except OSError as error:
+            self._reason = f"the log cannot be written ({describe(error)})"
+        return data
+
+
+def lines_missing() -> int:
+    """Return how many lines are missing in the log of this process."""
+    handlers = logging.getLogger().handlers
+    return sum(each.missing for each in handlers if isinstance(each, PatientHandler))
 
 
 @dataclass(frozen=True, slots=True)

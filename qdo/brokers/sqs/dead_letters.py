@@ -329,17 +329,21 @@ class SqsDeadLetters(DeadLetterStore):
         """Return the number of dead letters of each queue that has any; at most a minute old."""
         now = self._clock()
         if self._counted_at is None or now - self._counted_at > COUNT_SECONDS:
-            some = any(map(self._has_some, self._address.letter_queues))
+            some = any(map(self._count, self._address.letter_queues))
             self._counts = Counter(each.record.queue for each in self._look()) if some else {}
             self._counted_at = now
         return self._counts
 
-    def _has_some(self, name: str) -> bool:
+    def total(self) -> int:
+        """Return about how many dead letters there are, without receiving any."""
+        return sum(map(self._count, self._address.letter_queues))
+
+    def _count(self, name: str) -> int:
         try:
             facts = self._queues.counts_of(name)
         except AwsNotFoundError:
-            return False
-        return facts.waiting + facts.in_flight + facts.delayed > 0
+            return 0
+        return facts.waiting + facts.in_flight + facts.delayed
 
     def _look(self) -> list[FoundDeadLetter]:
         with self._lock:

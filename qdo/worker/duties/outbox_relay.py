@@ -28,7 +28,7 @@ POLL_SECONDS = 0.5
 RETRY_SECONDS = 5.0
 """Pause after an error of the database or the broker."""
 COUNT_SECONDS = 10.0
-"""How often the leader counts refused rows while none is sent."""
+"""How often the leader counts the rows that wait, and those that are refused."""
 
 
 class Relay(LeaderDuty):
@@ -57,13 +57,13 @@ class Relay(LeaderDuty):
         self._count_at = 0.0
         self._running: dict[int, Any] = {}
         """The relays whose databases have not answered yet, by the numbers of their outboxes."""
-        self.refused: dict[str, int] = {}
-        """The refused rows by table; only of the leader."""
+        self.counts: dict[str, tuple[int, int, int]] = {}
+        """What `OutboxTable.counts` returned, by table; only of the leader."""
 
     def follow(self, member: Member | None) -> None:
         self.quiet = member is not None
         self._count_at = 0.0
-        self.refused = {}
+        self.counts = {}
 
     def lead(self, member: Member) -> float:
         """Relay all rows there are; a database that does not answer delays only its own."""
@@ -76,7 +76,8 @@ class Relay(LeaderDuty):
         over = [number for number, relay in running.items() if relay.ready()]
         results = [running.pop(number).get() for number in over]
         self._count_at = clock() + COUNT_SECONDS if counts else self._count_at
-        member.leader.refused_rows = self.refused
+        member.leader.waiting_rows = {table: each[0] for table, each in self.counts.items()}
+        member.leader.refused_rows = {table: each[1] for table, each in self.counts.items()}
         moved = sum(count for count in results if count is not None)
         self.quiet = not (moved or None in results or running)
         if moved:
@@ -86,16 +87,21 @@ class Relay(LeaderDuty):
 
     def _relay(self, outbox: OutboxTable, counts: bool) -> int | None:
         """Return the number of rows sent, None if sending failed."""
+        table = str(outbox.table.name)
         try:
             moved = outbox.relay(self._broker)
-            if moved or counts:
-                self.refused[str(outbox.table.name)] = outbox.count_refused()
-            return moved
         except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
+            moved = None
             _log.warning(
                 "cannot relay the messages in %s, retrying in %g s: %s",
-                outbox.table.name,
+                table,
                 RETRY_SECONDS,
                 describe(error),
             )
-            return None
+        if counts:
+            try:
+                self.counts[table] = outbox.counts(self.counts.get(table, (0, 0, 0))[2])
+            except Exception as error:  # noqa: BLE001 - as above
+                self.counts.pop(table, None)
+                _log.debug("cannot count the messages in %s: %s", table, describe(error))
+        return moved

@@ -431,6 +431,7 @@ class Outcomes:
     def broker_failed(self, slot: Slot, what: str, error: BaseException) -> TurnResult:
         """Wait for a broker that failed; the queue resumes after ``claim.done``."""
         slot.broker_failures += 1
+        self._counters.broker_errors += 1
         delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())
         # The subscription of a polled broker has a backoff of its own before it polls.
         own = slot.subscription is not None and what == UNREADABLE

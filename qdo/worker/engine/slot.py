@@ -296,6 +296,7 @@ class Counters:
     :ivar undone: how often the coordinator lost acknowledged writes of an owned queue.
     :ivar sessions_lost: coordinator sessions that ended before this worker left.
     :ivar stopped: how often a job asked to stop the worker; such attempts do not count.
+    :ivar broker_errors: how often the broker failed to return messages or store a dead letter.
     """
 
     attempts: int = 0
@@ -311,6 +312,7 @@ class Counters:
     lost: int = 0
     undone: int = 0
     sessions_lost: int = 0
+    broker_errors: int = 0
 
     @property
     def processed(self) -> int:
@@ -319,7 +321,7 @@ class Counters:
 
     def dump(self) -> dict[str, int]:
         """Return the counts as the component node shows them."""
-        own = ("attempts", "unsuccessful", "sessions_lost")
+        own = ("attempts", "unsuccessful", "sessions_lost", "broker_errors")
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             "processed": self.processed,

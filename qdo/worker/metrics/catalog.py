@@ -148,11 +148,68 @@ OUTBOX_REFUSED = Metric(
     "Messages of an outbox that the broker refused; the leader counts those of the app.",
     ("table",),
 )
+OUTBOX_WAITING = Metric(
+    "qdo_outbox_waiting",
+    _SUM,
+    "Messages of an outbox that are due and were not sent for 10 seconds; as the leader counts.",
+    ("table",),
+)
+BACKLOG = Metric(
+    "qdo_backlog_messages",
+    _SUM,
+    "Messages that wait in all queues of the app, as the leader counts them.",
+)
+BACKLOG_AGE = Metric(
+    "qdo_backlog_age_seconds",
+    _MAX,
+    "Age of the oldest waiting message of the app, also of paused, blocked and untaken queues.",
+)
+DELAYED = Metric(
+    "qdo_delayed_messages",
+    _SUM,
+    "Messages of the app that are not due yet, as the leader counts them.",
+)
+UNTAKEN = Metric(
+    "qdo_queues_untaken",
+    _SUM,
+    "Queues of the app with messages that no worker processes, by the reason.",
+    ("reason",),
+)
+DEAD_LETTERS = Metric(
+    "qdo_dead_letters",
+    _SUM,
+    "Dead letters that the app keeps, as the leader counts them.",
+    ("kind",),
+)
+TIMER_LATE = Metric(
+    "qdo_timer_late_seconds",
+    _MAX,
+    "How late the timer of the app is that is overdue for longest; 0: none is.",
+)
+TIMERS_REFUSED = Metric(
+    "qdo_timers_refused",
+    _SUM,
+    "Timers of the app that send nothing: the broker refuses them, or their nodes are damaged.",
+)
+BROKER_ERRORS = Metric(
+    "qdo_broker_errors", _COUNTER, "How often the broker failed a worker, or did not answer it."
+)
+LOG_DROPPED = Metric(
+    "qdo_log_lines_dropped",
+    _COUNTER,
+    "Log lines that are lost: the reader did not read, or the disk was full.",
+)
+FROM_LEADER = (
+    *(REQUESTS, OUTBOX_REFUSED, OUTBOX_WAITING, BACKLOG, BACKLOG_AGE, DELAYED, UNTAKEN),
+    *(DEAD_LETTERS, TIMER_LATE, TIMERS_REFUSED),
+)
+"""The facts of the app, which only the worker that leads publishes; see `facts`."""
 FROM_WORKERS = (
     *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, JOBS_PAUSED, CONCURRENCY),
     OWNERSHIP,
     *(SESSIONS_LOST, LEASES_EXPIRED, LEASE, REGISTERED, CHECKPOINTS, CHECKPOINT_QUEUES),
-    *(CHECKPOINT_DURATION, BROKER_REQUESTS, LOOP_DELAY, REQUESTS, OUTBOX_REFUSED),
+    *(CHECKPOINT_DURATION, BROKER_REQUESTS, BROKER_ERRORS, LOOP_DELAY, LOG_DROPPED),
+    *FROM_LEADER,
 )
 """The metrics that worker processes publish."""
 

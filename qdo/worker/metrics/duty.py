@@ -14,12 +14,11 @@ import gevent
 
 from qdo.app import App
 from qdo.brokers.base import Broker
-from qdo.brokers.requests import STATES as STATE_NAMES
-from qdo.brokers.requests import PoolCounts
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.errors import QdoError
 from qdo.outcomes import OutcomeName
 from qdo.positions import time_of_position
+from qdo.system import logs
 from qdo.system.clock import Histogram, clock
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
@@ -27,7 +26,8 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot, SlotState
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import Metric
-from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
+from qdo.worker.metrics.facts import AppFacts, Rows, one, rows
+from qdo.worker.metrics.meters import MOST_GLOBS
 from qdo.worker.metrics.monitor import MetricsPage
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ ASKED = 3
 CHUNK = 5000
 """After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
 second."""
-STATES_OF_REQUESTS = STATE_NAMES[:3]
 STATES = (
     *("idle", "ready", "running", "waiting", "limited", "failing", "unreadable"),
     *("blocked", "paused", "lease-expired"),
@@ -153,21 +152,7 @@ def age(oldest: float | None, now: float) -> float:
     return 0.0 if oldest is None else max(0.0, now - oldest)
 
 
-def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:
-    """Return the numbers of requests by glob of the job of their pool, and state."""
-    globs = [job.queues for job in app.jobs if job.pool][:MOST_GLOBS]
-    found = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
-    for pool, each in counts.items():
-        job = app.job_for(pool)
-        glob = job.queues if job is not None and job.queues in globs else OTHERS
-        for state in STATES_OF_REQUESTS:
-            found[glob, state] += getattr(each, state)
-    return found
-
-
 PUBLISH_SECONDS = 1.0
-REQUESTS_SECONDS = 10.0
-"""Pause between two counts of requests, which take 0.1 s if 100,000 wait."""
 SURVEY_SECONDS = 2.0
 SURVEY_SHARE = 0.02
 """The share of the time that looking at all owned queues may take, with pauses up to
@@ -175,8 +160,6 @@ SURVEY_SHARE = 0.02
 MOST_SURVEY_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
-
-Rows = list[tuple[tuple[str, ...], list[float]]]
 
 
 class MetricsDuty(Duty):
@@ -203,14 +186,12 @@ class MetricsDuty(Duty):
         self._page = page
         self._app = app
         self._survey = QueueSurvey()
-        self._requests: Mapping[tuple[str, str], int] = {}
+        self._facts = AppFacts(app, broker, current)
         self._delays = Histogram(catalog.LOOP_BOUNDS)
         self._failed = False
 
     def run(self) -> None:
-        looks = [gevent.spawn(self._survey_forever)]
-        if any(job.pool for job in self._app.jobs):
-            looks.append(gevent.spawn(self._count_forever))
+        looks = [gevent.spawn(self._survey_forever), gevent.spawn(self._facts.run)]
         try:
             while True:
                 self.publish()
@@ -224,8 +205,9 @@ class MetricsDuty(Duty):
     def publish(self) -> None:
         """Publish the metrics now; an error is only logged, once."""
         try:
-            metrics = {metric.name: rows for metric, rows in self._values().items()}
-            self._page.write({"state": self._current.state, "metrics": metrics})
+            metrics = {metric.name: each for metric, each in self._values().items()}
+            state, until = self._current.state, self._facts.holds_until()
+            self._page.write({"state": state, "leads_until": until, "metrics": metrics})
         except Exception:  # noqa: BLE001 - messages do not depend on it
             if not self._failed:
                 _log.exception("cannot publish metrics; /metrics shows the last ones")
@@ -244,36 +226,9 @@ class MetricsDuty(Duty):
             pause = max(SURVEY_SECONDS, (clock() - began) / SURVEY_SHARE)
             gevent.sleep(min(pause, MOST_SURVEY_SECONDS))
 
-    def _count_forever(self) -> None:
-        while True:
-            self.count_requests()
-            gevent.sleep(REQUESTS_SECONDS if self._requests else PUBLISH_SECONDS)
-
-    def count_requests(self) -> None:
-        """Count the requests of the app if this worker leads; after an error, show none."""
-        found = None
-        try:
-            if self._leads():
-                found = pool_states(self._broker.requests.counts(), self._app)
-        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            _log.debug("cannot count requests for /metrics: %s", error)
-        self._requests = found or {}
-
-    def request_rows(self) -> Rows:
-        found = self._requests if self._leads() else {}
-        return [(key, [float(number)]) for key, number in found.items()]
-
     def _paused_jobs(self) -> Mapping[str, int]:
         globs = [job.queues for job in self._app.jobs][:MOST_GLOBS]
         return {glob: glob in self._pipeline.paused_globs() for glob in globs}
-
-    def _refused_rows(self) -> Mapping[str, int]:
-        member = self._current.member
-        return {} if member is None else member.leader.facts().get("refused_rows") or {}
-
-    def _leads(self) -> bool:
-        member = self._current.member
-        return member is not None and member.leader.is_leader()
 
     def _values(self) -> Mapping[Metric, Rows]:
         counters, member = self._pipeline.counters, self._current.member
@@ -282,23 +237,24 @@ class MetricsDuty(Duty):
         checkpoints = self._checkpoints
         return {
             **self._job_values(),
-            catalog.QUEUES: _rows(self._survey.states),
-            catalog.OLDEST: _one(age(self._survey.oldest, time.time())),
-            catalog.JOBS_RUNNING: _one(self._survey.jobs),
-            catalog.JOBS_PAUSED: _rows(self._paused_jobs()),
-            catalog.CONCURRENCY: _one(self._dispatcher.concurrency),
-            catalog.OWNERSHIP: _rows(changes),
-            catalog.SESSIONS_LOST: _one(counters.sessions_lost),
-            catalog.LEASES_EXPIRED: _one(self._dispatcher.timers.expirations),
-            catalog.LEASE: _one(lease),
-            catalog.REGISTERED: _one(member is not None),
-            catalog.CHECKPOINTS: _rows(checkpoints.results),
-            catalog.CHECKPOINT_QUEUES: _one(checkpoints.queues),
+            catalog.QUEUES: rows(self._survey.states),
+            catalog.OLDEST: one(age(self._survey.oldest, time.time())),
+            catalog.JOBS_RUNNING: one(self._survey.jobs),
+            catalog.JOBS_PAUSED: rows(self._paused_jobs()),
+            catalog.CONCURRENCY: one(self._dispatcher.concurrency),
+            catalog.OWNERSHIP: rows(changes),
+            catalog.SESSIONS_LOST: one(counters.sessions_lost),
+            catalog.LEASES_EXPIRED: one(self._dispatcher.timers.expirations),
+            catalog.LEASE: one(lease),
+            catalog.REGISTERED: one(member is not None),
+            catalog.CHECKPOINTS: rows(checkpoints.results),
+            catalog.CHECKPOINT_QUEUES: one(checkpoints.queues),
             catalog.CHECKPOINT_DURATION: [((), checkpoints.latency.dump())],
-            catalog.BROKER_REQUESTS: _rows(self._broker.request_counts()),
+            catalog.BROKER_REQUESTS: rows(self._broker.request_counts()),
             catalog.LOOP_DELAY: [((), self._delays.dump())],
-            catalog.REQUESTS: self.request_rows(),
-            catalog.OUTBOX_REFUSED: _rows(self._refused_rows()),
+            catalog.BROKER_ERRORS: one(counters.broker_errors + self._facts.broker_errors),
+            catalog.LOG_DROPPED: one(logs.lines_missing()),
+            **self._facts.values(),
         }
 
     def _job_values(self) -> dict[Metric, Rows]:
@@ -316,14 +272,6 @@ class MetricsDuty(Duty):
             ],
             catalog.DWELL: [((glob,), meter.dwell.dump()) for glob, meter in meters.items()],
         }
-
-
-def _one(value: float) -> Rows:
-    return [((), [float(value)])]
-
-
-def _rows(values: Mapping[str, float]) -> Rows:
-    return [((label,), [float(value)]) for label, value in values.items()]
 
 
 def _breathe() -> None:

@@ -8,6 +8,9 @@ process that hangs, or has stopped, is seen from outside.
 writes them about once a second. The parent reads them for each request, also those of a process
 that hangs or has just died. Reader and writer never wait, and no loop is woken.
 
+A page says until when its process leads. After that another worker may lead, and the parent leaves
+the facts of the app out that the process measured: it may be frozen.
+
 Layout: two halves, which are written in turn. Each has the number of the write (8 bytes), the
 length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed within a
 write, and its jobs may write anything: then the other half is the latest that is whole.
@@ -30,6 +33,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from qdo._version import __version__
+from qdo.system import logs
 from qdo.system.clock import clock
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import (
@@ -266,6 +270,7 @@ class Monitor:
             restarts = sum(self._started.values()) - len(self._started)
         for child in living:
             add(_published(child)[1], found)
+        add({catalog.LOG_DROPPED: {(): [float(logs.lines_missing())]}}, found)
         states = Counter(each.state for each in slots)
         blocked = [_blocked_seconds(each) for each in living]
         found |= {
@@ -287,6 +292,9 @@ def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
     if values is not None:
         with contextlib.suppress(ValueError):
             metrics = parse(values)
+            until = values.get("leads_until")
+            if not isinstance(until, float) or until <= clock():
+                metrics |= {metric: {} for metric in catalog.FROM_LEADER}
             return values.get("state", ""), metrics
     return "", parse({"metrics": {}})
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,6 +274,45 @@ def test_a_reader_that_stops_blocks_no_thread_that_logs(full: FullPipe):
     assert numbers == list(range(len(numbers)))
     missing = 3 * log.WAITING_LINES - len(numbers)
     assert f"did not read: {missing} lines are missing here" in shown
+
+
+class FullDisk:
+    """Stands for `os.write` to a file on a disk that has room for some bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.written = b""
+
+    def write(self, fd: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        some = data[: self.room]
+        self.written += some
+        self.room -= len(some)
+        return len(some)
+
+
+@pytest.mark.parametrize("room", [0, 50, 300])
+def test_lines_that_a_full_disk_refuses_are_counted(
+    room: int, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Once it has room, a line has their number, and one that was cut off gets its end first."""
+    disk = FullDisk(room)
+    monkeypatch.setattr(log, "os", SimpleNamespace(write=disk.write, getpid=os.getpid))
+    with (tmp_path / "log").open("w") as file:
+        log.configure("info", file, format="json")
+        for number in range(20):
+            logging.getLogger("qdo").info("line %d", number)
+        logging.getLogger().handlers[0].flush()
+        disk.room = 1 << 20
+        logging.getLogger("qdo").info("the end")
+        logging.getLogger().handlers[0].flush()
+        lines = [json.loads(line)["message"] for line in disk.written.decode().splitlines()]
+        missing = log.lines_missing()
+    assert lines[-1] == "the end"
+    assert f": {missing} lines are missing here" in lines[-2]
+    assert len(lines) - 2 + missing == 20
+    assert lines[:-2] == [f"line {number}" for number in range(20 - missing)]
 
 
 def test_a_line_is_written_when_the_call_returns(stream: io.StringIO):

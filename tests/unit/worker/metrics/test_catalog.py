@@ -50,7 +50,7 @@ def test_no_label_names_a_single_queue() -> None:
     """With 100,000 queues each metric would have as many time series."""
     assert {label for metric in METRICS for label in metric.labels} == {
         *("queues", "outcome", "state", "change", "result", "action", "version", "python", "pool"),
-        "table",
+        *("table", "reason", "kind"),
     }
 
 

@@ -307,3 +307,17 @@ def test_refuses_other_methods(monitored: WatchedMonitor, method: str) -> None:
 def test_an_ill_parent_answers_503(monitored: WatchedMonitor) -> None:
     monitored.children[0].stopped = True
     assert ask(monitored, "/healthz")[0] == "503 Service Unavailable"
+
+
+def test_a_leader_whose_lease_is_over_leaves_no_facts(monitored: WatchedMonitor) -> None:
+    """It may be frozen, and another worker may lead. Its own counts stay."""
+    leader, other = monitored.children
+    metrics = {"qdo_backlog_messages": [[[], [3]]], "qdo_jobs_running": [[[], [1]]]}
+    shown = []
+    for until in (clock() + 60, clock() - 1, "soon"):
+        leader.page.write({"state": "running", "metrics": metrics, "leads_until": until})
+        text = monitored.metrics().body.decode()
+        shown.append(("qdo_backlog_messages 3.0" in text, "qdo_jobs_running 1.0" in text))
+    assert shown == [(True, True), (False, True), (False, True)]
+    other.page.write({"state": "running", "metrics": metrics})
+    assert "qdo_backlog_messages 3.0" not in monitored.metrics().body.decode()

@@ -1,0 +1,276 @@
+"""The facts of the whole app that `/metrics` has, such as its backlog. Only the leader reads them.
+
+Each reading takes time that grows with the number of queues, so the pause after it grows, too.
+A fact that cannot be read is left out, and so are all facts of a worker that does not lead: no
+metric has a value that is not measured any more. The module `monitor` says how that holds for a
+worker that is frozen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import gevent
+
+from qdo.app import App
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
+from qdo.brokers.requests import STATES as STATE_NAMES
+from qdo.brokers.requests import PoolCounts
+from qdo.coordination.bulk_reads import names_below, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.leader_queues import LeaderQueues
+from qdo.coordination.protocol.machine import CheckOp
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.errors import CoordinatorUnreachableError, NodeRefusedError, QdoError
+from qdo.fleet.timer_node import read_timers
+from qdo.ops.snapshot import ask, backlog_of
+from qdo.positions import Positions, time_of_position
+from qdo.queues import POOL, QueueFilter, why_untaken
+from qdo.system.clock import clock
+from qdo.text import describe
+from qdo.worker.duties.duty import CurrentMember
+from qdo.worker.metrics import catalog
+from qdo.worker.metrics.catalog import Metric
+from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
+
+Rows = list[tuple[tuple[str, ...], list[float]]]
+Facts = dict[Metric, Rows]
+
+LOOK_SECONDS = 1.0
+"""How often the other workers check whether they lead."""
+PERIOD_SECONDS = 10.0
+SHARE = 0.02
+"""The share of the time that readings may take, with pauses up to `MOST_SECONDS`."""
+MOST_SECONDS = 60.0
+CHUNK = 250
+"""Queues that are read at once; then others get their turn."""
+ASKED = 3
+"""At most this many queues are looked up where each backlog is a request to the broker."""
+STATES_OF_REQUESTS = STATE_NAMES[:3]
+UNTAKEN = ("no-job", "excluded", "pool", "not-claimed", "damaged")
+_UNTAKEN = {"no job": "no-job", POOL: "pool"}
+
+_log = logging.getLogger(__name__)
+
+
+def one(value: float) -> Rows:
+    return [((), [float(value)])]
+
+
+def rows(values: Mapping[str, float]) -> Rows:
+    return [((label,), [float(value)]) for label, value in values.items()]
+
+
+class AppFacts:
+    """The facts of an app, while this worker leads.
+
+    :ivar broker_errors: how often the broker did not answer.
+    """
+
+    def __init__(self, app: App, broker: Broker, current: CurrentMember) -> None:
+        self.broker_errors = 0
+        self._app = app
+        self._broker = broker
+        self._current = current
+        self._counts_all = broker.capabilities.backlog_budget is None
+        self._found: Facts = {}
+
+    def run(self) -> None:
+        while True:
+            gevent.sleep(self.step())
+
+    def step(self) -> float:
+        """Read the facts if this worker leads; return the seconds until the next step."""
+        leader = self._leader()
+        if leader is None:
+            self._found = {}
+            return LOOK_SECONDS
+        began = clock()
+        try:
+            leader.do_chore(partial(self._read, leader))
+        except QdoError as error:  # the coordinator is away
+            self._note(error)
+            self._found = {}
+        least = PERIOD_SECONDS if self._counts_all else MOST_SECONDS
+        return min(max(least, (clock() - began) / SHARE), MOST_SECONDS)
+
+    def _read(self, leader: LeaderQueues, client: Client, layout: Layout, fence: CheckOp) -> int:
+        """Read the facts. One that cannot be read hides no other."""
+        readers: tuple[Callable[[], Facts], ...] = (
+            self._messages,
+            partial(self._queues, leader, client, layout),
+            partial(self._timers, client, layout),
+        )
+        found: Facts = {}
+        for read in readers:
+            try:
+                found |= read()
+            except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+                self._note(error)
+        self._found = found
+        return 0
+
+    def _note(self, error: Exception) -> None:
+        of_coordinator = isinstance(error, CoordinatorUnreachableError | NodeRefusedError)
+        self.broker_errors += not of_coordinator
+        _log.debug("cannot read facts of the app for /metrics: %s", describe(error))
+
+    def values(self) -> Facts:
+        """Return the rows of each metric that is known; none unless this worker leads."""
+        leader = self._leader()
+        if leader is None:
+            return {}
+        outbox = {
+            catalog.OUTBOX_REFUSED: rows(leader.refused_rows),
+            catalog.OUTBOX_WAITING: rows(leader.waiting_rows),
+        }
+        return self._found | outbox
+
+    def holds_until(self) -> float:
+        """Return the clock time at which these facts may be those of another leader."""
+        member = self._current.member
+        return 0.0 if member is None or self._leader() is None else member.lease.until
+
+    def _leader(self) -> LeaderQueues | None:
+        member = self._current.member
+        return member.leader if member is not None and member.leader.is_leader() else None
+
+    def _messages(self) -> Facts:
+        """Read what the broker counts without a position: dead letters and requests."""
+        found: Facts = {}
+        counts: Mapping[str, PoolCounts] = {}
+        if any(job.pool for job in self._app.jobs):
+            counts = self._broker.requests.counts()
+            states = pool_states(counts, self._app).items()
+            found[catalog.REQUESTS] = [(key, [float(number)]) for key, number in states]
+        found[catalog.DEAD_LETTERS] = rows(dead_letters(self._broker, counts))
+        return found
+
+    def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
+        """Read the backlogs of all queues, or of those without an owner if each is a request."""
+        broker, workers = self._broker, worker_filters(client, layout)
+        backlog = AppBacklog({each for each in workers.values() if each is not None})
+        names = {*(leader.queue_names() or ())}
+        names |= {*broker.catalog.names()} if self._counts_all else set()
+        asked = sorted(names)
+        for start in range(0, len(asked), CHUNK):
+            some = asked[start : start + CHUNK]
+            nodes = leader.read_queues(some)
+            whole = backlog.without_damaged(some, nodes, broker.positions)
+            for name, each in self._backlogs(whole, nodes, workers, backlog.asked).items():
+                backlog.add(name, each, is_owned=nodes.get(name, NEW).owner in workers)
+            gevent.sleep(0)
+        found = {catalog.UNTAKEN: rows(backlog.untaken)}
+        if self._counts_all:
+            oldest = backlog.oldest
+            age = 0.0 if oldest is None else time.time() - time_of_position(oldest)
+            found[catalog.BACKLOG] = one(backlog.waiting)
+            found[catalog.BACKLOG_AGE] = one(max(0.0, age))
+            found[catalog.DELAYED] = one(backlog.delayed)
+        return found
+
+    def _backlogs(
+        self,
+        names: Sequence[str],
+        nodes: Mapping[str, QueueNode],
+        workers: Collection[str],
+        asked: int,
+    ) -> dict[str, Backlog]:
+        if self._counts_all:
+            found = ask(self._broker, names, nodes, workers, None)
+            return {name: each for name, each in found.items() if isinstance(each, Backlog)}
+        free = [name for name in names if nodes.get(name, NEW).owner not in workers]
+        answers: dict[str, Backlog] = {}
+        for name in free[: max(0, ASKED - asked)]:
+            node = nodes.get(name, NEW)
+            after = self._broker.positions.resume_after(node.last, node.position)
+            answers[name] = backlog_of(self._broker, name, node, after)
+        return answers
+
+    def _timers(self, client: Client, layout: Layout) -> Facts:
+        """Read how late the timers of the app are, and how many are refused."""
+        if not self._app.timers:
+            return {}
+        nodes = read_timers(client, layout, self._app.timers).values()
+        late = [time.time() - each.next for each in nodes if each.when and each.next]
+        refused = sum(1 for each in nodes if each.refused or each.fault is not None)
+        return {
+            catalog.TIMER_LATE: one(max([0.0, *late])),
+            catalog.TIMERS_REFUSED: one(refused),
+        }
+
+
+def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | None]:
+    """Return the filters of the registered workers, None for one that drains."""
+    paths = [f"{layout.workers}/{name}" for name in names_below(client, layout.workers)]
+    nodes = {read.path: WorkerNode.parse(read.data) for read in read_nodes(client, paths)}
+    return {
+        path.rpartition("/")[2]: None if node.draining else node.filter
+        for path, node in nodes.items()
+    }
+
+
+@dataclass(slots=True)
+class AppBacklog:
+    """The messages that wait in the queues of an app.
+
+    :ivar filters: of the workers that stay.
+    :ivar oldest: position of the message that has waited for longest.
+    :ivar untaken: queues with messages that no worker processes, by reason.
+    :ivar asked: number of queues so far.
+    """
+
+    filters: Collection[QueueFilter]
+    waiting: int = 0
+    delayed: int = 0
+    oldest: int | None = None
+    asked: int = 0
+    untaken: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(UNTAKEN, 0)))
+
+    def without_damaged(
+        self, names: Sequence[str], nodes: Mapping[str, QueueNode], positions: Positions
+    ) -> list[str]:
+        """Count the queues whose nodes are damaged; return the others."""
+        whole = [name for name in names if nodes.get(name, NEW).checked(positions).fault is None]
+        self.untaken["damaged"] += len(names) - len(whole)
+        return whole
+
+    def add(self, name: str, backlog: Backlog, *, is_owned: bool) -> None:
+        self.asked += 1
+        self.delayed += backlog.delayed
+        if not backlog.count:
+            return
+        self.waiting += backlog.count
+        if backlog.oldest is not None:
+            self.oldest = min(self.oldest or backlog.oldest, backlog.oldest)
+        if not is_owned:
+            why = why_untaken(name, self.filters)
+            self.untaken["not-claimed" if why is None else _UNTAKEN.get(why, "excluded")] += 1
+
+
+def dead_letters(broker: Broker, requests: Mapping[str, PoolCounts]) -> dict[str, int]:
+    """Return how many messages and requests are kept because they failed, by their kind.
+
+    :param requests: the counts of the pools.
+    """
+    return {"message": broker.dead_letters.total()}
+
+
+def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:
+    """Return the numbers of requests by glob of the job of their pool, and state."""
+    globs = [job.queues for job in app.jobs if job.pool][:MOST_GLOBS]
+    found = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
+    for pool, each in counts.items():
+        job = app.job_for(pool)
+        glob = job.queues if job is not None and job.queues in globs else OTHERS
+        for state in STATES_OF_REQUESTS:
+            found[glob, state] += getattr(each, state)
+    return found
