@@ -230,10 +230,10 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
 
 
 def _sent_per_second(backlog: Backlog | None, age: float | None) -> float | None:
-    """Return the mean since the next message was sent; of less than a second, it says nothing."""
-    if backlog is None or backlog.oldest is None or age is None or age < 1.0:
+    """Return the mean since the next message was sent, or of the last second if that is less."""
+    if backlog is None or not backlog.count or age is None:
         return None
-    return float(f"{backlog.count / age:.3g}")
+    return float(f"{backlog.count / max(1.0, age):.3g}")
 
 
 def _others(node: QueueNode, *, blocked: bool) -> tuple[FailureRecord, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from qdo.cli.commands import dead_letters
 from qdo.cli.main import qdo
 from qdo.cli.worker import worker
 from tests.golden.wording import PACKAGES, collect, literal_text
@@ -58,7 +59,11 @@ def _fault(line: str) -> str:
     program, *words = shlex.split(line)
     command: click.Command = qdo if program == "qdo" else worker
     try:
-        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        while isinstance(command, click.Group) and words:
+            if isinstance(command, dead_letters.Group) and words[0] not in command.commands:
+                words.insert(0, "list")
+            if words[0].startswith("-"):
+                break
             name = words.pop(0)
             found = command.get_command(click.Context(command), name)
             if found is None:

@@ -21,7 +21,7 @@ from qdo.cli.readings import (
     watch_screen,
     watched,
 )
-from qdo.errors import QdoError
+from qdo.errors import BrokerMissingError, QdoError, UnreachableError
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
 from qdo.ops.items import SILENT_SECONDS, overview, silent
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from qdo.ops.worker_status import WorkerStatus
     from qdo.settings.settings import Settings
 
+CRITICAL = 2
+"""Exit code of a monitoring plugin for an outage."""
 UNKNOWN = 3
 """Exit code of a monitoring plugin that could not find out."""
 
@@ -146,7 +148,7 @@ def _facts(item: dict[str, Any]) -> Iterator[str]:
 
 
 class _PluginCommand(click.Command):
-    """A command whose errors are an answer: UNKNOWN, with exit code 3."""
+    """A command whose errors are an answer: UNKNOWN, and CRITICAL for an outage."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         return _known(lambda: click.Command.make_context(self, *arguments, **options))
@@ -156,14 +158,22 @@ class _PluginCommand(click.Command):
 
 
 def _known(do: Callable[[], _Result]) -> _Result:
+    code = UNKNOWN
+    word = "UNKNOWN"
     try:
         return do()
+    except BrokerMissingError as error:
+        reason = str(error)
+    except UnreachableError as error:
+        code = CRITICAL
+        word = "CRITICAL"
+        reason = str(error)
     except (QdoError, OSError) as error:
         reason = str(error)
     except click.UsageError as error:
         reason = error.format_message()
-    print(f"QDO UNKNOWN - {cell(reason)}")
-    raise click.exceptions.Exit(UNKNOWN)
+    print(f"QDO {word} - {cell(reason)}")
+    raise click.exceptions.Exit(code)
 
 
 @click.command(cls=_PluginCommand)
@@ -199,12 +209,13 @@ def check(
     \b
     CRITICAL  a queue is lost, expiring, blocked, stuck, stopped, no-job,
               no-worker or unowned; its next message is too old, and it is
-              not paused; or too few workers report
+              not paused; too few workers report; or the coordinator or the
+              broker does not answer
     WARNING   a queue is rewound, failing, lagging or unknown; or a message or
               request is a dead letter
-    UNKNOWN   the coordinator or the broker does not answer, the broker's file
-              does not exist although workers have used it, or an option is
-              wrong; max_age=U: no age is known
+    UNKNOWN   the broker's file does not exist although workers have used it,
+              a right is missing, or an option is wrong; max_age=U: no age is
+              known
     """
     require_app(settings)
     oldest = parse_duration(max_age, "--max-age")

@@ -103,7 +103,8 @@ SELECT coalesce((SELECT zxid FROM {{schema}}.changes WHERE zxid < {_END}
     EXISTS (SELECT FROM {{schema}}.changes WHERE zxid = %(since)s),
     (SELECT generation FROM {{schema}}.sessions WHERE id = %(id)s),
     (SELECT array_agg(events ORDER BY zxid) FROM {{schema}}.changes
-        WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0)
+        WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0),
+    (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 """
 _AT_ONCE = "SET LOCAL synchronous_commit = off"
 """Heartbeats do not wait for the disk."""
@@ -337,14 +338,14 @@ class PostgresqlStore:
             self._take(found[-2 if write else -3])
             for parent, name in found[-1 if write else -2]:
                 self._names[parent or "/"].append(name)
-        [(zxid, complete, known, missed)] = found[3 if write else int(bool(nodes))]
+        [(zxid, complete, known, missed, now)] = found[3 if write else int(bool(nodes))]
         if write and session is None:
             zxid = self._adopted(zxid, *found[1][0])
         elif write and found[1] != [(self.age,)]:
             self.rollback()
             raise ConnectionDropped("the tables were replaced, and another age has begun")
         events = [(kind, path) for text in missed or () for kind, path in json.loads(text)]
-        return StoredState(zxid, None if since >= 0 and not complete else events, 0, known)
+        return StoredState(zxid, None if since >= 0 and not complete else events, 0, known, now)
 
     def _take(self, rows: Iterable[Any]) -> None:
         for parent, name, *values in rows:

@@ -231,7 +231,7 @@ class StoreSession:
         self._store.announce()
 
     def _end_sessions(self, state: StoredState, sessions: list[int]) -> None:
-        tree = Tree(self._store, state.zxid, _now_milliseconds())
+        tree = Tree(self._store, state.zxid, state.now)
         events: list[Event] = []
         for session in sessions:
             events += tree.end_session(self._store.ephemerals(session))
@@ -254,7 +254,7 @@ class StoreSession:
         state = self._begin(write=write, watching=watching, requests=requests)
         try:
             foreign = _missed(state)
-            tree = Tree(self._store, state.zxid, _now_milliseconds())
+            tree = Tree(self._store, state.zxid, state.now)
             outcomes = [tree.perform(each, self.row.id, identities) for each in requests]
             changes = tree.changes()
             if changes:
@@ -388,10 +388,6 @@ def _missed(state: StoredState) -> list[Event]:
     if state.missed is None:
         raise ConnectionDropped("changes came faster than this connection could follow")
     return state.missed
-
-
-def _now_milliseconds() -> int:
-    return int(time.time() * 1000)
 
 
 class OnlookerSession(StoreSession):

@@ -13,6 +13,7 @@ import json
 import os
 import sqlite3
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, replace
 from functools import cache
@@ -250,7 +251,8 @@ class SqliteStore:
         if write and session is not None:
             self.beat(session)
         gone = -1 < since < trimmed
-        return StoredState(zxid, None if gone else missed, sessions, generation)
+        now = int(time.time() * 1000)  # that of the machine is the only clock
+        return StoredState(zxid, None if gone else missed, sessions, generation, now)
 
     def _events(self, since: int) -> list[Event]:
         rows = self._db.execute(

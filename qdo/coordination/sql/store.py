@@ -30,12 +30,15 @@ class StoredState:
     :ivar missed: the events since the zxid that was asked for, None if they are no longer stored.
     :ivar sessions: grows whenever a session begins or ends; 0 if the store does not count them.
     :ivar generation: generation of the own session's connection, None if the session has ended.
+    :ivar now: Unix time in milliseconds by the clock of the store. It dates changes, so that the
+        times of all nodes are of one clock, which shows whose own clock is wrong.
     """
 
     zxid: int
     missed: list[Event] | None
     sessions: int
     generation: int | None
+    now: int
 
 
 @dataclass(frozen=True, slots=True)

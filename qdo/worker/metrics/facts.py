@@ -146,12 +146,14 @@ class AppFacts:
     def _messages(self) -> Facts:
         """Read what the broker counts without a position: dead letters and requests."""
         found: Facts = {}
-        counts: Mapping[str, PoolCounts] = {}
+        counts = self._broker.requests.counts() if self._broker.capabilities.requests else {}
         if any(job.pool for job in self._app.jobs):
-            counts = self._broker.requests.counts()
             states = pool_states(counts, self._app).items()
             found[catalog.REQUESTS] = [(key, [float(number)]) for key, number in states]
-        found[catalog.DEAD_LETTERS] = rows(dead_letters(self._broker, counts))
+        kept = {"message": self._broker.dead_letters.total()}
+        if self._broker.capabilities.requests:
+            kept["request"] = sum(each.failed for each in counts.values())
+        found[catalog.DEAD_LETTERS] = rows(kept)
         return found
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
@@ -254,14 +256,6 @@ class AppBacklog:
         if not is_owned:
             why = why_untaken(name, self.filters)
             self.untaken["not-claimed" if why is None else _UNTAKEN.get(why, "excluded")] += 1
-
-
-def dead_letters(broker: Broker, requests: Mapping[str, PoolCounts]) -> dict[str, int]:
-    """Return how many messages and requests are kept because they failed, by their kind.
-
-    :param requests: the counts of the pools.
-    """
-    return {"message": broker.dead_letters.total()}
 
 
 def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:

@@ -108,10 +108,13 @@ def test_check_has_the_exit_codes_of_plugins(desk: Desk) -> None:
     assert "older than 0s: flaky" in output
     assert re.search(r" workers=1;;1: queues=1 max_age=[0-9.]+s;;0 lost=0 ", output)
     away = ("--coordinator", "zookeeper://127.0.0.1:1", "--connect-seconds", "0.2")
-    for wrong in (("--max-age", "soon"), ("--nope",), away):
+    for wrong, expected, word in (
+        (("--max-age", "soon"), 3, "UNKNOWN"),
+        (("--nope",), 3, "UNKNOWN"),
+        (away, 2, "CRITICAL"),
+    ):
         code, output = desk.run("check", *wrong)
-        assert code == 3, output
-        assert output.startswith("QDO UNKNOWN - ")
+        assert (code, output.startswith(f"QDO {word} - ")) == (expected, True), output
         assert len(output.splitlines()) == 1
 
 
