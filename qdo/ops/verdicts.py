@@ -420,20 +420,24 @@ def _late(case: QueueCase) -> Verdict | None:
     age, status = case.age, case.status
     if not case.waiting:
         return None
-    eta, needed = _eta(case), _needed_seconds(case)
+    eta = _eta(case)
+    needed = _needed_seconds(case)
     if (age or 0.0) < case.rules.late_seconds:
         return _burst(case, needed if eta is None else eta)
     if eta is not None:
         reason = f"It will have caught up in about {short_duration(eta)}{_numbers(case)}."
         return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
-    why, remedy = f"Its next message is {short_duration(age or 0.0)} old", ""
+    why = f"Its next message is {short_duration(age or 0.0)} old"
+    remedy = ""
     if needed is not None:
         why = f"Its backlog needs about {short_duration(needed)}"
     run = status.running
     if run is not None and run.usual_seconds is None:
-        why, remedy = run.text(), _ps(case)
+        why = run.text()
+        remedy = _ps(case)
     elif case.owned and status.in_line:
-        why, remedy = f"It {status.in_line}", "raise concurrency, or start more workers"
+        why = f"It {status.in_line}"
+        remedy = "raise concurrency, or start more workers"
     elif case.owned and status.rest_seconds:
         rest = short_duration(status.rest_seconds)
         why = f"Its job rests for up to {rest} between two messages"
@@ -465,7 +469,8 @@ def _needed_seconds(case: QueueCase) -> float | None:
 
 def _numbers(case: QueueCase) -> str:
     """Return the rest of a sentence: rate out, duration of a message, rate in."""
-    status, said = case.status, []
+    status = case.status
+    said = []
     if case.owned and status.per_second and status.message_seconds:
         each = fine_duration(status.message_seconds)
         said.append(f"{_rate(status.per_second)} end, {each} each")

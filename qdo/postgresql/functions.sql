@@ -645,8 +645,9 @@ $$;
 -- well, and each search would read them again. So a search begins behind the number up to which the
 -- last one has looked, for each priority, and at owned ones that were taken since. A whole search
 -- finds what came back since, or was committed late; `spent` is its duration if it has read much.
--- So many places as `oldest_places` go to the oldest requests, whatever their priorities. Those are not locked before they are chosen: others may take the first ones of each priority. The
--- condition `state < 1` matches no index, or the planner might search by it instead of by the ids.
+-- As many places as `oldest_places` go to the oldest requests of any priority. Those are not locked
+-- before they are chosen: others may take the first ones of each priority. The condition `state < 1`
+-- matches no index, or the planner might search by it instead of by the ids.
 -- A request whose body is NULL, which only SQL can store, is taken with an empty one, and fails.
 CREATE OR REPLACE FUNCTION {schema}.take_requests(
     of_app text, of_owner text, of_pool text, places integer, running text[], most_bytes bigint,

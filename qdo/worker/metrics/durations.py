@@ -67,9 +67,11 @@ class Durations:
         mark = _Mark(now, self._done, self._spent)
         older, newer = self._marks or (mark, mark)
         if now - newer.at >= PACE_SECONDS:
-            older, newer = newer, mark
+            older = newer
+            newer = mark
         self._marks = older, newer
-        done, seconds = self._done - older.done, now - older.at
+        done = self._done - older.done
+        seconds = now - older.at
         if done <= 0 or seconds <= 0.0:
             return None
         return done / seconds, (self._spent - older.spent) / done

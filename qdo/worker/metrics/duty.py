@@ -206,8 +206,8 @@ class MetricsDuty(Duty):
         """Publish the metrics now; an error is only logged, once."""
         try:
             metrics = {metric.name: each for metric, each in self._values().items()}
-            state, until = self._current.state, self._facts.holds_until()
-            self._page.write({"state": state, "leads_until": until, "metrics": metrics})
+            facts = {"leads_until": self._facts.holds_until(), "metrics": metrics}
+            self._page.write({"state": self._current.state, **facts})
         except Exception:  # noqa: BLE001 - messages do not depend on it
             if not self._failed:
                 _log.exception("cannot publish metrics; /metrics shows the last ones")

@@ -158,7 +158,8 @@ class AppFacts:
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
         """Read the backlogs of all queues, or of those without an owner if each is a request."""
-        broker, workers = self._broker, worker_filters(client, layout)
+        broker = self._broker
+        workers = worker_filters(client, layout)
         backlog = AppBacklog({each for each in workers.values() if each is not None})
         names = {*(leader.queue_names() or ())}
         names |= {*broker.catalog.names()} if self._counts_all else set()

@@ -89,7 +89,8 @@ class Returner(LeaderDuty):
     def _prune(self) -> None:
         """Delete failed requests beyond the limits of dead letters, the oldest of a pool first."""
         settings = self._settings.now
-        most, seconds = settings.dead_letter_limit, settings.dead_letter_retention_seconds
+        most = settings.dead_letter_limit
+        seconds = settings.dead_letter_retention_seconds
         pools = self._store.counts() if most or seconds else {}
         for pool, counts in pools.items():
             excess = max(0, counts.failed - most) if most else 0
