@@ -89,6 +89,18 @@ def _as_json(text: str) -> dict[str, Any]:
     return found
 
 
+def with_version(settings: Settings, version: SettingsVersion | None, code_origin: str) -> Settings:
+    """Return the settings in force in a worker with these settings; None: nothing is live.
+
+    :param code_origin: the origin of those that the app gives in code.
+    :raises QdoError: no worker uses this version.
+    """
+    if version is None:
+        return settings
+    pins = pinned(settings, code_origin)
+    return overlaid(settings, read_live(version.text), pins, f"live {version.number}")
+
+
 class SettingsInForce:
     """Holds the settings that are in force now.
 

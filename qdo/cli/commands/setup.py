@@ -34,7 +34,7 @@ from qdo.ops.broker import broker_node, check_reset, reset_broker
 from qdo.postgresql.url import split_chroot
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.listing import config_items
-from qdo.settings.live import overlaid, pinned, read_live
+from qdo.settings.live import with_version
 from qdo.settings.settings import Settings, declarations
 from qdo.text import hide_credentials, join_some, pluralize
 
@@ -412,7 +412,4 @@ def _of_app(settings: Settings, target: str) -> Settings:
 def _with_live(settings: Settings, code_origin: str) -> Settings:
     """Return the settings in force in a worker that has these settings."""
     current = from_coordinator(settings, read_settings, SettingsNode()).current
-    if current is None:
-        return settings
-    pins = pinned(settings, code_origin)
-    return overlaid(settings, read_live(current.text), pins, f"live {current.number}")
+    return with_version(settings, current, code_origin)

@@ -29,6 +29,7 @@ from qdo.fleet.action_machine import DONE
 from qdo.fleet.actions import UNANSWERED
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import is_target
+from qdo.fleet.live_settings import read_settings
 from qdo.fleet.names import exactly
 from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
@@ -37,7 +38,7 @@ from qdo.ops.runs import ask_owner, blocked_texts, read_runs, stack_text
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.settings.live import SettingsInForce
+from qdo.settings.live import SettingsInForce, with_version
 from qdo.settings.settings import Settings
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
@@ -69,6 +70,7 @@ def show_queues(
         client, layout = connections.client, connections.layout
         found = [(name, read_queues(connections, exactly(name), reading)) for name in names]
         workers = worker_statuses(client, layout)
+        in_force = _in_force(client, layout, settings, app)
         items = []
         for name, readings in found:
             judged = judge_all(readings, reading.rules)
@@ -80,7 +82,7 @@ def show_queues(
             item["failing_id"] = _failing_id(connections.broker, settings, status)
             owners = [each for each in workers if each.worker == item["owner"]]
             item["process"] = worker_item(owners[0]) if owners else None
-            item["job"] = None if app is None else _job(app, settings, name)
+            item["job"] = None if app is None else _job(app, in_force, name)
             # Changes of globs that match the queue are among them.
             selects = partial(is_target, glob=exactly(name))
             item["changes"] = _changes(client, layout, selects) if client else []
@@ -149,6 +151,18 @@ def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) 
     if status.marks is None:
         return None
     return id_of(broker, kind_of(settings.broker).positions, status.queue, status.marks.position)
+
+
+def _in_force(
+    client: Client | None, layout: Layout, settings: Settings, app: App | None
+) -> Settings:
+    """Return the settings with the live ones, if workers can use those."""
+    if client is None or app is None:
+        return settings
+    try:
+        return with_version(settings, read_settings(client, layout).current, app.origin)
+    except QdoError:
+        return settings
 
 
 def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:

@@ -102,6 +102,8 @@ def test_a_jobs_policy_follows_the_values_that_it_leaves_out(runs: AppRuns, qdo:
     start(runs)
     wait_until(lambda: len(runs.runs("fails-policy")) > 20, "more attempts than by default")
     assert qdo("settings", "set", "attempts", "3").code == 0
+    (item,) = qdo("queues", "fails-policy", "--app", "jobs:app", "-o", "json").items()
+    assert item["job"]["attempts"] == 3  # those in force, not those of the code
     runs.app.send("fails-policy", 0)
     wait_until(lambda: [count for _, count in runs.runs("fails-policy")[-3:]] == [1, 2, 3], "3")
     assert qdo("dead-letters", "list", "-o", "json").items() == []
