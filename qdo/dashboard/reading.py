@@ -16,7 +16,6 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from qdo.brokers.base import Broker
 from qdo.connections.opened import Connections, connections_of
 from qdo.dashboard.samples import QueueSamples
 from qdo.errors import (
@@ -33,6 +32,7 @@ from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, ends_of
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
 from qdo.ops.items import QUEUE_SORTS, Judged
+from qdo.ops.snapshot import REQUESTS
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
@@ -331,7 +331,7 @@ class FleetReader:
         workers = worker_statuses(client, layout) if client else []
         processes = read_components(client, layout) if client else []
         judged = judge_all([*self._earlier(statuses), statuses], self._rules)
-        self.samples.add(statuses, _waiting_requests(connections.broker))
+        self.samples.add(statuses, _waiting_requests(statuses))
         entries = self.events.new_entries(connections)
         names = [each.worker for each in workers]
         ends = list(ends_of(workers))
@@ -358,13 +358,10 @@ class FleetReader:
         return [before.statuses] if before is not None and recent else []
 
 
-def _waiting_requests(broker: Broker | None) -> int | None:
-    if broker is None or not broker.capabilities.requests:
-        return 0
-    try:
-        return sum(each.waiting for each in broker.requests.counts().values())
-    except QdoError:
-        return None  # the page of requests says why
+def _waiting_requests(statuses: Statuses) -> int | None:
+    if REQUESTS in statuses.unread:
+        return None
+    return sum(each.waiting for each in statuses.pools.values())
 
 
 KEPT_SECONDS = 5.0

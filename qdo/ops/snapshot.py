@@ -232,6 +232,8 @@ def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
 MOST_SECONDS = 1e12
 """A longer lag was written by another program."""
 
+REQUESTS = "the number of requests"
+"""Key of `Snapshot.unread` if the pools could not be counted."""
 MESSAGES = "the messages"
 """Key of `Snapshot.unread` if there should be a broker, and is none."""
 
@@ -434,7 +436,7 @@ def _pools(broker: Broker | None, glob: str, unread: dict[str, str]) -> dict[str
     try:
         found = broker.requests.counts()
     except QdoError as error:
-        unread["the number of requests"] = str(error)
+        unread[REQUESTS] = str(error)
         return {}
     return {pool: found[pool] for pool in sorted(_matching(found, glob))}
 
