@@ -147,7 +147,8 @@ def clock(case: Case) -> Diagnosis:
             behind = each.started - stat.ctime / 1000
             ahead.append(f"{each.host} (by {behind:.0f} s or more)")
     newest = max(each.reported or 0.0 for each in found)
-    if case.coordinator_url.startswith("sqlite:"):  # its processes date their reports themselves
+    if not ahead and case.coordinator_url.startswith("sqlite:"):
+        # The processes of a file date their reports themselves.
         late = {str(each.host) for each in found if (each.reported or 0.0) > now + SKEW_SECONDS}
         ahead = sorted(late)
     remedy = "synchronize the clocks of all machines, for instance with chrony"
