@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,10 @@ from qdo.encoding import (
     parsed,
     stored_time,
 )
-from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError, UsageError
+from qdo.errors import BodyDecodeError, FailureKind, KeyMissingError, NotFoundError, UsageError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 from qdo.queues import is_glob
-from qdo.refusals import Passage, send_each
+from qdo.refusals import Passage, failure_kind, send_each
 from qdo.text import describe, iso_time
 
 if TYPE_CHECKING:
@@ -333,9 +333,7 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
             yield LetterResult(letter, False, error="its queue is busy")
         if sent.ended is not None:
             raise sent.ended
-    for letter in letters:
-        if letter.request is not None:
-            yield LetterResult(letter, broker.requests.retry(letter.id))
+    yield from _each_request(letters, broker.requests.retry)
 
 
 def _messages(letters: Sequence[Letter]) -> list[Letter]:
@@ -348,9 +346,22 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]
         gone = broker.dead_letters.discard([_key(each) for each in chunk])
         for letter, done in zip(chunk, gone, strict=True):
             yield LetterResult(letter, done)
+    yield from _each_request(letters, lambda id: broker.requests.expire([id]) > 0)
+
+
+def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iterator[LetterResult]:
+    """Act on each failed request; one that the broker refuses concerns no other."""
     for letter in letters:
-        if letter.request is not None:
-            yield LetterResult(letter, broker.requests.expire([letter.id]) > 0)
+        if letter.request is None:
+            continue
+        try:
+            done = act(letter.id)
+        except Exception as error:
+            if failure_kind(error) is FailureKind.UNREACHABLE:
+                raise
+            yield LetterResult(letter, False, error=describe(error))
+        else:
+            yield LetterResult(letter, done)
 
 
 def sent_time(position: int, positions: Positions) -> str:

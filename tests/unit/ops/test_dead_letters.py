@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from qdo.broker_errors import PostgresqlBusyError, PostgresqlUnreachableError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.requests import NewRequest
 from qdo.errors import UsageError
 from qdo.ops import dead_letters as ops
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -64,3 +66,30 @@ def test_one_that_fails_stops_no_other(
         again = [row[1] for row in broker.reader(queue, letters[-1].entry.position).fetch(999)]
         assert again == sorted(again, key=int)
     assert len(broker.dead_letters.records()) == len(stay)
+
+
+@pytest.mark.parametrize(("act", "method"), [(ops.retry, "retry"), (ops.discard, "expire")])
+def test_a_refused_request_stops_no_other(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, act: Any, method: str
+) -> None:
+    """Nor does it hide that the broker is away."""
+    store = broker.requests
+    for id in "abc":
+        store.ask([NewRequest("pool", id, (b"1", None), id.encode())])
+        (taken,) = store.take("w", "pool", 1, []).requests
+        store.end(taken.take, "failed", error="E")
+    letters = ops.find(broker, ops.Filter("pool"), 2e9)
+    real = getattr(store, method)
+    errors: list[Exception] = [UsageError(reason="no")]
+
+    def call(given: Any) -> Any:
+        if "b" in given:
+            raise errors[0]
+        return real(given)
+
+    monkeypatch.setattr(store, method, call)
+    found = {each.letter.id: (each.done, bool(each.error)) for each in act(broker, letters)}
+    assert found == {"a": (True, False), "b": (False, True), "c": (True, False)}
+    errors[0] = PostgresqlUnreachableError(server="db", reason="it is down")
+    with pytest.raises(PostgresqlUnreachableError):
+        list(act(broker, letters))
