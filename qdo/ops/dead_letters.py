@@ -333,7 +333,7 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
             yield LetterResult(letter, False, error="its queue is busy")
         if sent.ended is not None:
             raise sent.ended
-    yield from _each_request(letters, broker.requests.retry)
+    yield from _each_request(letters, lambda id: broker.requests.retry(id))
 
 
 def _messages(letters: Sequence[Letter]) -> list[Letter]:
@@ -350,7 +350,10 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]
 
 
 def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iterator[LetterResult]:
-    """Act on each failed request; one that the broker refuses concerns no other."""
+    """Act on each failed request; one that the broker refuses concerns no other.
+
+    ``act`` reads ``broker.requests`` itself, since a broker without requests raises there.
+    """
     for letter in letters:
         if letter.request is None:
             continue
