@@ -23,11 +23,10 @@ from qdo.fleet.components import AppLevel, skew
 from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
-from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.requests import check_dead_letters, check_requests
 from qdo.ops.timers import check_outboxes, check_timers
 from qdo.ops.verdicts import QueueHealth, Verdict
-from qdo.ops.worker_status import deaths, lost_workers
+from qdo.ops.worker_checks import dead_processes, lost, starved, workers
 from qdo.queues import POOL, QueueFilter, why_untaken
 from qdo.system.files import sqlite_path
 from qdo.system.native import run_parallel
@@ -343,60 +342,6 @@ def disk(case: Case) -> Diagnosis:
     return ok(text)
 
 
-LOST_SECONDS = 3600.0
-
-
-def workers(case: Case) -> Diagnosis:
-    """Look for workers that do not report, or get no queues."""
-    found = case.workers()
-    if not found:
-        return failed("no worker is registered", "start one with `qdo-worker`")
-    faulty = [f"{each.worker} ({each.fault})" for each in found if each.fault is not None]
-    if faulty:
-        return warning(f"workers get no queues: {join_some(faulty)}", "see `qdo workers`")
-    quiet = silent(found)
-    if quiet:
-        return warning(
-            f"{join_some(quiet)} of {pluralize(len(found), 'worker')} did not report for"
-            f" {SILENT_SECONDS:g} s",
-            "see `qdo workers NAME`; a job may block the process, or the process is frozen",
-        )
-    return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
-
-
-def lost(case: Case) -> Diagnosis:
-    """Look for workers that went without releasing their queues, and did not come back."""
-    now = time.time()
-    found = lost_workers(case.workers(), now - LOST_SECONDS)
-    if not found:
-        return ok(f"no worker was lost in the last {short_duration(LOST_SECONDS)}")
-    names = [
-        f"{each.name} ({each.process or 'host unknown'}, {short_duration(now - each.at)} ago)"
-        for each in reversed(found)
-    ]
-    return warning(
-        f"{join_some(names)} went without releasing queues; other workers have taken them",
-        "look for that process with `ps`: STAT T is stopped; without it, see the end of its log,"
-        " and whether its host is up",
-    )
-
-
-def dead_processes(case: Case) -> Diagnosis:
-    """Look for worker processes that died and were replaced."""
-    now = time.time()
-    found = deaths(case.workers(), now - LOST_SECONDS)
-    if not found:
-        return ok(f"no worker process died in the last {short_duration(LOST_SECONDS)}")
-    worker, last = found[-1]
-    count = f"{pluralize(len(found), 'worker')} died and {'was' if len(found) == 1 else 'were'}"
-    count += f" replaced in the last {short_duration(LOST_SECONDS)}"
-    return warning(
-        f"{count}; {last.text(worker.report.host)}, {short_duration(now - last.at)} ago",
-        "see the log of qdo-worker there; without an operator, SIGKILL comes from the kernel when"
-        " memory is short (dmesg): limit jobs with memory_mib, or run fewer at once",
-    )
-
-
 def queues(case: Case) -> Diagnosis:
     """Count the queues whose state needs attention; those that were not asked for need none."""
     judged = [each for each in case.judged() if each[0].error or not _is_unasked(each[1])]
@@ -510,6 +455,7 @@ CHECKS = (
     Check("workers", workers, ("coordinator",)),
     Check("lost-workers", lost, ("coordinator",), first=True),
     Check("dead-processes", dead_processes, ("coordinator",), first=True),
+    Check("starved-workers", starved, ("coordinator",), first=True),
     Check("chores", chores, ("coordinator",)),
     Check("versions", versions, ("coordinator",)),
     Check("clocks", clock, ("coordinator",), first=True),

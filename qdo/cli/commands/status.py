@@ -58,8 +58,9 @@ def status(
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step.
 
     Workers without a report for 30 seconds are named, and what the checks coordinator-servers,
-    lost-workers, outbox, clocks and disk of `qdo doctor` find, the queues and pools with the most
-    dead letters, and up to three messages that have run for 30 seconds. JSON has them as one item.
+    lost-workers, dead-processes, starved-workers, outbox, clocks and disk of `qdo doctor` find, the
+    queues and pools with the most dead letters, and up to three messages that have run for 30
+    seconds. JSON has them as one item.
 
     With --watch, a terminal shows the worst queues and the busiest workers. It compares each look
     with that half a minute ago. The rate of a worker is the mean since the report before its last

@@ -20,6 +20,8 @@ Reader: TypeAlias = Callable[[Any], Any]
 MOST_RUNS = 100
 """At most this many messages in flight are listed, about 8 KiB: first those that run for much
 longer than usual, then those that have run for longest."""
+STARVED_SECONDS = 30.0
+"""A report says for how much of this time the worker has lacked a processor."""
 MAX_EXACT = 2**53
 """Larger whole numbers have no exact float."""
 
@@ -81,6 +83,8 @@ class WorkerReport:
     :ivar unusable: by limit, why it permits nothing.
     :ivar rests: by glob of a job, the most seconds between two messages of one of its queues.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
+    :ivar starved: the share of the last `STARVED_SECONDS` in which its event loop could have run
+        but had no processor; only of a worker that hardly runs.
     :ivar deaths: the processes that its parent had to replace by this one: process id, Unix time
         and how each ended, the oldest first.
     :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
@@ -126,6 +130,7 @@ class WorkerReport:
     rests: dict[str, float] = field(default_factory=dict)
     long_runs: tuple[tuple[str, str, int, float, float | None], ...] = ()
     live: dict[str, Any] = field(default_factory=dict)
+    starved: float | None = None
     deaths: tuple[tuple[int, float, str], ...] = ()
     lost_workers: tuple[LostWorker, ...] | None = None
     refused_rows: dict[str, int] | None = None

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import heapq
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gevent.event import Event
 
-from qdo.coordination.znodes.worker_report import MINUTES, MOST_RUNS, LastHour, WorkerReport
+from qdo.coordination.znodes.worker_report import (
+    MINUTES,
+    MOST_RUNS,
+    STARVED_SECONDS,
+    LastHour,
+    WorkerReport,
+)
 from qdo.jobs.job import Job
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
 from qdo.system.clock import clock
+from qdo.system.processes import waited_seconds
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
@@ -31,6 +40,30 @@ MOST_QUEUES = 100
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less, and jobs that
 rest for less."""
+STARVED_SHARE = 0.8
+"""A worker is starved that waits for a processor for this share of its time. Beside three other
+busy processes for each processor, a busy worker waits for 0.75."""
+
+
+class ProcessorWaits:
+    """For how much of the last `STARVED_SECONDS` a thread has waited for a processor."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float]] = deque()
+
+    def look(self, now: float, waited: float) -> float | None:
+        """Return the share if it is at least `STARVED_SHARE`.
+
+        :param waited: how long the thread has waited so far, in seconds.
+        """
+        self._marks.append((now, waited))
+        while len(self._marks) > 1 and self._marks[1][0] <= now - STARVED_SECONDS:
+            self._marks.popleft()
+        seconds = now - self._marks[0][0]
+        if seconds < STARVED_SECONDS:
+            return None
+        share = (waited - self._marks[0][1]) / seconds
+        return round(share, 2) if share >= STARVED_SHARE else None
 
 
 class MinuteCounts:
@@ -95,6 +128,8 @@ class StatusReport(Duty):
         )
         self._due = due
         self._deaths = deaths
+        self._waits = ProcessorWaits()
+        self._loop_thread = threading.get_native_id()
         self._live = live
         self._current = current
         self.runs = Runs(dispatcher.in_flight)
@@ -134,6 +169,7 @@ class StatusReport(Duty):
             rests=self._rests,
             long_runs=self._long_runs(),
             live=self._live.dump(),
+            starved=self._waits.look(clock(), waited_seconds(self._loop_thread)),
             deaths=self._deaths,
             **facts,
         )

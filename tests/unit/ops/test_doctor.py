@@ -17,7 +17,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job
-from qdo.ops import doctor
+from qdo.ops import doctor, worker_checks
 from qdo.ops.doctor import CHECKS, Check, diagnose, judge_servers, judge_versions, notices
 from qdo.ops.doctor_case import Case, Diagnosis, ok
 from qdo.ops.requests import MANY_DEAD, check_requests
@@ -234,3 +234,16 @@ def test_a_queue_that_no_worker_takes_has_its_remedy(
     found = doctor.queues_without_jobs(case_of())
     assert found.status == status
     assert remedy is None or (found.remedy and remedy in found.remedy)
+
+
+@pytest.mark.parametrize(("starved", "status"), [(None, "ok"), (0.97, "warning")])
+def test_a_starved_worker_is_named(
+    starved: float | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `status`, too."""
+    report = WorkerReport(host="h1", pid=7, starved=starved)
+    monkeypatch.setattr(Case, "workers", lambda self: [WorkerStatus("w", 0, 0, 0.0, report)])
+    found = worker_checks.starved(case_of())
+    assert found.status == status
+    assert ("w (h1, process 7: 97%)" in found.text) == (starved is not None)
+    assert next(each for each in CHECKS if each.find is worker_checks.starved).first
