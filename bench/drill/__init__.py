@@ -1,1 +1,1 @@
-"""Ten prepared faults: to practise with, and to measure how soon qdo names each of them."""
+"""Prepared faults: to practise with, and to measure how soon qdo names each of them."""

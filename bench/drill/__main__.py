@@ -1,4 +1,4 @@
-"""Ten prepared faults: ``python -m bench.drill FAULT``, or ``--random``.
+"""Prepared faults: ``python -m bench.drill FAULT``, or ``--random``.
 
 Three workers run an app with healthy queues, and one fault happens. A person exports the settings
 that are printed, finds out what it is with `qdo` or the dashboard alone, and presses Enter to read
@@ -8,7 +8,7 @@ the answer.
 the command that docs/on-call.rst names, and the dashboard say the right thing by name. Then it
 repairs the cause, types the next step as printed, and waits until every message is done.
 
-``--busy`` runs ten fleets without a fault, in which much waits, and measures the worst verdict.
+``--busy`` runs fleets without a fault, in which much waits, and measures the worst verdict.
 """
 
 from __future__ import annotations

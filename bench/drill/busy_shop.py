@@ -1,10 +1,15 @@
-"""Ten apps that are healthy and busy: much waits, and no queue is stopped."""
+"""Apps that are healthy and busy: much waits, and no queue is stopped."""
 
+import os
 import time
 
 import gevent
+import sqlalchemy
 
 import qdo
+from qdo.outbox import Outbox
+
+HERE = os.path.dirname(os.environ["QDO_BROKER"].removeprefix("sqlite:"))
 
 
 def _app(name: str, **settings: object) -> qdo.App:
@@ -46,6 +51,23 @@ paused.job()(seconds(0))
 
 batches = _app("batches")
 batches.job(batch=500, batch_wait_seconds=300)(lambda batch, context: None)
+
+pool = _app("pool", concurrency=5)
+pool.job("thumb", pool=True)(seconds(2))
+
+stream = _app("stream", concurrency=5)
+visits = stream.stream("visit", shards=8)
+stream.job("visit.*", order="key")(seconds(0.5))
+
+timers = _app("timers", concurrency=5)
+timers.job()(seconds(1))
+for number in range(30):
+    timers.timer(f"tick-{number}", every_seconds=10, queue=f"ticks-{number % 3}")
+
+relayed = _app("relayed")
+relayed.job()(seconds(0.2))
+engine = sqlalchemy.create_engine(f"sqlite:///{HERE}/orders.db")
+outbox = Outbox(relayed, engine)
 
 retries = _app("retries")
 

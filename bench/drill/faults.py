@@ -1,4 +1,4 @@
-"""The ten faults: what happens, what an operator must read, and how the fleet recovers."""
+"""The faults: what happens, what an operator must read, and how the fleet recovers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy
 
 from bench.drill.stage import PREFIX, SKEWED, WORKERS, DrillStage, Servers
 from bench.support.processes import Program, tree
@@ -19,6 +22,8 @@ EU = ("--exclude", "eu-*")
 AHEAD_SECONDS = 300
 SKEWED_HOST = "shop-4"
 LETTERS = 2000
+THUMBS = 300
+CGROUPS = Path("/sys/fs/cgroup")
 HIDDEN_SECONDS = 600
 
 
@@ -194,7 +199,7 @@ def frozen_worker(stage: DrillStage) -> Incident:
     name = next(each["worker"] for each in stage.items("workers") if each["pid"] in pids)
     # A process that is stopped while it writes to a file of SQLite stops all others.
     for pid in pids:
-        freeze(pid, f"sqlite:{stage.broker_path}")
+        freeze(pid, f"sqlite:{stage.folder / 'orders.db'}")
 
     def thaw() -> None:
         for pid in pids:
@@ -231,6 +236,70 @@ def dead_letters(stage: DrillStage) -> Incident:
     )
 
 
+def failed_requests(stage: DrillStage) -> Incident:
+    stage.send("thumb", THUMBS, "fail")
+    error = "LookupError: the service of thumbnails is down"
+    return Incident(
+        Evidence(("status",), ("thumb", rf"\b{THUMBS} dead letters")),
+        Evidence(("dead-letters", "list", "--by", "error"), (error, rf"\b{THUMBS}\b")),
+        Evidence("/dead-letters", (error, rf"\b{THUMBS}\b")),
+        repair=(stage.folder / "thumbnailer").touch,
+        commands=[("dead-letters", "retry", "thumb", "--all", "--yes")],
+    )
+
+
+def refused_row(stage: DrillStage) -> Incident:
+    """A row that the broker cannot take, as of another program that writes to the table."""
+    table = stage.outbox.table
+    with stage.orders.begin() as transaction:
+        id = stage.outbox.send(transaction, "tenant-1", {})
+        changed = sqlalchemy.update(table).where(table.c.id == id)
+        transaction.execute(changed.values(queue="no/queue"))
+    stage.send("tenant-outbox", 3)
+    first, _, page = _all_three(("outbox", "1 message", "refused"), ())
+    return Incident(
+        first,
+        Evidence(("admin", "outbox", "list"), ("no/queue",)),
+        page,
+        subject="outbox",
+        commands=[("admin", "outbox", "drop", "--all", "--yes")],
+    )
+
+
+def starved_worker(stage: DrillStage) -> Incident:
+    worker = tree(stage.process(0).pid)[-1][0]
+    name = next(each["worker"] for each in stage.items("workers") if each["pid"] == worker)
+    group = CpuQuota()
+    stage.at_end(group.close)
+    group.add(worker)
+    says = ("starved-workers", name, "waited for a processor")
+    return Incident(*_all_three(says, ("doctor",)), repair=group.close, subject="starved-workers")
+
+
+class CpuQuota:
+    """A control group whose processes share a hundredth of a processor; needs root."""
+
+    def __init__(self) -> None:
+        self._root = next(filter(Path.is_dir, (CGROUPS / "cpu", CGROUPS)))
+        self._group = self._root / f"qdo-drill-{os.getpid()}"
+        self._group.mkdir()
+        if (self._group / "cpu.max").exists():
+            (self._group / "cpu.max").write_text("1000 100000")
+        else:
+            (self._group / "cpu.cfs_period_us").write_text("100000")
+            (self._group / "cpu.cfs_quota_us").write_text("1000")
+
+    def add(self, pid: int) -> None:
+        (self._group / "cgroup.procs").write_text(str(pid))
+
+    def close(self) -> None:
+        """Let its processes run freely; may be called again."""
+        if self._group.exists():
+            for pid in (self._group / "cgroup.procs").read_text().split():
+                (self._root / "cgroup.procs").write_text(pid)
+            self._group.rmdir()
+
+
 FAULTS = (
     Fault("hung-job", "a job of mail-9 waits forever", "A queue is stuck", hung_job),
     Fault("poison-message", "a message blocks pay-7", "A queue is blocked", poison_message),
@@ -250,7 +319,7 @@ FAULTS = (
         "the disk of messages and progress is full",
         "A disk is full",
         full_disk,
-        Servers("embedded", own_disk=True),
+        Servers("embedded", "sqlite", own_disk=True),
     ),
     Fault("clock-skew", f"the clock of {SKEWED_HOST} is ahead", "Clocks differ", clock_skew),
     Fault(
@@ -266,5 +335,20 @@ FAULTS = (
         f"{LETTERS} messages of scan-* are dead letters",
         "Dead letters by the thousand",
         dead_letters,
+    ),
+    Fault(
+        "failed-requests",
+        f"{THUMBS} requests of the pool thumb have failed",
+        "Dead letters by the thousand",
+        failed_requests,
+    ),
+    Fault(
+        "refused-row", "the broker refuses a row of an outbox", "A message is refused", refused_row
+    ),
+    Fault(
+        "starved-worker",
+        "a worker hardly gets a processor",
+        "A worker is silent or frozen",
+        starved_worker,
     ),
 )

@@ -53,12 +53,20 @@ def measure(fault: Fault) -> Drill:
         stage.start(fault.flags)
         stage.dashboard()
         wait_until(lambda: "Queues by state" in page(stage, "/"), "the dashboard", 30.0, 0.5)
+        drill.problems += _false_alarms(stage)
         incident = fault.strike(stage)
         began = time.monotonic()
         _find(stage, incident, drill, began)
         _read_step(stage, incident, drill)
         _repair(stage, incident, drill)
     return drill
+
+
+def _false_alarms(stage: DrillStage) -> list[str]:
+    """Return what `qdo status` says against the fleet before its fault."""
+    (item,) = stage.items("status")
+    said = {name: item[name] for name in ("worst", "notices", "long_runs") if item[name]}
+    return [f"the healthy fleet is called sick: {said}"] if said else []
 
 
 def page(stage: DrillStage, path: str) -> str:

@@ -3,10 +3,19 @@
 import os
 import time
 
+import sqlalchemy
+
 import qdo
+from qdo.outbox import Outbox
 
 app = qdo.App("shop")
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+app.timer("tick", every_seconds=2, queue="ticks")
+if not os.environ["QDO_BROKER"].startswith("sqs:"):
+    engine = sqlalchemy.create_engine(f"sqlite:///{HERE}/orders.db")
+    outbox = Outbox(app, engine)
+    app.stream("visit", shards=2)
 
 
 def exists(name: str) -> bool:
@@ -16,9 +25,15 @@ def exists(name: str) -> bool:
 def done(message: qdo.Message) -> None:
     """Note that a message is done, in one write."""
     with open(os.path.join(HERE, "done"), "a") as file:
-        file.write(f"{message.queue} {message.body['n']}\n")
+        file.write(f"{message.stream or message.queue} {message.body['n']}\n")
 
 
+@app.job("ticks*")
+def tick(message: qdo.Message, context: object) -> None:
+    pass
+
+
+@app.job("visit.*")
 @app.job("tenant-*")
 @app.job("eu-*")
 def order(message: qdo.Message, context: object) -> None:
@@ -44,6 +59,14 @@ def scan(message: qdo.Message, context: object) -> None:
     if not exists("scanner"):
         raise LookupError("the service of scans is down")
     done(message)
+
+
+@app.job("thumb", pool=True, policy=qdo.Policy(attempts=1))
+def thumb(request: qdo.Request, context: object) -> None:
+    if request.body["what"] and not exists("thumbnailer"):
+        raise LookupError("the service of thumbnails is down")
+    with open(os.path.join(HERE, "done"), "a") as file:
+        file.write(f"thumb {request.body['n']}\n")
 
 
 if exists("letters-are-deployed"):

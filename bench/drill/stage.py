@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
+
 from bench.support import services
 from bench.support.processes import Program, ProgramError
 from qdo import App
 from qdo.errors import QdoError
+from qdo.outbox import Outbox
 from tests.support.aws.clients import client, stand_in
 from tests.support.aws.server_process import serving
 from tests.support.cli import QDO, Ended, clean_environment, command
 from tests.support.paths import ROOT
+from tests.support.postgresql.schema import prepared
 from tests.support.processes import wait_until
 from tests.support.zookeeper import Ensemble
 
@@ -31,6 +35,8 @@ SHOP = Path(__file__).with_name("shop.py")
 SKEWED = Path(__file__).with_name("skewed")
 WORKERS = 3
 HEALTHY = tuple(f"tenant-{number}" for number in range(6))
+YOUNG = ("thumb", "visit", "tenant-outbox")
+"""A pool, a stream, and a queue whose messages go through an outbox."""
 EVERY_SECONDS = 0.3
 START_SECONDS = 60.0
 REGION = "us-east-1"
@@ -44,12 +50,12 @@ class Servers:
     """Where a stage has its state.
 
     :ivar coordinator: "zookeeper", an ensemble of three, or "embedded".
-    :ivar broker: "sqlite" or "sqs".
+    :ivar broker: "postgresql", "sqlite" or "sqs".
     :ivar own_disk: both files are on a file system of their own.
     """
 
     coordinator: str = "zookeeper"
-    broker: str = "sqlite"
+    broker: str = "postgresql"
     own_disk: bool = False
 
 
@@ -83,15 +89,18 @@ class DrillStage:
             stand_in(self._environment)
         self._suffix = ".fifo" if self.sqs is not None else ""
         self._app = stack.enter_context(App("shop", broker=self.environment["QDO_BROKER"]))
+        self._healthy = HEALTHY if self.sqs is not None else (*HEALTHY, *YOUNG)
+        self._visits = self._app.stream("visit", shards=2) if self.sqs is None else None
+        self.orders = sqlalchemy.create_engine(f"sqlite:///{folder}/orders.db")
+        self._stack.callback(self.orders.dispose)
+        self.outbox = Outbox(self._app, self.orders)
+        with self.orders.begin() as transaction:
+            self.outbox.create(transaction)
 
     @property
     def environment(self) -> Mapping[str, str]:
         """What an operator exports."""
         return self._environment
-
-    @property
-    def broker_path(self) -> Path:
-        return self.data / "messages.db"
 
     def _coordinator(self, place: Servers) -> str:
         if place.coordinator == "embedded":
@@ -103,7 +112,10 @@ class DrillStage:
 
     def _broker(self, place: Servers) -> str:
         if place.broker == "sqlite":
-            return f"sqlite:{self.broker_path}"
+            return f"sqlite:{self.data / 'messages.db'}"
+        if place.broker == "postgresql":
+            server = self._stack.enter_context(services.postgresql())
+            return prepared(server.address.url(server.address.create_database()))
         stand_in(os.environ)
         server = self._stack.enter_context(serving("tests.support.aws.sqs_server"))
         self.sqs = client("sqs", server.url, region=REGION)
@@ -113,7 +125,7 @@ class DrillStage:
 
     def start(self, flags: Sequence[Sequence[str]] = ((),) * WORKERS) -> None:
         """Send to the healthy queues, and start one worker for each list of flags."""
-        for queue in HEALTHY:
+        for queue in self._healthy:
             self.send(queue, 1)
         for each in flags:
             self.start_worker(*each)
@@ -159,14 +171,26 @@ class DrillStage:
             self.sqs.create_queue(QueueName=PREFIX + name, Attributes={"FifoQueue": "true"})
         first = len(self._sent)
         bodies = [{"n": first + number, "what": what} for number in range(count)]
-        self._app.send_many([(name, body) for body in bodies])
+        self._store(queue, name, bodies)
         self._sent += [(name, int(str(body["n"]))) for body in bodies]
+
+    def _store(self, queue: str, name: str, bodies: Sequence[dict[str, object]]) -> None:
+        if queue == "thumb":
+            self._app.request_many([{"pool": queue, "body": body} for body in bodies])
+        elif queue == "visit" and self._visits is not None:
+            self._visits.send_many([(str(body["n"]), body) for body in bodies])
+        elif queue == "tenant-outbox":
+            with self.orders.begin() as transaction:
+                for body in bodies:
+                    self.outbox.send(transaction, queue, body)
+        else:
+            self._app.send_many([(name, body) for body in bodies])
 
     def _send_on(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):
             # What was not stored is not counted.
             with contextlib.suppress(QdoError):
-                self.send(HEALTHY[len(self._sent) % len(HEALTHY)], 1)
+                self.send(self._healthy[len(self._sent) % len(self._healthy)], 1)
 
     def missing(self, queue: str = "") -> int:
         """Return how many messages, of one queue or of all, no job has finished yet."""
