@@ -159,5 +159,5 @@ def attempt(fault: Fault) -> Drill:
     """Measure one fault; a stage that cannot be made is a problem, and stops no other fault."""
     try:
         return measure(fault)
-    except (ProgramError, TimeoutError, OSError) as error:
+    except (AssertionError, ProgramError, TimeoutError, OSError) as error:
         return Drill(fault.name, problems=[f"not measured: {error}"])

@@ -11,8 +11,10 @@ from qdo.outbox import Outbox
 app = qdo.App("shop")
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-app.timer("tick", every_seconds=2, queue="ticks")
-if not os.environ["QDO_BROKER"].startswith("sqs:"):
+IS_SQS = os.environ["QDO_BROKER"].startswith("sqs:")
+
+if not IS_SQS:
+    app.timer("tick", every_seconds=2, queue="ticks")
     engine = sqlalchemy.create_engine(f"sqlite:///{HERE}/orders.db")
     outbox = Outbox(app, engine)
     app.stream("visit", shards=2)
@@ -61,7 +63,6 @@ def scan(message: qdo.Message, context: object) -> None:
     done(message)
 
 
-@app.job("thumb", pool=True, policy=qdo.Policy(attempts=1))
 def thumb(request: qdo.Request, context: object) -> None:
     if request.body["what"] and not exists("thumbnailer"):
         raise LookupError("the service of thumbnails is down")
@@ -69,5 +70,7 @@ def thumb(request: qdo.Request, context: object) -> None:
         file.write(f"thumb {request.body['n']}\n")
 
 
+if not IS_SQS:
+    app.job("thumb", pool=True, policy=qdo.Policy(attempts=1))(thumb)
 if exists("letters-are-deployed"):
     app.job("letters")(order)
