@@ -72,7 +72,7 @@ def starved(case: Case) -> Diagnosis:
         if each.report.starved is not None
     ]
     if not found:
-        return ok(f"no worker waits for a processor most of {STARVED_SECONDS:g} s")
+        return ok("each worker gets the processor that it needs")
     return warning(
         f"{join_some(found)} waited for a processor for that share of {STARVED_SECONDS:g} s",
         "see `top` on that host: raise the CPU quota of the worker, or run fewer processes there",
