@@ -339,10 +339,13 @@ class Broker(abc.ABC):
         what, remedy = "subscribe to queues", "use reader and listen"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
-    def is_away(self) -> bool:
-        """Return whether the broker answers no question now, for an attempt that has failed.
+    def was_away(self, since: float) -> bool:
+        """Return whether the broker is away, or was at some time since an attempt began.
 
-        False where it is a file, and where only a question that costs something would tell.
+        The attempt has failed, perhaps because it uses the same server. False where the broker is a
+        file, and where only a question that costs something would tell.
+
+        :param since: of `qdo.system.clock`, in seconds.
         """
         return False
 

@@ -18,7 +18,7 @@ from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.grouped_calls import GroupCommitBroker
 from qdo.brokers.outgoing import checked_size
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
-from qdo.brokers.postgresql.listener import NotificationListener
+from qdo.brokers.postgresql.listener import SLOW_SECONDS, NotificationListener
 from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
 from qdo.brokers.postgresql.requests import PostgresqlRequests
 from qdo.brokers.postgresql.streams import PostgresqlStreams
@@ -38,6 +38,7 @@ from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection
 from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
+from qdo.system.clock import clock
 
 COUNTED = 1_000_000
 """Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
@@ -309,12 +310,15 @@ class PostgresqlBroker(GroupCommitBroker):
     def reader(self, queue: str, after: int) -> PostgresqlReader:
         return PostgresqlReader(self._fetches, check_queue_name(queue), after)
 
-    def is_away(self) -> bool:
+    def was_away(self, since: float) -> bool:
+        asked = clock()
         try:
             self._fetches.run(lambda connection: connection.execute("SELECT 1"))
         except UnreachableError:
             return True
-        return False
+        # The answer of a server that was frozen, or that restarts, comes after the outage.
+        was_slow = clock() - asked > SLOW_SECONDS
+        return was_slow or any(each.answers.were_missing(since) for each in self._listeners)
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         listener = NotificationListener(self._address, self._app, wake)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import select
 import threading
@@ -38,6 +39,7 @@ from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
 from qdo.postgresql.url import SchemaAddress
 from qdo.refusals import failure_kind
+from qdo.system.clock import clock
 from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
 from qdo.text import printable
@@ -48,6 +50,8 @@ LOOK_SECONDS = 1.0
 """Time between looks without a notification."""
 POLL_SECONDS = 0.1
 """The same behind a pooler, which delivers no notifications."""
+SLOW_SECONDS = 1.0
+"""A server that takes longer for a look was away. Clients wait for a connection for 2 s or more."""
 AGAIN = "again"
 """The payload of a notification by the transaction of an app. Others that committed at the same
 time did not notify, and may become visible after the look that follows."""
@@ -106,6 +110,33 @@ class LookBound:
             self.since, self._mark = self._mark[1], None
 
 
+class Answers:
+    """When the server was away, by `qdo.system.clock`."""
+
+    def __init__(self) -> None:
+        self._away_at = -math.inf
+        self._asked_at = math.inf
+
+    def asked(self) -> None:
+        self._asked_at = clock()
+
+    def answered(self) -> None:
+        if self._is_slow():
+            self.failed()
+        self._asked_at = math.inf
+
+    def failed(self) -> None:
+        self._away_at = clock()
+        self._asked_at = math.inf
+
+    def were_missing(self, since: float) -> bool:
+        """Return whether the server has been away since a time."""
+        return self._away_at >= since or self._is_slow()
+
+    def _is_slow(self) -> bool:
+        return clock() - self._asked_at > SLOW_SECONDS
+
+
 class NotificationListener:
     """Waits for notifications and due messages on a thread (a greenlet under gevent).
 
@@ -124,7 +155,6 @@ class NotificationListener:
         self._request_wakes: list[Callable[[], None]] = []
         self._told_of_requests = False
         self._waking = threading.RLock()  # so that none is called once it has stopped
-        self._pooled = address.pooled
         schema = address.schema
         self._look_statement = _LOOK.format(schema=schema)
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # noqa: S608 - the address allows a-z, 0-9 and _
@@ -149,6 +179,7 @@ class NotificationListener:
         self._told_of_locks = False
         self._elsewhere = False  # another listener moves what is due
         self._stopping = False
+        self.answers = Answers()
         try:
             self._pause = self._step()  # due messages must be readable when this returns
             deadline = time.monotonic() + LOOK_SECONDS
@@ -210,11 +241,13 @@ class NotificationListener:
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
         self._reconnected = True
+        if self._server_start is not None:
+            self.answers.failed()
         self._tidy_since = 0
         # The server sends a notification that arrives during a statement with its result.
         connection.add_notify_handler(self._notice)
         connection.add_notice_handler(_warn)
-        if not self._pooled:
+        if not self._address.pooled:
             (channel,) = connection.execute(self._channel_statement, (self._app,)).fetchone() or (
                 "",
             )
@@ -258,6 +291,8 @@ class NotificationListener:
         try:
             pause = self._step()
         except QdoError as error:
+            if failure_kind(error) is FailureKind.UNREACHABLE:
+                self.answers.failed()
             self._retries.failed(error, RETRY_SECONDS)
             return RETRY_SECONDS
         self._retries.succeeded()
@@ -266,7 +301,7 @@ class NotificationListener:
     def _step(self) -> float:
         """Move due messages and wake changed queues; return the seconds to wait."""
         self._elsewhere = False
-        pauses = [POLL_SECONDS if self._pooled else LOOK_SECONDS]
+        pauses = [POLL_SECONDS if self._address.pooled else LOOK_SECONDS]
         while (due := self._session.run(self._look)) is not None and due <= 0:
             try:
                 moved = self._session.run(self._move)
@@ -285,7 +320,7 @@ class NotificationListener:
             pauses += [] if due is None else [due / _SECOND]
         now = time.monotonic()
         later = [each for each in self._again if each > now]
-        self._told_of_requests |= self._pooled or len(later) < len(self._again)
+        self._told_of_requests |= self._address.pooled or len(later) < len(self._again)
         self._again = later
         pauses += [each - now for each in self._again[:1]]
         return min(pauses)
@@ -307,7 +342,9 @@ class NotificationListener:
             tidy = connection.execute(self._tidy_statement, (self._tidy_since,)).fetchone()
             self._tidy_since, is_rest = tidy or (0, False)
             self._tidied = 0.0 if is_rest else now
+        self.answers.asked()
         found = connection.execute(self._look_statement, seen).fetchone()
+        self.answers.answered()
         if found is None:
             return None
         next_xid, running, names, due, last, log_end, server_start = found
@@ -389,6 +426,7 @@ class NotificationListener:
             try:
                 connection.pgconn.consume_input()
             except Exception:  # noqa: BLE001 - psycopg's, when the connection is lost
+                self.answers.failed()
                 self._session.close()
                 return
             needed = False

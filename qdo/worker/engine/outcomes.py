@@ -118,7 +118,7 @@ class Outcomes:
         chosen = not {Outcome, BodyDecodeError}.isdisjoint(type(error).__mro__)
         if chosen or not turn.in_force or only_waits(error, policy):
             return None
-        if self._broker.is_away():
+        if self._broker.was_away(turn.slot.started_at or self._engine.clock()):
             self._counters.attempts -= 1
             self._observers.report(message, "wait", describe(error))
             what = f"message {message.id} failed meanwhile, which does not count"
