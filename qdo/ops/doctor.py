@@ -404,14 +404,14 @@ def queues_without_jobs(case: Case) -> Diagnosis:
         if bare:
             return failed(
                 f"no job takes {join_some(bare)}",
-                "register a job whose glob matches, or delete the queue with `qdo delete`",
+                "register a job whose glob matches, or run `qdo delete --with-messages`",
             )
     filters = {each.takes for each in case.workers() if each.fault is None}
     untaken = {name: why for name in names if (why := why_untaken(name, filters))}
     if untaken:
         remedy = "start a worker that has a job for it, with other --queues or --exclude"
         if set(untaken.values()) == {POOL}:
-            remedy = "use app.request, and delete the queue with `qdo delete`"
+            remedy = "use app.request, and run `qdo delete --with-messages`"
         named = [f"{name} ({why})" for name, why in untaken.items()]
         return failed(f"no worker takes {join_some(named)}", remedy)
     if case.jobs is None and not filters:
@@ -465,9 +465,9 @@ CHECKS = (
     Check("deadlines", deadlines, ("broker",)),
     Check("dead-letters", check_dead_letters, ("broker",)),
     Check("limits", limits, ("coordinator",)),
-    Check("timers", check_timers, ("coordinator",)),
+    Check("timers", check_timers, ("coordinator",), first=True),
     Check("outbox", check_outboxes, ("coordinator",), first=True),
-    Check("requests", check_requests, BOTH),
+    Check("requests", check_requests, BOTH, first=True),
     Check("queues-without-jobs", queues_without_jobs, BOTH),
     Check("jobs-without-queues", jobs_without_queues, ("broker",)),
     Check("broker-settings", configuration, ("broker",)),
@@ -536,5 +536,7 @@ def _reach(case: Case, name: str) -> Diagnosis:
         return failed(fault, "do what it says, start it, or correct its address")
     if _is_missing(case, name):
         what = "worker has used it" if name == "coordinator" else "message was sent to it"
-        return failed(f"{url} does not exist: no {what}", "correct the address, or begin")
+        return failed(
+            f"{url} does not exist: no {what}", "correct the address, or start qdo-worker"
+        )
     return Diagnosis("ok", f"{url} can be reached")

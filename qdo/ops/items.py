@@ -199,7 +199,10 @@ def overview(
     uncounted = None in dead or MESSAGES in unread
     failed = sum(each.failed for each in pools.values())
     backlogs = [each.backlog for each, _ in judged if each.backlog is not None]
+    late = [verdict for each, verdict in judged if each.backlog and verdict.state.needs_attention]
     etas = [verdict.eta_seconds for _, verdict in judged if verdict.eta_seconds is not None]
+    if any(verdict.eta_seconds is None for verdict in late):  # as without a worker
+        etas = []
     return {
         "app": app,
         "workers": len(workers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import takewhile
@@ -13,13 +14,15 @@ from qdo.brokers.requests import PoolCounts
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, QueueNode
+from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.errors import QdoError
 from qdo.fleet.hold_machine import holds_of
 from qdo.fleet.holds import hold_text
+from qdo.jobs.policy_tables import literal_characters
 from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
-from qdo.ops.waits import NO_WAIT, pace_of, wait_of
 from qdo.positions import format_last, time_of_position
-from qdo.queues import why_untaken
+from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
+from qdo.text import pluralize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class QueueStatus:
     :ivar in_line: why its owner runs none of its messages now, although it is healthy; None if the
         owner does not say.
     :ivar rest_seconds: most time between two messages of its job.
+    :ivar paused_job: the error for which its owner has paused its job, None if it has not.
     :ivar per_second: how many of its messages end in a second, as its owner has measured; None if
         it does not say.
     :ivar sent_per_second: how many were sent in a second since its next message was, None if that
@@ -110,6 +114,7 @@ class QueueStatus:
     reported: float | None = None
     in_line: str | None = None
     rest_seconds: float = 0.0
+    paused_job: str | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return the published facts, for JSON; positions are text, because they are large."""
@@ -211,7 +216,6 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         behind_seconds=age,
         waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
         error=str(answer) if isinstance(answer, QdoError) else None,
-        limits=wait.limits,
         retention_seconds=backlog.retention_seconds if backlog else None,
         held=_held(queue, snapshot) if snapshot.holds else None,
         missing=queue in snapshot.missing,
@@ -224,8 +228,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         sent_per_second=_sent_per_second(backlog, age),
         **pace_of(queue, report),
         running=running,
-        in_line=wait.in_line,
-        rest_seconds=wait.rest_seconds,
+        **wait.facts(),
     )
 
 
@@ -271,3 +274,83 @@ def _is_pending(parent: str, snapshot: Snapshot) -> bool:
     """Return whether a queue exists and is not finished yet."""
     exists = parent in snapshot.nodes or parent in snapshot.listed
     return exists and not is_finished(snapshot.nodes.get(parent), snapshot.end)
+
+
+# --- why a healthy owner runs none of a queue's messages now ---------------------------------
+
+
+# Workers report jobs and counts instead of names of queues: thousands may wait. So each queue of
+# a job that waits has the reason.
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWait:
+    """The reasons why a queue waits; `QueueStatus` explains them.
+
+    :ivar fault: why none of its messages can run before an operator acts.
+    """
+
+    limits: tuple[str, ...] = ()
+    fault: str | None = None
+    in_line: str | None = None
+    rest_seconds: float = 0.0
+    paused_job: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields that `QueueStatus` has, too."""
+        return {name: each for name, each in asdict(self).items() if name != "fault"}
+
+
+NO_WAIT = QueueWait()
+
+
+def wait_of(queue: str, report: WorkerReport | None) -> QueueWait:
+    """Return the reasons why a queue with messages may wait at its owner."""
+    if report is None:
+        return NO_WAIT
+    by_glob = report.waits or report.rests or report.paused_jobs
+    glob = _job_of(queue, report.jobs) if by_glob else ""
+    limits = report.waits.get(glob, ())
+    fault = next((report.unusable[name] for name in limits if name in report.unusable), None)
+    return QueueWait(
+        limits=limits,
+        fault=fault,
+        in_line=_in_line(report),
+        rest_seconds=report.rests.get(glob, 0.0),
+        paused_job=report.paused_jobs.get(glob),
+    )
+
+
+MOST_PACE = 1e12
+"""A larger number was written by another program."""
+
+
+def pace_of(queue: str, report: WorkerReport | None) -> dict[str, Any]:
+    """Return the facts `per_second` and `message_seconds` of `QueueStatus`, {} if unknown."""
+    pace = None if report is None else report.paces.get(queue)
+    if pace is None or not all(0.0 < each < MOST_PACE for each in pace):
+        return {}
+    return {"per_second": pace[0], "message_seconds": pace[1]}
+
+
+def _job_of(queue: str, globs: tuple[str, ...]) -> str:
+    """Return the glob of the job that takes a queue, "" without one."""
+    return next((each.jobs[0] for each in _most_specific_first(globs) if each.takes(queue)), "")
+
+
+@functools.lru_cache(maxsize=64)
+def _most_specific_first(globs: tuple[str, ...]) -> tuple[QueueFilter, ...]:
+    if sum(map(len, globs)) > MAX_GLOBS_CHARACTERS:
+        return ()
+    ordered = sorted(globs, key=literal_characters, reverse=True)
+    return tuple(QueueFilter(jobs=(each,)) for each in ordered)
+
+
+def _in_line(report: WorkerReport) -> str | None:
+    busy, places, ready = report.busy or 0, report.concurrency or 0, report.ready or 0
+    if ready > 0:
+        count = f"{pluralize(ready, 'queue')} {'waits' if ready == 1 else 'wait'}"
+        return f"waits for a free place: {min(busy, places)} of {places} jobs run, and {count}"
+    if busy > len(report.long_runs) >= MOST_RUNS:
+        return f"may run now, as one of {busy} queues"
+    return None

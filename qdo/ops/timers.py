@@ -70,7 +70,7 @@ def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGr
     found = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]
     tables = refused_rows(worker_statuses(client, layout))
     if tables:
-        error = f"the broker refused them; {join_some(sorted(tables))} has the reasons"
+        error = "refused by the broker; `qdo admin outbox list` has the reasons"
         found.append(ErrorGroup("outbox", error, sum(tables.values()), len(tables)))
     return sorted(found, key=lambda group: (-group.count, group.error))
 
@@ -88,7 +88,7 @@ def check_timers(case: Case) -> Diagnosis:
     if bad:
         text = f"{pluralize(len(bad), 'timer')} cannot send: {join_some(bad)}"
         return warning(
-            text, "start a worker, remove the reason, or look for it in the log of the leader"
+            text, "correct what the reason says; overdue: start a worker, or see the leader's log"
         )
     return ok(f"{pluralize(len(found), 'timer')}; none is overdue")
 
@@ -101,5 +101,6 @@ def check_outboxes(case: Case) -> Diagnosis:
     count = pluralize(sum(tables.values()), "message")
     return warning(
         f"the broker refused {count}, which {join_some(sorted(tables))} keeps",
-        "`qdo admin outbox list` shows the reasons; remove them, and retry or drop the messages",
+        "see `qdo admin outbox list` for the reasons; correct the cause and run `qdo admin outbox"
+        " retry --all`, or `qdo admin outbox drop`",
     )

@@ -340,6 +340,17 @@ def _rewound(case: QueueCase) -> Verdict | None:
     )
 
 
+def _of_a_paused_job(case: QueueCase) -> Verdict | None:
+    """Judge a queue whose job is paused: neither its message nor its owner is to blame."""
+    error = case.status.paused_job
+    if error is None or not case.owned or not case.waiting or case.is_silent:
+        return None
+    reason = f"Its job is paused, because all that it does fails: {error}. One message at a time"
+    reason += " is tried, and no attempt counts."
+    remedy = "repair what the job needs; then it continues by itself"
+    return Verdict(QueueHealth.FAILING, reason, remedy)
+
+
 def _failing(case: QueueCase) -> Verdict | None:
     marks = case.status.marks
     if marks is None or marks.only_begun:
@@ -508,5 +519,6 @@ def _unknown(case: QueueCase) -> Verdict | None:
 
 _RULES: tuple[Callable[[QueueCase], Verdict | None], ...] = (
     *(_lost, _blocked, _paused, _stuck, _faulty, _nothing_waits),
-    *(_without_worker, _untaken, _rewound, _unowned, _failing, _limited, _stopped, _late, _unknown),
+    *(_without_worker, _untaken, _rewound, _unowned, _of_a_paused_job, _failing, _limited),
+    *(_stopped, _late, _unknown),
 )

@@ -155,7 +155,7 @@ ADDRESSES = {"/api/queue": "/api/queue?name=stuck"}
 """Those of the dashboard that need a parameter."""
 BY_NAME = frozenset(
     [
-        *("behind", "faults", "waits", "unusable", "rests", "refused_rows"),
+        *("behind", "faults", "waits", "unusable", "rests", "paused_jobs", "refused_rows"),
         *("states", "holders", "starts", "pins", "pinned", "changes", "from", "to", "headers"),
         *("body", "tag"),
     ]

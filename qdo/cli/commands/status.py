@@ -42,6 +42,8 @@ CRITICAL = 2
 """Exit code of a monitoring plugin for an outage."""
 UNKNOWN = 3
 """Exit code of a monitoring plugin that could not find out."""
+OF_WORK = ("outbox", "timers", "requests")
+"""The checks of `qdo doctor` that look at work that is in no queue."""
 
 _Result = TypeVar("_Result")
 
@@ -58,9 +60,9 @@ def status(
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step.
 
     Workers without a report for 30 seconds are named, and what the checks coordinator-servers,
-    lost-workers, dead-processes, starved-workers, outbox, clocks and disk of `qdo doctor` find, the
-    queues and pools with the most dead letters, and up to three messages that have run for 30
-    seconds. JSON has them as one item.
+    lost-workers, dead-processes, starved-workers, outbox, timers, requests, clocks and disk of
+    `qdo doctor` find, the queues and pools with the most dead letters, and up to three messages
+    that have run for 30 seconds. JSON has them as one item.
 
     With --watch, a terminal shows the worst queues and the busiest workers. It compares each look
     with that half a minute ago. The rate of a worker is the mean since the report before its last
@@ -128,7 +130,8 @@ def _print(item: dict[str, Any]) -> None:
 
 
 def _waiting(item: dict[str, Any]) -> Iterator[str]:
-    yield from (f"{each} wait" for each in _backlog(item))
+    word = "waits" if item["backlog"] == 1 else "wait"
+    yield from (f"{each} {word}" for each in _backlog(item))
     if item["eta_seconds"]:
         yield f"done in about {short_duration(item['eta_seconds'])}"
     asked = [f"{count} {state}" for state, count in item["requests"].items() if count]
@@ -212,8 +215,9 @@ def check(
               no-worker or unowned; its next message is too old, and it is
               not paused; too few workers report; or the coordinator or the
               broker does not answer
-    WARNING   a queue is rewound, failing, lagging or unknown; or a message or
-              request is a dead letter
+    WARNING   a queue is rewound, failing, lagging or unknown; a message or
+              request is a dead letter; or, without GLOB, the checks outbox,
+              timers and requests of `qdo doctor` warn
     UNKNOWN   the broker's file does not exist although workers have used it,
               a right is missing, or an option is wrong; max_age=U: no age is
               known
@@ -223,19 +227,29 @@ def check(
     with open_connections(settings) as connections:
         connections.known_broker()
         workers = worker_statuses(connections.client, connections.layout)
+        around = _around(connections, settings, workers) if glob == "*" else []
         readings = read_queues(connections, glob, reading)
     judged = judge_all(readings, reading.rules)
     last = readings[-1]
     dead = overview(settings.app, workers, judged, pools=last.pools)["dead_letters"] or 0
-    code, line = _plugin_line(workers, judged, oldest, min_workers, dead)
+    left = [f"{each['check']}: {each['reason']}" for each in around if each["check"] in OF_WORK]
+    code, line = _plugin_line(workers, judged, oldest, min_workers, dead, left)
     print(line)
     raise click.exceptions.Exit(code)
 
 
 def _plugin_line(
-    workers: Sequence[WorkerStatus], judged: Judged, oldest: float, least: int, dead: int
+    workers: Sequence[WorkerStatus],
+    judged: Judged,
+    oldest: float,
+    least: int,
+    dead: int,
+    left: Sequence[str],
 ) -> tuple[int, str]:
-    """Return exit code and line, with data in the format of monitoring plugins."""
+    """Return exit code and line, with data in the format of monitoring plugins.
+
+    :param left: what is to run and is in no queue.
+    """
     alive = len(workers) - len(silent(workers))
     counts = Counter(verdict.state for _, verdict in judged)
     held = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
@@ -243,7 +257,8 @@ def _plugin_line(
     oldest_age = "U" if held and not ages else f"{max(ages, default=0.0):.1f}s"
     late = [each.queue for each in held if (each.behind_seconds or 0.0) > oldest]
     critical = alive < least or bool(late) or any(state.is_critical for state in counts)
-    code = 2 if critical else int(bool(dead) or any(state.is_warning for state in counts))
+    is_warning = dead or left or any(state.is_warning for state in counts)
+    code = 2 if critical else int(bool(is_warning))
     found = [f"{pluralize(alive, 'worker')} of at least {least}"] * (alive < least)
     for state in QueueHealth:
         if counts[state] and state.needs_attention:
@@ -253,6 +268,7 @@ def _plugin_line(
         found.append(f"older than {short_duration(oldest)}: {join_some(sorted(late), 3)}")
     if dead:
         found.append(f"{pluralize(dead, 'dead letter')}, see qdo dead-letters --by error")
+    found += left
     text = "; ".join(found) or f"{pluralize(len(judged), 'queue')}, {pluralize(alive, 'worker')}"
     data = " ".join(
         [

@@ -82,6 +82,7 @@ class WorkerReport:
     :ivar waits: by glob of a job, the limits for whose permits queues of this job wait.
     :ivar unusable: by limit, why it permits nothing.
     :ivar rests: by glob of a job, the most seconds between two messages of one of its queues.
+    :ivar paused_jobs: by glob, the error for which a job is paused, see `engine.breakers`.
     :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
     :ivar starved: the share of the last `STARVED_SECONDS` in which its event loop could have run
         but had no processor; only of a worker that hardly runs.
@@ -128,6 +129,7 @@ class WorkerReport:
     waits: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     rests: dict[str, float] = field(default_factory=dict)
+    paused_jobs: dict[str, str] = field(default_factory=dict)
     long_runs: tuple[tuple[str, str, int, float, float | None], ...] = ()
     live: dict[str, Any] = field(default_factory=dict)
     starved: float | None = None

@@ -24,6 +24,7 @@ from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
 from qdo.system.clock import clock
 from qdo.system.processes import waited_seconds
+from qdo.text import shorten
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
@@ -37,6 +38,8 @@ REPORTS_PER_SESSION = 3
 report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
+MOST_JOBS, ERROR_CHARACTERS = 20, 200
+"""At most this many paused jobs are listed, with so much of each error."""
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less, and jobs that
 rest for less."""
@@ -121,6 +124,7 @@ class StatusReport(Duty):
         deaths: tuple[tuple[int, float, str], ...],
     ) -> None:
         self._dispatcher = dispatcher
+        self._pipeline = pipeline
         self._counters = pipeline.counters
         self._minutes = MinuteCounts(pipeline.counters)
         self._limits, self._permits = pipeline.limits, pipeline.permits
@@ -174,6 +178,7 @@ class StatusReport(Duty):
             waits=self._limits.waits(),
             unusable=self._limits.faults(),
             rests=self._rests,
+            paused_jobs=self._paused_jobs(),
             long_runs=self._long_runs(),
             live=self._live.dump(),
             starved=self._waits.look(
@@ -183,6 +188,12 @@ class StatusReport(Duty):
             **facts,
         )
         return report.dump()
+
+    def _paused_jobs(self) -> dict[str, str]:
+        paused = self._pipeline.paused_globs()
+        return {
+            glob: shorten(paused[glob], ERROR_CHARACTERS) for glob in sorted(paused)[:MOST_JOBS]
+        }
 
     def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
         """Return messages that an earlier report has seen: queue, id, attempt and seconds.

@@ -44,10 +44,12 @@ class Breaker:
     """The circuit breaker of one job in one worker process.
 
     :ivar paused: whether the job is open.
+    :ivar why: the error that it was paused for.
     """
 
     def __init__(self, job: str, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
         self.paused = False
+        self.why = ""
         self._job = job
         self._clock = clock
         self._jitter = jitter
@@ -110,7 +112,10 @@ class Breaker:
         self._kind = ""
 
     def _open(self, now: float, error: BaseException) -> None:
-        self.paused, self._opened_at, self._pauses = True, now, 0
+        self.paused = True
+        self.why = describe(error)
+        self._opened_at = now
+        self._pauses = 0
         self._plan(now)
         _log.error(
             "job %s: paused in this process, because its last %d attempts failed, in different"
@@ -119,7 +124,7 @@ class Breaker:
             self._job,
             self._failures,
             self._next_at - now,
-            describe(error),
+            self.why,
         )
 
     def _plan(self, now: float) -> None:

@@ -239,10 +239,10 @@ class JobTable:
             )
         return bound
 
-    def paused_globs(self) -> set[str]:
-        """Return the globs of jobs that are paused, see `breakers`."""
+    def paused_globs(self) -> dict[str, str]:
+        """Return the globs of jobs that are paused, each with the error; see `breakers`."""
         return {
-            job.queues
+            job.queues: bound.breaker.why
             for job, bound in self._bound.items()
             if bound.breaker and bound.breaker.paused
         }

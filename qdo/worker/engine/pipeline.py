@@ -71,8 +71,8 @@ class Pipeline:
         """Return an object that cancels messages of these queues."""
         return Cancellations(self._engine, slots)
 
-    def paused_globs(self) -> set[str]:
-        """Return the globs of jobs that are paused, see `breakers`."""
+    def paused_globs(self) -> dict[str, str]:
+        """Return the globs of jobs that are paused, each with the error; see `breakers`."""
         return self._engine.jobs.paused_globs()
 
     def clear(self, slot: Slot) -> None:

@@ -329,6 +329,7 @@ def test_workers(cli: Run, client: Client) -> None:
         "waits": {},
         "unusable": {},
         "rests": {},
+        "paused_jobs": {},
         "deaths": [],
         "long_runs": [],
     }

@@ -12,9 +12,8 @@ import pytest
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.ops.snapshot import LongRun, long_runs
-from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.status import NO_WAIT, QueueStatus, QueueWait, Statuses, wait_of
 from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
-from qdo.ops.waits import NO_WAIT, QueueWait, wait_of
 from qdo.queues import MAX_GLOBS_CHARACTERS, POOL, command_text
 from tests.support.fakes.statuses import queue_status
 
@@ -78,6 +77,8 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
         (replace(STILL, in_line=PLACE, behind_seconds=90.0), "lagging", "1 of 1 jobs"),
         (replace(STILL, in_line=PLACE, reported=NOW - 40), "stopped", "not reported"),
         (replace(STILL, limits=("crm",), reported=NOW - 40), "stopped", "not reported"),
+        (replace(STILL, paused_job="OSError: away"), "failing", "Its job is paused"),
+        (replace(STILL, paused_job="OSError", reported=NOW - 40), "stopped", "not reported"),
         (replace(STILL, rest_seconds=60.0), "ok", ""),
         (replace(STILL, rest_seconds=60.0, behind_seconds=80.0), "lagging", "rests for up to 1m"),
         (replace(STILL, rest_seconds=60.0, written=NOW - 95), "stopped", "nothing for"),
