@@ -23,6 +23,7 @@ Needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateColumn
 
@@ -277,7 +279,25 @@ class Outbox:
             if not chosen:
                 return []
             rows = select(self.table).where(columns.place.in_(chosen)).order_by(columns.place)
-            return connection.execute(rows).all()
+            with contextlib.suppress(SQLAlchemyError):
+                return connection.execute(rows).all()
+        return [row for place in chosen for row in self._readable(place)]
+
+    def _readable(self, place: int) -> Sequence[Any]:
+        """Return a row, or nothing once it is set aside: SQLite stores text that is not UTF-8."""
+        columns = self.table.c
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(select(self.table).where(columns.place == place)).all()
+        except SQLAlchemyError as error:
+            reason = f"the row cannot be read: {describe(error)}"
+        # An outage fails here, too, and is raised. The new texts can be listed.
+        listed = {"id": f"place-{place}", "queue": "?", "key": None}
+        with self._engine.begin() as connection:
+            one = update(self.table).where(columns.place == place)
+            connection.execute(one.values(refused=reason, **listed))
+        self._tell_refused(listed["id"], "?", reason)
+        return []
 
     def _delete(self, places: Sequence[int]) -> None:
         with self._engine.begin() as connection:
@@ -290,11 +310,17 @@ class Outbox:
             with self._engine.begin() as connection:
                 one = update(self.table).where(self.table.c.place == row.place)
                 connection.execute(one.values(refused=reason))
-            _log.error(
-                "message %s of queue %s stays in %s, because the broker refuses it; later messages"
-                " are sent; `qdo admin outbox retry` or `qdo admin outbox drop` it: %s",
-                *(row.id, row.queue, self.table.name, reason),
-            )
+            self._tell_refused(row.id, row.queue, reason)
+
+    def _tell_refused(self, id: str | None, queue: str, reason: str) -> None:
+        _log.error(
+            "message %s of queue %s stays in %s, because it is refused; later messages are sent;"
+            " `qdo admin outbox retry` or `qdo admin outbox drop` it: %s",
+            id,
+            queue,
+            self.table.name,
+            reason,
+        )
 
 
 def _table(name: str, metadata: MetaData) -> Table:

@@ -12,7 +12,7 @@ import ujson
 
 from qdo.backoff import Backoff
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import Content, Take
+from qdo.brokers.requests import Content, Take, storable_text
 from qdo.encoding import decoded_headers, encoded, is_raw, parsed
 from qdo.errors import FailureKind, UsageError
 from qdo.refusals import failure_kind
@@ -77,7 +77,7 @@ def reply_messages(
             reason=f"the tag of request {take.id!r} must be a JSON object, got {tag!r:.80}"
         )
     told = {"request": take.id, "take": take.number, "pool": pool}
-    body = {**tag, **told, "outcome": outcome, "result": value, "error": error}
+    body = {**tag, **told, "outcome": outcome, "result": value, "error": storable_text(error)}
     return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
 
 

@@ -268,6 +268,21 @@ def test_a_row_of_other_types_stays_alone(stage: OutboxSetup, change: str) -> No
     assert (stage.bodies(), stage.outbox.counts()[1]) == ([b"2"], 1)
 
 
+@pytest.mark.parametrize("column", ["id", "queue", "key", "headers"])
+def test_text_that_is_not_utf8_stops_no_other_row(stage: OutboxSetup, column: str) -> None:
+    """SQLite stores it, and refuses to read it; the row is set aside and can be dropped."""
+    stage.put(1)
+    with stage.engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE qdo_outbox SET {column} = CAST(x'636166e9' AS TEXT)")
+    stage.put(2)
+    assert stage.relay() == 1
+    assert stage.bodies() == [b"2"]
+    (refused,) = stage.outbox.refused()
+    assert "cannot be read" in refused.refused
+    stage.outbox.drop([refused.id])
+    assert stage.outbox.counts()[1] == 0
+
+
 def test_a_busy_queue_delays_no_other(stage: OutboxSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it has more rows than are sent at once; its own keep their order."""
     monkeypatch.setattr(outbox_module, "BATCH", 3)

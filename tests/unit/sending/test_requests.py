@@ -31,7 +31,7 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
-from qdo.sending.replies import sealed
+from qdo.sending.replies import end_request, sealed
 from qdo.settings.sources import load
 from tests.support.brokers import opening
 from tests.support.fakes.key_files import key, write_keys
@@ -336,6 +336,16 @@ def test_a_waiting_request_is_cancelled_at_once(app: App) -> None:
     assert handle.cancel()  # it is cancelled already
     assert len(messages(app, "orders")) == 1
     assert not store(app).take("worker-1", "invoice", 1, ()).requests
+
+
+def test_any_error_can_be_told(app: App) -> None:
+    """Names of files that are not UTF-8 are text with surrogates."""
+    app.request("invoice", 1, id="a", then="orders")
+    taken = take(app)
+    reply = json.dumps({"then": "orders"})
+    assert end_request(app, taken, "invoice", reply, "failed", "caf\udce9.pdf")
+    ((body, _),) = messages(app, "orders")
+    assert body["error"] == "caf\\udce9.pdf"
 
 
 def test_a_running_request_gets_a_mark(app: App) -> None:
