@@ -315,13 +315,16 @@ def test_a_commit_beside_one_that_notifies_is_noticed(
     monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
     monkeypatch.setattr(listener_module, "AGAIN_SECONDS", (2.0,))
     woken: set[str] = set()
+    url = prepared(bare_database.url(), DAY_SECONDS)
+    # Others wait for a transaction that creates queues, or the partition. Its notification, which
+    # may follow `send_many`, has been sent when the app is closed.
+    with qdo.App("app", broker=url) as app:
+        app.send_many([(queue, 0) for queue in "abcd"])
     with (
-        qdo.App("app", broker=prepared(bare_database.url(), DAY_SECONDS)) as app,
+        qdo.App("app", broker=url) as app,
         psycopg.connect(bare_database.conninfo()) as first,
         psycopg.connect(bare_database.conninfo()) as second,
     ):
-        # Others wait for a transaction that creates queues, or the partition.
-        app.send_many([(queue, 0) for queue in "abcd"])
         app.broker.listen(woken.update)
         app.send("a", 1, connection=first)
         first.execute("SET CONSTRAINTS ALL IMMEDIATE")
