@@ -28,21 +28,26 @@ def test_own():
         pass
 """
 IDLE = "def test_idle():\n    pass\n"
-STRICT = "from tests.support.runs import costs\n\ncosts.MORE_SECONDS = 0.0\n"
-"""So that seconds are enough for this test."""
+STRICT = """
+from tests.support.runs import costs
+
+costs.MORE_SECONDS = 0.0
+costs.MOST_OTHERS = {most_others}
+"""
+"""So that seconds are enough for this test beside any other programs."""
 
 
 FILES = {
     "tests/unit/test_busy.py": BUSY,
     "tests/integration/cli/deep/test_idle.py": IDLE,
-    "tests/conftest.py": STRICT,
 }
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
+def run(folder: Path, *options: str, most_others: float = 99.0) -> tuple[int, str]:
     """Run the suite; return its exit code and its output."""
+    files = FILES | {"tests/conftest.py": STRICT.format(most_others=most_others)}
     options = ("--import-mode", "importlib", "tests", *options)
-    return ended(start(folder, FILES, ("costs", "processes"), *options))
+    return ended(start(folder, files, ("costs", "processes"), *options))
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
@@ -72,9 +77,17 @@ def test_a_dearer_folder_fails_the_run(tmp_path: Path) -> None:
     assert re.findall(r"^failed: (\S+) costs", out, re.MULTILINE) == ["unit"]
     assert run(tmp_path, "--write-costs", str(table))[0] == 0
     written = read_table(table.read_text())
-    assert written.keys() == {"unit", "integration/cli", "shared"}
+    assert written.keys() == {"unit", "integration/cli", "shared", "others"}
     table.write_text("".join(f"{name} {2 * cost + 1}\n" for name, cost in written.items()))
     assert run(tmp_path, "--costs", str(table))[0] == 0
+
+
+def test_a_run_beside_other_programs_is_not_compared(tmp_path: Path) -> None:
+    """Its folders differ by more than the table allows."""
+    table = tmp_path / "costs.txt"
+    table.write_text("unit 0.01\nintegration/cli 9\nshared 99\n")
+    code, out = run(tmp_path, "--costs", str(table), most_others=-99.0)
+    assert (code, "not compared" in out) == (0, True)
 
 
 def test_small_differences_fail_no_run() -> None:
