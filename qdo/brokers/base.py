@@ -251,6 +251,8 @@ class Broker(abc.ABC):
     :ivar on_sent: a broker with a doorbell calls it with the queues of messages that can be
         received now; it returns at once and raises nothing.
     :ivar max_queues: the most queues that the app may have, None: any number.
+    :ivar sets_limit: whether a server that enforces `max_queues` for all processes takes it from
+        this one; False for senders and commands, whose settings may be others.
     :ivar max_read_bytes: the largest body to transfer from a server to which other programs send;
         larger ones are unreadable messages, and their dead letters are complete.
     """
@@ -264,6 +266,7 @@ class Broker(abc.ABC):
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None
     max_queues: int | None = None
+    sets_limit: bool = True
     max_read_bytes: int = MAX_STORED_BODY_BYTES
     requests: RequestStore = cast(
         Any, _Missing("store requests", "give requests an app with a PostgreSQL broker")

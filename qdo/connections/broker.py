@@ -69,6 +69,7 @@ def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
 
     share_files(settings)
     broker = open_broker(settings.broker, app, settings.max_queues)
+    broker.sets_limit = False
     try:
         broker.dead_letters.marks = partial(marks_of, settings, app, broker.stream_of)
         return OpenBroker(broker, attach_doorbell(broker, settings, app))

@@ -276,7 +276,7 @@ class PostgresqlBroker(GroupCommitBroker):
         except BaseException:
             self._fetches.close()
             raise
-        self._writer = PostgresqlWriter(address, app, lambda: self.max_queues)
+        self._writer = PostgresqlWriter(address, app, self._limit)
         self.catalog = PostgresqlCatalog(self._fetches, schema, app)
         self.delayed = PostgresqlDelayedMessages(self._fetches, self._writer, schema, app)
         self.dead_letters = PostgresqlDeadLetters(
@@ -288,6 +288,9 @@ class PostgresqlBroker(GroupCommitBroker):
             address, app, self.id_node, self._fetches, self._writer, self.checked_size,
             self._marks, self._listen_for_requests,
         )  # fmt: skip
+
+    def _limit(self) -> int | None:
+        return self.max_queues if self.sets_limit else None
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
         for message in messages:

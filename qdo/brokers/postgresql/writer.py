@@ -125,7 +125,7 @@ class _Held(NamedTuple):
 
 
 class PostgresqlWriter(GroupedCalls[Work]):
-    """The writes of one process for one app; `limit` returns `Broker.max_queues`."""
+    """The writes of one process for one app; `limit` returns the app's, to set."""
 
     def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
         super().__init__("writer")

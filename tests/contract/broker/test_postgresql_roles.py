@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
+import qdo
 from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
@@ -377,6 +378,17 @@ def test_a_sender_with_sql_creates_no_more_queues(roles: Roles) -> None:
             connection.execute("SELECT qdo.limit_queues('app', 9)")
     assert raised.value.sqlstate == TOO_MANY_QUEUES
     assert owner.catalog.names() == ["a", "b"]
+
+
+def test_a_sender_changes_no_limit(roles: Roles) -> None:
+    """Nor does a command: its settings may be others than those of the workers."""
+    owner = roles.broker("postgres")
+    owner.max_queues = 1
+    owner.send(Outgoing("a", b"1"))
+    with qdo.App("app", broker=roles.database.url(), max_queues=9) as app:
+        app.send("a", 2)
+        with pytest.raises(QueueLimitError):
+            app.send("b", 3)
 
 
 BAD_STREAMS = [
