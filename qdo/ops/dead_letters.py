@@ -223,7 +223,8 @@ class ErrorGroup:
 
 def error_kind_of(error: str) -> str:
     """Return an error with "#" for the parts that differ from message to message."""
-    return _VARYING.sub("#", error)[:KIND_CHARACTERS]
+    text = _VARYING.sub("#", error)
+    return text if len(text) <= KIND_CHARACTERS else f"{text[:KIND_CHARACTERS]}..."
 
 
 def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:

@@ -298,7 +298,12 @@ class QueueWait:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields that `QueueStatus` has, too."""
-        return {name: each for name, each in asdict(self).items() if name != "fault"}
+        return {
+            "limits": self.limits,
+            "in_line": self.in_line,
+            "rest_seconds": self.rest_seconds,
+            "paused_job": self.paused_job,
+        }
 
 
 NO_WAIT = QueueWait()

@@ -37,7 +37,7 @@ Checks:
                         last 20 that the leader remembers
   dead-processes        worker processes that died and were replaced in the last hour,
                         of the last 20 of each place
-  starved-workers       their hosts or quotas let them run hardly at all
+  starved-workers       workers that hardly get a processor from their host or quota
   chores                the leader has done its chores within five minutes, and
                         none failed; the leader repeats them once a minute
   versions              all processes have one version, which fits the app's level

@@ -183,8 +183,10 @@ def _refused(code: App | None, ids: Collection[str] = ()) -> list[dict[str, Any]
 @output_option
 def list_refused(form: str, settings: Settings, code: App | None) -> None:
     """List the messages that the broker refused, with its reason."""
-    columns = ("table", "id", "queue", "key", "reason")
-    emit("qdo.outbox/1", _refused(code), form, columns)
+    items = _refused(code)
+    if not items:
+        print_message("hint: no message of an outbox is refused")
+    emit("qdo.outbox/1", items, form, ("table", "id", "queue", "key", "reason"))
 
 
 def _changing_refused(function: Any) -> Any:
@@ -232,6 +234,8 @@ def _change_refused(
                 consent.reason,
             )  # fmt: skip
         _show_refused(verb, items, True, form)
+        if verb == "retry" and items:
+            print_message("hint: `qdo admin outbox list` soon shows those that are refused again")
 
 
 def _show_refused(

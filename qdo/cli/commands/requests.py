@@ -195,7 +195,7 @@ def cancel(consent: Consent, **given: Any) -> None:
 @_changing_request
 @click.argument("value", default="null")
 def resume(value: str, **given: Any) -> None:
-    """Let a paused request continue: its job gets VALUE, which is JSON."""
+    """Let a paused request continue: its job gets VALUE, which is JSON, by default null."""
     try:
         parsed = decode_strictly(value)
     except (ValueError, RecursionError) as error:
