@@ -6,10 +6,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from qdo.cli.commands import history as commands
 from qdo.fleet.audit_entries import AuditEntry
 from qdo.history.address import open_engine
 from qdo.history.recorder import Recorder
@@ -122,7 +124,9 @@ def test_durations_are_listed_by_minute(history: History) -> None:
     assert history("durations", "us-1").err.startswith("hint: no")
 
 
-def test_minutes_are_newest_first(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_minutes_are_newest_first(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The usual duration is that of the newest ones with ten attempts together."""
     now = int(time.time()) // 60 * 60
     engine = open_engine(url, writes=True)
@@ -145,6 +149,7 @@ def test_minutes_are_newest_first(url: str, capsys: pytest.CaptureFixture[str]) 
     assert [each["done"] for each in found] == [4, 6, 9]
     ended = history("durations", "eu-1", "--limit", "2")
     assert "only the newest 2 minutes" in ended.err
+    monkeypatch.setattr(commands, "time", SimpleNamespace(time=lambda: now + 30.0))
     assert len(history.items("durations", "eu-1", "--since", "61s")) == 2
 
 
