@@ -110,9 +110,15 @@ def _wrapped(text: str, width: int) -> list[str]:
     if cells <= width:
         return [text]
     text = text[: width * _LINES * len(text) // cells - 1] + "…" if cells > width * _LINES else text
-    return textwrap.wrap(
-        text, width * len(text) // _cells(text), break_long_words=False, break_on_hyphens=False
-    )
+    lines: list[str] = []
+    line = ""
+    for word in text.split():  # textwrap counts letters, and some take two cells
+        longer = f"{line} {word}" if line else word
+        if line and _cells(longer) > width:
+            lines.append(line)
+            longer = word
+        line = longer
+    return [*lines, line]
 
 
 def _cells(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdo.cli.output import cell, emit, table
@@ -77,6 +77,15 @@ def test_columns_that_do_not_fit_follow_below() -> None:
 
 
 @given(st.lists(st.text("aé日 ", max_size=99), min_size=4, max_size=4), st.integers(50, 90))
+@example(
+    [
+        "aa",
+        "日 éé éa日 a日éaa aa日 éa 日 é é a aé日aé日aé éé 日日a a日é aé日日日日é 日 a",
+        "aé a 日aa aéaaaéé日 éé é 日a 日日日 a 日日aaa a日aaa日 aa éaa 日日éé é a é é éaé",
+        "日ééaa日 éa日日aé",
+    ],
+    76,
+)
 def test_tables_lose_no_word(texts: list[str], width: int) -> None:
     """Words are whole, and lines with short words fit into the terminal."""
     texts = [cell(" ".join(text.split())) for text in texts]
