@@ -35,6 +35,7 @@ PARENTS = 2
 SEND_EVERY = 0.1
 PAUSE_SECONDS = 1.0
 HEAL_SECONDS = 60.0
+REPORT_SECONDS = 10.0
 ATTACKS_OF_A_FLEET = 16
 """Every check reads the whole journal: after 40 attacks this held up the sender for seconds."""
 
@@ -44,7 +45,8 @@ class AttackOutcome:
     """What an attack did.
 
     :ivar pause: the longest time in which an untouched queue started no message.
-    :ivar reasons: why queues are not processed, as `qdo queues` tells; of "" if it is refused.
+    :ivar reasons: why queues are not processed, as `qdo queues` tells, without what passes by
+        itself; of "" if it is refused.
     :ivar violations: rules that the journal violates.
     """
 
@@ -92,11 +94,11 @@ class AttackedFleet(SoakFleet):
             steps.send(False)
             time.sleep(0.02)
         found = AttackOutcome(self._longest_pause(begin))
-        try:
-            statuses = queue_statuses(self._client, self.outsider.layout, self._broker).queues
-            found.reasons = {each.queue: each.fault for each in statuses if each.fault}
-        except NodeRefusedError as error:  # a protected folder
-            found.reasons = {"": str(error)}
+        # A worker whose node was written over lists its queues again at once; others may have seen
+        # that, and report it until their next reports.
+        with suppress(AssertionError):
+            wait_until(lambda: self._reasons().keys() <= {TOUCHED, ""}, "it", REPORT_SECONDS)
+        found.reasons = self._reasons()
         with suppress(StopIteration):
             steps.send(True)
         self._wait_processed()
@@ -106,6 +108,13 @@ class AttackedFleet(SoakFleet):
         for _, output in self.outputs():
             found.violations += check_log(output)
         return found
+
+    def _reasons(self) -> dict[str, str]:
+        try:
+            statuses = queue_statuses(self._client, self.outsider.layout, self._broker).queues
+        except NodeRefusedError as error:  # a protected folder
+            return {"": str(error)}
+        return {each.queue: each.fault for each in statuses if each.fault}
 
     def finish(self) -> None:
         """Return once everything is processed."""
