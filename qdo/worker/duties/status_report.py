@@ -38,12 +38,14 @@ REPORTS_PER_SESSION = 3
 report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
-MOST_JOBS, ERROR_CHARACTERS = 20, 200
+MOST_JOBS = 20
+ERROR_CHARACTERS = 200
 """At most this many paused jobs are listed, with so much of each error."""
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less, and jobs that
 rest for less."""
-WAITED_SHARE, WANTED_SHARE = 0.33, 0.8
+WAITED_SHARE = 0.33
+WANTED_SHARE = 0.8
 """A worker is starved that waits for a processor for the first share of its time, and for the
 second one of the time in which it could run. Idle workers on a machine with six busy processes for
 each processor wait for 0.07 of their time, and busy ones beside three others for 0.75 of what they

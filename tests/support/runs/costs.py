@@ -151,7 +151,8 @@ class Costs:
     def __init__(self, config: pytest.Config) -> None:
         self._options = config.option
         self._began = time.monotonic()
-        self._machine = machine_seconds(), processor_seconds()
+        self._machine = machine_seconds()
+        self._own = processor_seconds()
         self._files = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
         self._loops: list[float] = []
         self._lines: list[str] = []
@@ -169,8 +170,7 @@ class Costs:
         """Compare, or write the table; decide after all others whether the run has failed."""
         choice.close()  # only then do its processes count as ended
         whole = processor_seconds()  # without second runs
-        machine, own = self._machine
-        others = machine_seconds() - machine - (whole - own)
+        others = machine_seconds() - self._machine - (whole - self._own)
         yield
         is_second_run = getattr(self._options, "only", None) is not None
         if is_second_run or not self._loops:
