@@ -352,7 +352,9 @@ def _most_specific_first(globs: tuple[str, ...]) -> tuple[QueueFilter, ...]:
 
 
 def _in_line(report: WorkerReport) -> str | None:
-    busy, places, ready = report.busy or 0, report.concurrency or 0, report.ready or 0
+    busy = report.busy or 0
+    places = report.concurrency or 0
+    ready = report.ready or 0
     if ready > 0:
         count = f"{pluralize(ready, 'queue')} {'waits' if ready == 1 else 'wait'}"
         return f"waits for a free place: {min(busy, places)} of {places} jobs run, and {count}"
