@@ -23,8 +23,8 @@ Needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +37,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -51,7 +52,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateColumn
 
@@ -279,25 +280,40 @@ class Outbox:
             if not chosen:
                 return []
             rows = select(self.table).where(columns.place.in_(chosen)).order_by(columns.place)
-            with contextlib.suppress(SQLAlchemyError):
+            try:
                 return connection.execute(rows).all()
+            except OperationalError as error:
+                if not _is_unreadable(error):
+                    raise
         return [row for place in chosen for row in self._readable(place)]
 
     def _readable(self, place: int) -> Sequence[Any]:
-        """Return a row, or nothing once it is set aside: SQLite stores text that is not UTF-8."""
+        """Return a row, or nothing once it is set aside because it cannot be read."""
         columns = self.table.c
+        own = columns.place == place
         try:
-            with self._engine.connect() as connection:
-                return connection.execute(select(self.table).where(columns.place == place)).all()
-        except SQLAlchemyError as error:
+            return self._read(select(self.table).where(own))
+        except OperationalError as error:
+            if not _is_unreadable(error):  # an outage: the row stays as it is
+                raise
             reason = f"the row cannot be read: {describe(error)}"
-        # An outage fails here, too, and is raised. The new texts can be listed.
+        changes: dict[str, str | None] = {"refused": reason}
         listed = {"id": f"place-{place}", "queue": "?", "key": None}
+        for name, replacement in listed.items():
+            try:
+                self._read(select(columns[name]).where(own))
+            except OperationalError as error:
+                if not _is_unreadable(error):
+                    raise
+                changes[name] = replacement  # `refused` lists this column
         with self._engine.begin() as connection:
-            one = update(self.table).where(columns.place == place)
-            connection.execute(one.values(refused=reason, **listed))
+            connection.execute(update(self.table).where(own).values(**changes))
         self._tell_refused(listed["id"], "?", reason)
         return []
+
+    def _read(self, query: Select[Any]) -> Sequence[Any]:
+        with self._engine.connect() as connection:
+            return connection.execute(query).all()
 
     def _delete(self, places: Sequence[int]) -> None:
         with self._engine.begin() as connection:
@@ -341,6 +357,11 @@ def _table(name: str, metadata: MetaData) -> Table:
         # Numbers are never reused: a late delete must not hit a new row.
         sqlite_autoincrement=True,
     )
+
+
+def _is_unreadable(error: OperationalError) -> bool:
+    """Whether SQLite has stored text that is not UTF-8: it has no code for this error."""
+    return isinstance(error.orig, sqlite3.OperationalError) and "decode" in str(error.orig)
 
 
 def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import MetaData, create_engine, delete
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from qdo import App, Message
@@ -279,7 +281,26 @@ def test_text_that_is_not_utf8_stops_no_other_row(stage: OutboxSetup, column: st
     assert stage.bodies() == [b"2"]
     (refused,) = stage.outbox.refused()
     assert "cannot be read" in refused.refused
+    assert (refused.queue == "?") == (column == "queue")
     stage.outbox.drop([refused.id])
+    assert stage.outbox.counts()[1] == 0
+
+
+def test_an_outage_while_rows_are_read_changes_none(
+    stage: OutboxSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is over before a row could be set aside would lose its queue."""
+    stage.put(1)
+
+    def away(query: Any) -> Any:
+        raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
+
+    with stage.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE qdo_outbox SET headers = CAST(x'e9' AS TEXT)")
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.outbox, "_read", away)
+        with pytest.raises(OperationalError):
+            stage.relay()
     assert stage.outbox.counts()[1] == 0
 
 
