@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
-    from qdo.fleet.permits import PermitRequest
+    from qdo.fleet.permits import PermitAsk
     from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
@@ -246,7 +246,7 @@ class App(OperatorCalls, RequestCalls):
         max: int | None = None,
         rate: str | None = None,
         timeout_seconds: float | None = None,
-    ) -> PermitRequest:
+    ) -> PermitAsk:
         """Have a permit of each of these limits during a ``with`` block, or `try_acquire` them.
 
         >>> with app.limit("crm", timeout_seconds=5):
@@ -261,11 +261,11 @@ class App(OperatorCalls, RequestCalls):
         :raises LimitTimeoutError: there are none in time.
         :raises LimitNotFoundError: the limit does not exist.
         """
-        from qdo.fleet.permits import PermitRequest
+        from qdo.fleet.permits import PermitAsk
 
         if max is not None or rate is not None:
             self._declare_limit(names, checked_terms(max, rate))
-        return PermitRequest(lambda: self._locks.get().permits, names, timeout_seconds)
+        return PermitAsk(lambda: self._locks.get().permits, names, timeout_seconds)
 
     def _declare_limit(self, names: tuple[str, ...], terms: LimitNode) -> None:
         if len(names) != 1:
@@ -291,8 +291,8 @@ class App(OperatorCalls, RequestCalls):
         :param queues: globs of their names.
         :param reason: shown by `qdo pause --list` and `qdo queues`.
         :param timeout_seconds: how long to wait for the messages in flight, and for sections that
-            hold the same queues.
-        :raises HoldNotObeyedError: they were not paused in time; they continue.
+            pause the same queues.
+        :raises PauseNotObeyedError: they were not paused in time; they continue.
         """
         from qdo.fleet.locks import held_section
 

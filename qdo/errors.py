@@ -412,16 +412,16 @@ class PermitLostError(RejectedError):
     the session; stop the work that needs it, and acquire it again"""
 
 
-# --- holds -----------------------------------------------------------------------
+# --- pauses ----------------------------------------------------------------------
 
 
-class HoldsUnreadableError(RejectedError):
-    """the holds of the fleet cannot be read: {reason}; remove all of them with
+class PausesUnreadableError(RejectedError):
+    """the pauses of the fleet cannot be read: {reason}; remove all of them with
     `qdo resume --all --yes`"""
 
 
-class HoldNotObeyedError(PartialFailureError):
-    """hold {id} must be obeyed by every worker within {seconds:g} s, but {found} not yet:
+class PauseNotObeyedError(PartialFailureError):
+    """pause {id} must be obeyed by every worker within {seconds:g} s, but {found} not yet:
     {names}; {consequence}"""
 
 

@@ -152,9 +152,9 @@ class Message:
     def stopping(self) -> bool:
         """Whether the job should stop now, if it can.
 
-        True while the worker drains, once the queue is to move to another worker or is held, after
-        nine tenths of the job's `timeout_seconds`, and once the worker's lease is over: another
-        worker may then run the message. A job that stops early must raise, for instance
+        True while the worker drains, once the queue is to move to another worker or is paused,
+        after nine tenths of the job's `timeout_seconds`, and once the worker's lease is over:
+        another worker may then run the message. A job that stops early must raise, for instance
         ``qdo.Retry(after=0, counts=False)``: a job that returns is done.
         """
         if SIGN.raised() or SIGN.claim_ended(self.queue, self.fence) or not self._leased():

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from qdo.brokers.base import Broker
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
-    from qdo.fleet.hold_machine import Hold
     from qdo.fleet.owners import Owner
+    from qdo.fleet.pause_machine import Pause
     from qdo.ops.cancel import Cancellation
     from qdo.ops.decisions import OperatorDecision
     from qdo.ops.peek import Kind, PeekedMessage
@@ -43,7 +43,7 @@ class OperatorService(Protocol):
 
     def owner(self, queue: str) -> Owner | None: ...
 
-    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None: ...
+    def pause(self, pause: Pause, allow_none: bool, timeout_seconds: float) -> None: ...
 
     def resume(self, queues: Sequence[str], reason: str) -> None: ...
 
@@ -79,24 +79,25 @@ class FleetOperators:
 
         return find_owner(self.client, self.layout, queue)
 
-    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
+    def pause(self, pause: Pause, allow_none: bool, timeout_seconds: float) -> None:
         from qdo.coordination.bulk_reads import names_below
-        from qdo.fleet import holds
+        from qdo.fleet import pauses
 
         if not allow_none:
-            holds.check_matches(hold.queues, names_below(self.client, self.layout.queues))
-        logged = _logged(hold.why, "pause", " ".join(hold.queues))
-        zxid = (holds.pause if logged else holds.add_hold)(self.client, self.layout, hold)
-        holds.wait_in_force(self.client, self.layout, hold, zxid, timeout_seconds)
+            pauses.check_matches(pause.queues, names_below(self.client, self.layout.queues))
+        logged = _logged(pause.why, "pause", " ".join(pause.queues))
+        start = pauses.pause_queues if logged else pauses.add_pause
+        zxid = start(self.client, self.layout, pause)
+        pauses.wait_in_force(self.client, self.layout, pause, zxid, timeout_seconds)
 
     def resume(self, queues: Sequence[str], reason: str) -> None:
-        from qdo.fleet import holds
+        from qdo.fleet import pauses
 
         client, layout = self.client, self.layout
-        holds.chosen(holds.read_holds(client, layout).node, queues)
+        pauses.chosen(pauses.read_pauses(client, layout).node, queues)
         logged = _logged(reason, "resume", " ".join(queues))
-        with holds.recorded(client, layout, "resume", queues, reason) as record:
-            holds.end_pauses(client, layout, queues, record=record if logged else None)
+        with pauses.recorded(client, layout, "resume", queues, reason) as record:
+            pauses.resume_globs(client, layout, queues, record=record if logged else None)
 
     def decide(
         self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
@@ -243,14 +244,14 @@ class OperatorCalls(Sender):
         :param seconds: how long the pause lasts; None: until `resume`.
         :param allow_none: also pause by globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
-        :raises HoldNotObeyedError: messages are still in flight; the queues stay paused.
+        :raises PauseNotObeyedError: messages are still in flight; the queues stay paused.
         :raises UnreachableError: broker or coordinator do not answer in time.
         :raises UsageError: a glob, the reason or the time is not valid.
         """
-        from qdo.fleet.holds import new_hold
+        from qdo.fleet.pauses import new_pause
 
-        hold = new_hold(queues, reason, seconds)
-        self._act(lambda each: each.pause(hold, allow_none, timeout_seconds))
+        pause = new_pause(queues, reason, seconds)
+        self._act(lambda each: each.pause(pause, allow_none, timeout_seconds))
 
     def resume(self, *queues: str, reason: str = "") -> None:
         """Let queues continue that `pause` or `qdo pause` has stopped, like `qdo resume`.

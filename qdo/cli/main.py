@@ -36,8 +36,8 @@ SECTIONS: Mapping[str, Table] = {
         "delete": ("seek", "delete_queues", "Delete queues."),
     },
     "Pause": {
-        "pause": ("holds", "pause", "Pause queues in the whole fleet; list the pauses."),
-        "resume": ("holds", "resume", "Let paused queues continue."),
+        "pause": ("pauses", "pause", "Pause queues in the whole fleet; list the pauses."),
+        "resume": ("pauses", "resume", "Let paused queues continue."),
     },
     "Fleet": {
         "move": ("workers", "move", "Hand a queue to a certain worker."),

@@ -211,7 +211,7 @@ class Member:
             self._loop.put(partial(self._component.refresh, dict(component)))
 
     def obey(self, zxid: int) -> None:
-        """Confirm that this worker obeys the holds of this version.
+        """Confirm that this worker obeys the pauses of this version.
 
         It is an event of the loop: in the current step, the worker's node may have been written.
         """

@@ -33,10 +33,9 @@ from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import MAX_TEXT, Values
-from qdo.fleet.hold_machine import held_queues
-from qdo.fleet.holds import new_hold, resume_hold
-from qdo.fleet.holds import pause as pause_queues
 from qdo.fleet.names import exactly, match_everything
+from qdo.fleet.pause_machine import paused_queues
+from qdo.fleet.pauses import new_pause, pause_queues, resume_pause
 from qdo.ops import dead_letters as ops
 from qdo.ops import requests
 from qdo.ops.dead_letters import Filter, Letter
@@ -78,8 +77,8 @@ def pause() -> str | Response:
     lasting = request.form.get("lasting", "")
     if lasting not in LASTING:
         raise UsageError(reason=f"a pause must last {', '.join(LASTING)}, got {lasting!r}")
-    hold = new_hold([glob], _reason(), LASTING[lasting])
-    takes = held_queues([hold])
+    pause = new_pause([glob], _reason(), LASTING[lasting])
+    takes = paused_queues([pause])
     reading = board().reading()
     if reading is None:
         raise UsageError(reason="the queues must be known to pause some of them; try again soon")
@@ -93,21 +92,21 @@ def pause() -> str | Response:
     by, shown = operator_name(), board()
 
     def change(connections: Connections) -> None:
-        pause_queues(*shown.coordinator(connections), replace(hold, who=by), by)
+        pause_queues(*shown.coordinator(connections), replace(pause, who=by), by)
 
     _do(what, change)
-    return redirect(url_for("pages.holds"))
+    return redirect(url_for("pages.pauses"))
 
 
 @actions.post("/resume")
 def resume() -> str | Response:
     id = request.form.get("id", "")
-    what = f"Resume the queues of hold {printable(id)}"
+    what = f"Resume the queues of pause {printable(id)}"
     if not _confirmed(1):
         return _ask(what, [], 1, id=id)
     reason, by, shown = _reason(), operator_name(), board()
-    _do(what, lambda opened: resume_hold(*shown.coordinator(opened), id, reason, by))
-    return redirect(url_for("pages.holds"))
+    _do(what, lambda opened: resume_pause(*shown.coordinator(opened), id, reason, by))
+    return redirect(url_for("pages.pauses"))
 
 
 @actions.post("/decide")

@@ -14,20 +14,20 @@ from qdo.connections.opened import Connections
 from qdo.coordination.znodes.worker_report import MINUTES
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
-from qdo.errors import HoldsUnreadableError, NotFoundError, QdoError
+from qdo.errors import NotFoundError, PausesUnreadableError, QdoError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import is_selected, is_target
-from qdo.fleet.holds import HoldsRead, read_holds
 from qdo.fleet.limits import list_limits
 from qdo.fleet.live_settings import read_answers, read_settings
 from qdo.fleet.names import exactly
+from qdo.fleet.pauses import PausesRead, read_pauses
 from qdo.fleet.settings_machine import SettingsNode
 from qdo.fleet.timer_node import read_timers
 from qdo.history.recorder import RecordedRun
 from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_reports, owners
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
-from qdo.ops.items import Judged, audit_item, hold_item, limit_item
+from qdo.ops.items import Judged, audit_item, limit_item, pause_item
 from qdo.ops.peek import (
     KINDS,
     RECORDED,
@@ -82,17 +82,17 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
     return found
 
 
-def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
-    def read(connections: Connections) -> HoldsRead | None:
+def pauses(board: Board) -> tuple[list[Item], PausesRead | None]:
+    def read(connections: Connections) -> PausesRead | None:
         client = connections.client
-        return read_holds(client, connections.layout) if client else None
+        return read_pauses(client, connections.layout) if client else None
 
     found = board.direct.get("holds", read)
     if found is None:
         return [], None
     if found.node.fault is not None:
-        raise HoldsUnreadableError(reason=found.node.fault)
-    return [hold_item(each) for each in found.node.holds], found
+        raise PausesUnreadableError(reason=found.node.fault)
+    return [pause_item(each) for each in found.node.pauses], found
 
 
 def timers(board: Board) -> list[Item]:
@@ -252,7 +252,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, str(error)
 
 
-def late_workers(found: HoldsRead | None) -> list[str]:
+def late_workers(found: PausesRead | None) -> list[str]:
     obeyed: Mapping[str, int] = {} if found is None else found.obeyed
     return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]
 

@@ -114,7 +114,7 @@ _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
     "workers": ("qdo.workers/1", lambda shown: map(worker_item, _read(shown).workers)),
     "components": ("qdo.components/1", lambda shown: map(component_item, _read(shown).processes)),
     "dead-letters": ("qdo.dead-letters/2", _dead_letters),
-    "holds": ("qdo.holds/1", lambda shown: answers.holds(shown)[0]),
+    "holds": ("qdo.holds/1", lambda shown: answers.pauses(shown)[0]),
     "limits": ("qdo.limits/1", answers.limits),
     "timers": ("qdo.timers/1", answers.timers),
     "streams": ("qdo.streams/1", answers.streams),

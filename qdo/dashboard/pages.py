@@ -163,11 +163,11 @@ def events(reading: Reading) -> str:
 
 
 @pages.get("/holds")
-def holds() -> str:
-    found, fault = answers.attempt(lambda: answers.holds(board()))
+def pauses() -> str:
+    found, fault = answers.attempt(lambda: answers.pauses(board()))
     items, read = found or ([], None)
     late = answers.late_workers(read)
-    return page("holds.html", holds=items, holds_fault=fault, late=late)
+    return page("pauses.html", pauses=items, pauses_fault=fault, late=late)
 
 
 def _listed(found: list[answers.Item] | None) -> answers.Part[answers.Item]:
@@ -277,7 +277,7 @@ def queue(reading: Reading) -> _Answer:
     if found is None:
         return page("missing.html", reading=reading, what="queue", name=name), 404
     status, verdict = found
-    holds, holds_fault = answers.attempt(lambda: answers.holds(board()))
+    pauses, pauses_fault = answers.attempt(lambda: answers.pauses(board()))
     entries, entries_fault = answers.attempt(lambda: answers.audit_of(board(), name))
     dead, dead_fault = answers.attempt(lambda: _newest_letter(name, status.dead_letters))
     marks = [*filter(None, [status.marks]), *status.also_blocking, *status.also_failing][:MARKS]
@@ -292,8 +292,8 @@ def queue(reading: Reading) -> _Answer:
         item=queue_item(status, verdict),
         marks=marks,
         messages={each["position"]: each for each in failing},
-        holds=_holding(name, (holds or ([],))[0]),
-        holds_fault=holds_fault,
+        pauses=_holding(name, (pauses or ([],))[0]),
+        pauses_fault=pauses_fault,
         entries=(entries or [])[:ENTRIES],
         entries_fault=entries_fault,
         dead=dead,
@@ -322,8 +322,8 @@ def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
     return items[0] if items else None
 
 
-def _holding(name: str, holds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in holds if any(fnmatchcase(name, glob) for glob in each["globs"])]
+def _holding(name: str, pauses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in pauses if any(fnmatchcase(name, glob) for glob in each["globs"])]
 
 
 def _drawings(reading: Reading, name: str) -> dict[str, Any]:

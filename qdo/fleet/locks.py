@@ -23,11 +23,11 @@ from qdo.errors import (
     UnreachableError,
     UsageError,
 )
-from qdo.fleet.hold_machine import SectionWatch
-from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
 from qdo.fleet.limit_node import DeclaredLimit
 from qdo.fleet.lock_contender import LockContender
 from qdo.fleet.names import checked_name
+from qdo.fleet.pause_machine import SectionWatch
+from qdo.fleet.pauses import Record, add_pause, end_pauses, new_pause, wait_in_force
 from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
@@ -97,12 +97,12 @@ class LockService(Protocol):
         :raises CoordinatorUnreachableError: it has none in time.
         """
 
-    def hold(
+    def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section once it is in force, and the function that ends it.
 
-        :raises HoldNotObeyedError: it is not in force in time, and was ended.
+        :raises PauseNotObeyedError: it is not in force in time, and was ended.
         """
 
     def acquire(
@@ -143,7 +143,7 @@ def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], reason: str, timeout_seconds: float
 ) -> Iterator[Section]:
     limit = checked_timeout(timeout_seconds)
-    section, end = at_home(service().hold, globs, reason, limit, undo=lambda begun: begun[1]())
+    section, end = at_home(service().pause, globs, reason, limit, undo=lambda begun: begun[1]())
     try:
         yield section
     finally:
@@ -153,7 +153,7 @@ def held_section(
 class CoordinatorLocks:
     """Locks in the coordinator.
 
-    Calls raise NodeRefusedError if the account may not take a lock or hold queues.
+    Calls raise NodeRefusedError if the account may not take a lock or pause queues.
 
     :param writer: name of this process in `qdo locks`.
     :param limits: the terms of limits that the app declares.
@@ -229,7 +229,7 @@ class CoordinatorLocks:
         connection = self.connection
         return HeldLock(name, contender.fence, lambda: connection.valid and not contender.left)
 
-    def hold(
+    def pause(
         self,
         globs: tuple[str, ...],
         reason: str,
@@ -237,20 +237,20 @@ class CoordinatorLocks:
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
-        """Do as `LockService.hold`.
+        """Do as `LockService.pause`.
 
         :param record: makes the entry of this section in the action log.
         :param on_wait: called with the names of the remaining workers, when they change.
         """
         connection, client = self.connection, self.connection.client
         by = connection.wait_registered(timeout_seconds)
-        hold = replace(new_hold(globs, reason), by=by, who=self._writer)
-        watch = SectionWatch(self.layout.fleet.holds, hold.id)
+        pause = replace(new_pause(globs, reason), by=by, who=self._writer)
+        watch = SectionWatch(self.layout.fleet.holds, pause.id)
 
         def end() -> None:
             connection.remove(watch)
             try:
-                end_holds(client, self.layout, [hold.id])
+                end_pauses(client, self.layout, [pause.id])
             except UnreachableError:
                 connection.close()  # the section ends with the session of its maker
             except QdoError:
@@ -262,13 +262,13 @@ class CoordinatorLocks:
         lifted = "it is lifted again"
         try:
             # It may be written even if this call fails: the answer was lost, or the job stopped.
-            zxid = add_hold(client, self.layout, hold, record=record)
-            wait_in_force(client, self.layout, hold, zxid, timeout_seconds, on_wait, lifted)
+            zxid = add_pause(client, self.layout, pause, record=record)
+            wait_in_force(client, self.layout, pause, zxid, timeout_seconds, on_wait, lifted)
         except BaseException:
             end()
             raise
         connection.add(watch)
-        name = " ".join(hold.queues)
+        name = " ".join(pause.queues)
         return Section(name, zxid, lambda: connection.valid, lambda: watch.ended), end
 
     def _about(self, reason: str) -> dict[str, Any]:

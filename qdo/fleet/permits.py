@@ -80,7 +80,7 @@ class PermitService(Protocol):
         """
 
 
-class PermitRequest:
+class PermitAsk:
     """The result of `App.limit`: permits for a ``with`` block, or one try."""
 
     def __init__(

@@ -39,7 +39,7 @@ from qdo.fleet.limit_node import (
     ShareHolder,
     ShareHolders,
 )
-from qdo.fleet.pools import Pool, StartPool, targets
+from qdo.fleet.permit_counts import PermitCount, StartCount, targets
 
 TURN_SECONDS = 0.1
 """How long a process keeps a used permit that others wait for."""
@@ -58,7 +58,7 @@ LACK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The pool as this process plans to write it.
+    """The count as this process plans to write it.
 
     :ivar holders: all processes, in order.
     :ivar cap: its own cap afterwards.
@@ -73,7 +73,7 @@ class Planner:
 
     :ivar act_at: when the plan may change without an event.
     :ivar answer_seconds: how long the coordinator took for the last answer.
-    :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
+    :ivar changed: whether a plan switched a count between limited and not; the caller resets it.
     :param chance: returns a random number from 0 to 1.
     """
 
@@ -88,43 +88,45 @@ class Planner:
         self._chance = chance
         self._patience = chance()
 
-    def plan(self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str]) -> Plan:
-        """Plan the holders of a pool, at most `total` permits unless None; lower its cap now."""
+    def plan(
+        self, count: PermitCount, holders: ShareHolders, total: int | None, gone: Set[str]
+    ) -> Plan:
+        """Plan the holders of a count, at most `total` permits unless None; lower its cap now."""
         now = self._clock()
-        if (total is None) != pool.unlimited:
+        if (total is None) != count.unlimited:
             self.changed = True
-            pool.interrupt()
-            pool.unlimited = total is None
+            count.interrupt()
+            count.unlimited = total is None
         rest = tuple(each for each in holders if each.worker not in gone)
         mine = next((each for each in rest if each.worker == self._worker), None)
         written = 0 if mine is None else mine.held
-        if pool.held != written:  # another process removed it, or dealt permits to it
-            pool.acknowledge(written, min(pool.cap, written), now)
+        if count.held != written:  # another process removed it, or dealt permits to it
+            count.acknowledge(written, min(count.cap, written), now)
         if total is None:
             return Plan(tuple(each for each in rest if each is not mine), 0)
-        wants = min(total, self._wants(pool, mine, rest, total))
-        if not wants and not written and not pool.occupied:
+        wants = min(total, self._wants(count, mine, rest, total))
+        if not wants and not written and not count.occupied:
             return Plan(tuple(each for each in rest if each is not mine), 0)
         own = ShareHolder(self._worker, written, wants)
         rest = tuple(own if each is mine else each for each in rest)
         if mine is None:
             rest = (*rest, own)
-        elif self._turn_is_over(pool, rest, total):
+        elif self._turn_is_over(count, rest, total):
             # It moves to the end with the last permit that it gives up: writes are 50 ms apart.
-            pool.limit(0, now)
-            if pool.occupied:
-                self.act_at = min(self.act_at, pool.less_at(now))
-                less = replace(own, held=min(written, pool.occupied))
+            count.limit(0, now)
+            if count.occupied:
+                self.act_at = min(self.act_at, count.less_at(now))
+                less = replace(own, held=min(written, count.occupied))
                 rest = tuple(less if each is own else each for each in rest)
                 return Plan(_deal(total, rest, less) if less.held < written else rest, 0)
             rest = (*(each for each in rest if each is not own), own)
         target = targets(total, rest)[rest.index(own)]
-        if target < pool.cap:
-            pool.limit(target, now)
+        if target < count.cap:
+            count.limit(target, now)
         free = total - sum(each.held for each in rest)
-        held = max(target, pool.occupied)
+        held = max(target, count.occupied)
         if held > target:
-            self.act_at = min(self.act_at, pool.less_at(now))
+            self.act_at = min(self.act_at, count.less_at(now))
         if held > written:
             held = min(held, written + max(0, free))
         if not wants and not held:
@@ -134,33 +136,35 @@ class Planner:
         rest = tuple(after if each is own else each for each in rest)
         return Plan(_deal(total, rest, after) if held < written else rest, target)
 
-    def _wants(self, pool: Pool, mine: ShareHolder | None, rest: ShareHolders, total: int) -> int:
+    def _wants(
+        self, count: PermitCount, mine: ShareHolder | None, rest: ShareHolders, total: int
+    ) -> int:
         now = self._clock()
-        peak = min(total, pool.wanted(now))
+        peak = min(total, count.wanted(now))
         before = 0 if mine is None else mine.wants
         if peak > before:
-            return peak if peak > pool.held or not before else before
+            return peak if peak > count.held or not before else before
         dealt = targets(total, rest)
         lack = any(dealt[index] < each.wants for index, each in enumerate(rest))
         seconds = LACK_SECONDS if lack else IDLE_SECONDS
         wants = before
-        if now >= pool.peak_since + seconds:
+        if now >= count.peak_since + seconds:
             wants = peak
-            pool.measure_again(now)
-        less_at = now if pool.demand(now) < wants else pool.less_at(now)
-        self.act_at = min(self.act_at, max(less_at, pool.peak_since + seconds))
+            count.measure_again(now)
+        less_at = now if count.demand(now) < wants else count.less_at(now)
+        self.act_at = min(self.act_at, max(less_at, count.peak_since + seconds))
         return wants
 
-    def _turn_is_over(self, pool: Pool, rest: ShareHolders, total: int) -> bool:
+    def _turn_is_over(self, count: PermitCount, rest: ShareHolders, total: int) -> bool:
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
         if not starved or not rest[index].held or not dealt[index]:
             return False
         stay = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, TURN_ANSWERS * self.answer_seconds))
-        if not pool.used:
+        if not count.used:
             stay += UNUSED_SECONDS * (0.5 + self._patience)
-        over = pool.got_at + stay
+        over = count.got_at + stay
         if self._clock() < over:
             self.act_at = min(self.act_at, over)
             return False
@@ -213,8 +217,8 @@ class LimitShare(m.Machine):
         self.limit = limit
         self.fault: str | None = None
         self.has_asked = False
-        self.permits, self.starts = Pool(), StartPool()
-        self.pools: tuple[Pool, ...] = (self.permits, self.starts)
+        self.permits, self.starts = PermitCount(), StartCount()
+        self.counts: tuple[PermitCount, ...] = (self.permits, self.starts)
         self._worker = worker
         self._lease = lease
         self._clock = clock
@@ -247,7 +251,7 @@ class LimitShare(m.Machine):
     @property
     def has_share(self) -> bool:
         """Whether permits come back in this process."""
-        return self.fault is None and all(pool.unlimited or pool.cap for pool in self.pools)
+        return self.fault is None and all(count.unlimited or count.cap for count in self.counts)
 
     @property
     def why(self) -> str | None:
@@ -267,9 +271,9 @@ class LimitShare(m.Machine):
 
     def give_back(self) -> bool:
         """Return a permit; return True if the node must change, so the caller wakes the loop."""
-        pool = self.permits
-        pool.give_back()
-        return pool.in_use >= pool.cap and pool.held > pool.cap
+        count = self.permits
+        count.give_back()
+        return count.in_use >= count.cap and count.held > count.cap
 
     def wait(self, count: int) -> bool:
         """Set how many callers wait; return True if the caller must wake the loop."""
@@ -356,7 +360,7 @@ class LimitShare(m.Machine):
         return (
             not is_told
             or self._is_listed
-            or any(pool.waiting or pool.held or pool.in_use for pool in self.pools)
+            or any(count.waiting or count.held or count.in_use for count in self.counts)
         )
 
     # --- answers --------------------------------------------------------------------------
@@ -394,9 +398,9 @@ class LimitShare(m.Machine):
         self._node = node if self._watched else None
         self.fault = node.fault
         if node.fault is not None:
-            for pool in self.pools:
-                pool.acknowledge(0, 0, self._clock())
-                pool.unlimited = False
+            for count in self.counts:
+                count.acknowledge(0, 0, self._clock())
+                count.unlimited = False
         elif self._has_strangers(node):
             self._list("")
         self._on_change()
@@ -494,14 +498,14 @@ class LimitShare(m.Machine):
 
     def _raise_caps(self, *plans: Plan) -> None:
         """Use what was lowered since the last write, and what other processes have dealt."""
-        for pool, plan in zip(self.pools, plans, strict=True):
-            cap = min(plan.cap, pool.held)
-            if pool.cap < cap:
-                pool.limit(cap, self._clock())
+        for count, plan in zip(self.counts, plans, strict=True):
+            cap = min(plan.cap, count.held)
+            if count.cap < cap:
+                count.limit(cap, self._clock())
                 self._on_change()
 
     def _lacks(self) -> bool:
-        return any(pool.waiting for pool in self.pools)
+        return any(count.waiting for count in self.counts)
 
     def _written(self, after: LimitNode, plans: tuple[Plan, Plan], answer: m.Response) -> None:
         self._busy = False
@@ -512,9 +516,9 @@ class LimitShare(m.Machine):
             self._in_doubt, self._is_listed = False, self._worker in after.workers
             self.has_asked = self._is_listed
             self._conflicts = 0
-            for pool, plan in zip(self.pools, plans, strict=True):
+            for count, plan in zip(self.counts, plans, strict=True):
                 own = (each.held for each in plan.holders if each.worker == self._worker)
-                pool.acknowledge(next(own, 0), plan.cap, now)
+                count.acknowledge(next(own, 0), plan.cap, now)
             self._node = after if self._watched else None
             self._version = answer.versions[1]
             self._on_change()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from qdo.brokers.requests import PoolCounts
     from qdo.fleet.audit_entries import AuditEntry
     from qdo.fleet.components import ProcessDescription
-    from qdo.fleet.hold_machine import Hold
     from qdo.fleet.limit_node import LimitNode
+    from qdo.fleet.pause_machine import Pause
     from qdo.history.reports import RecordedOwner
     from qdo.ops.dead_letters import ErrorGroup, Letter
     from qdo.ops.status import QueueStatus
@@ -84,16 +84,16 @@ def component_item(process: ProcessDescription) -> dict[str, Any]:
     }
 
 
-def hold_item(hold: Hold) -> dict[str, Any]:
+def pause_item(pause: Pause) -> dict[str, Any]:
     return {
-        "id": hold.id,
-        "kind": "section" if hold.by else "pause",
-        "queues": " ".join(hold.queues),
-        "globs": list(hold.queues),
-        "why": hold.why,
-        "who": hold.who,
-        "at": iso_time(hold.at or None),
-        "until": iso_time(hold.until),
+        "id": pause.id,
+        "kind": "section" if pause.by else "pause",
+        "queues": " ".join(pause.queues),
+        "globs": list(pause.queues),
+        "why": pause.why,
+        "who": pause.who,
+        "at": iso_time(pause.at or None),
+        "until": iso_time(pause.until),
     }
 
 

@@ -18,8 +18,8 @@ from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_assignment
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, NotFoundError, PositionAheadError, QdoError
-from qdo.fleet.hold_machine import Hold, HoldNode
-from qdo.fleet.holds import in_force
+from qdo.fleet.pause_machine import Pause, PauseNode
+from qdo.fleet.pauses import in_force
 from qdo.ops.peek import waiting_rows
 from qdo.ops.streams import hidden_parents
 from qdo.positions import TIME_POSITIONS
@@ -273,7 +273,7 @@ class Snapshot:
     unasked: int
     unread: Mapping[str, str]
     countable: bool
-    holds: Sequence[Hold]
+    pauses: Sequence[Pause]
     end: str | None
     at: float
     timed: bool
@@ -323,7 +323,7 @@ def read_snapshot(
         parents=parents,
         unasked=len(whole) - len(backlogs),
         unread=unread,
-        holds=_holds(client, layout),
+        pauses=_pauses(client, layout),
         countable=broker is not None and broker.capabilities.countable,
         end=end,
         at=time.time(),
@@ -500,11 +500,13 @@ def _reached(
     return answer
 
 
-def _holds(client: Client | None, layout: Layout) -> tuple[Hold, ...]:
+def _pauses(client: Client | None, layout: Layout) -> tuple[Pause, ...]:
     if client is None:
         return ()
     nodes = read_nodes(client, [layout.fleet.holds])
-    return in_force(client, [hold for node in nodes for hold in HoldNode.parse(node.data).holds])
+    return in_force(
+        client, [pause for node in nodes for pause in PauseNode.parse(node.data).pauses]
+    )
 
 
 def _matching(names: Iterable[str], glob: str) -> Iterable[str]:

@@ -16,8 +16,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, QueueNode
 from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.errors import QdoError
-from qdo.fleet.hold_machine import holds_of
-from qdo.fleet.holds import hold_text
+from qdo.fleet.pause_machine import pauses_of
+from qdo.fleet.pauses import pause_text
 from qdo.jobs.policy_tables import literal_characters
 from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
 from qdo.positions import format_last, time_of_position
@@ -217,7 +217,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
         error=str(answer) if isinstance(answer, QdoError) else None,
         retention_seconds=backlog.retention_seconds if backlog else None,
-        held=_held(queue, snapshot) if snapshot.holds else None,
+        held=_paused(queue, snapshot) if snapshot.pauses else None,
         missing=queue in snapshot.missing,
         deleted=node.deleted,
         lost=backlog is not None and backlog.lost,
@@ -244,8 +244,8 @@ def _others(node: QueueNode, *, blocked: bool) -> tuple[FailureRecord, ...]:
     return tuple(each for each in others if each.blocked is blocked)
 
 
-def _held(queue: str, snapshot: Snapshot) -> str | None:
-    return "; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None
+def _paused(queue: str, snapshot: Snapshot) -> str | None:
+    return "; ".join(map(pause_text, pauses_of(queue, snapshot.pauses))) or None
 
 
 def _pending_parents(queue: str, snapshot: Snapshot) -> tuple[str, ...]:

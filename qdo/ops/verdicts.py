@@ -1,7 +1,7 @@
 """Judge why a queue is where it is: a word, a sentence, and what to do. Pure functions.
 
 The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), with what qdo knows
-besides: failing messages, owners, holds, and messages in flight. A verdict is that of the reader:
+besides: failing messages, owners, pauses, and messages in flight. A verdict is that of the reader:
 it works even when no worker is running.
 """
 

@@ -180,7 +180,7 @@ class StopFlag:
 
     One byte tells whether the worker drains. The other values are the time until which its lease is
     valid, and how often it has registered: a job must not continue because a lease began after its
-    own was over. Then follow the claims that have ended or are held while a job of them runs.
+    own was over. Then follow the claims that have ended or are paused while a job of them runs.
 
     :ivar claims: the tokens of these claims, in the process of the worker.
     """
@@ -222,7 +222,7 @@ class StopFlag:
         _LEASE.pack_into(self._page, _LEASE_AT, until, self.registration())
 
     def claim_ended(self, queue: str, fence: int) -> bool:
-        """Return whether the queue has left the worker, is about to leave it, or is held."""
+        """Return whether the queue has left the worker, is about to leave it, or is paused."""
         count = int(_COUNT.unpack_from(self._page, _COUNT_AT)[0])
         ends = range(_CLAIMS_AT, _CLAIMS_AT + count * _TOKEN_BYTES, _TOKEN_BYTES)
         return count > 0 and _token(queue, fence) in (self._page[at : at + 8] for at in ends)
@@ -233,7 +233,7 @@ class StopFlag:
         self._show_claims()
 
     def forget_claim(self, queue: str, fence: int) -> None:
-        """Show it no longer: no job of it runs, or it is not held any more."""
+        """Show it no longer: no job of it runs, or it is not paused any more."""
         if self.claims:
             self.claims.pop(_token(queue, fence), None)
             self._show_claims()

@@ -33,7 +33,7 @@ from qdo.testing.faults import Crashed, Point, SendingBroker, Step
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
 from qdo.testing.kit_operators import KitOperators
 from qdo.testing.memory_fleet import (
-    KitHolds,
+    KitPauses,
     KitRelay,
     KitStreams,
     MemoryDocuments,
@@ -210,9 +210,9 @@ class TestKit(Results):
         self.app = app
         self.clock = Clock() if clock is None else clock
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")
-        world = State(app, chosen, self.clock, chance, KitHolds(self._held), most=most_attempts)
+        world = State(app, chosen, self.clock, chance, KitPauses(self._held), most=most_attempts)
         super().__init__(world, SendingBroker(world.store, app.name, self._reach, self._paused))
-        self.limits, self.holds = world.limits, world.holds
+        self.limits, self.holds = world.limits, world.pauses
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
         self._expected = QueueFilter(globs)
         self.streams = KitStreams(self.broker.streams)
@@ -510,7 +510,7 @@ class TestKit(Results):
 
     def _held(self) -> None:
         if self._process is not None:
-            self._process.gate.apply(self.holds.holds)
+            self._process.gate.apply(self.holds.pauses)
 
     def _reach(self, point: Point, queue: str) -> None:
         """Pass a fault point of a job that sends; sending from the test passes none."""

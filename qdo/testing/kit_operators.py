@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from qdo.coordination.queue_admin import Change, chosen, with_decision
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UsageError
-from qdo.fleet import holds
-from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet import pauses
 from qdo.fleet.owners import Owner
+from qdo.fleet.pause_machine import Pause, PauseNode
 from qdo.ops.cancel import Cancellation, result_of
 from qdo.ops.decisions import OperatorDecision, ids_of, which_of
 from qdo.ops.peek import Kind, PeekedMessage, check_names, find_messages, peek_behind
@@ -20,7 +20,7 @@ from qdo.testing.process import Process
 from qdo.testing.state import State
 
 if TYPE_CHECKING:
-    from qdo.testing.memory_fleet import KitHolds
+    from qdo.testing.memory_fleet import KitPauses
 
 
 class KitOperators:
@@ -66,20 +66,20 @@ class KitOperators:
         worker = self._world.record.node(queue).owner
         return Owner(queue, worker) if worker else None
 
-    def pause(self, hold: Hold, allow_none: bool, timeout_seconds: float) -> None:
+    def pause(self, pause: Pause, allow_none: bool, timeout_seconds: float) -> None:
         if not allow_none:
-            holds.check_matches(hold.queues, self._sender.catalog.names())
-        if hold.until is not None:
+            pauses.check_matches(pause.queues, self._sender.catalog.names())
+        if pause.until is not None:
             raise UsageError(reason="seconds must be None in a TestKit; call resume when they end")
-        self._holds.replace([*self._holds.holds, hold])
+        self._pauses.replace([*self._pauses.pauses, pause])
 
     def resume(self, queues: Sequence[str], reason: str) -> None:
-        holds.chosen(HoldNode(tuple(self._holds.holds)), queues)
+        pauses.chosen(PauseNode(tuple(self._pauses.pauses)), queues)
         left = [
             replace(each, queues=tuple(glob for glob in each.queues if glob not in queues))
-            for each in self._holds.holds
+            for each in self._pauses.pauses
         ]
-        self._holds.replace([each for each in left if each.queues])
+        self._pauses.replace([each for each in left if each.queues])
 
     def decide(
         self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str
@@ -98,5 +98,5 @@ class KitOperators:
         return self._world.record.node(queue)
 
     @property
-    def _holds(self) -> KitHolds:
-        return self._world.holds
+    def _pauses(self) -> KitPauses:
+        return self._world.pauses

@@ -14,13 +14,13 @@ from qdo.coordination.protocol.machine import CheckOp, DeleteOp, NodeMissing, No
 from qdo.errors import LockTimeoutError, UsageError
 from qdo.fleet.documents import Decide, OnChange, Parse
 from qdo.fleet.folder_view import FolderView
-from qdo.fleet.hold_machine import Hold
-from qdo.fleet.holds import new_hold
 from qdo.fleet.limit_node import checked_terms
 from qdo.fleet.locks import HeldLock, Section
 from qdo.fleet.names import checked_name
+from qdo.fleet.pause_machine import Pause
+from qdo.fleet.pauses import new_pause
+from qdo.fleet.permit_counts import PermitCount, StartCount
 from qdo.fleet.permits import PermitService
-from qdo.fleet.pools import Pool, StartPool
 from qdo.jobs.job import Job
 from qdo.text import describe
 
@@ -36,7 +36,7 @@ class KitLimit:
     def __init__(self) -> None:
         self.max: int | None = None
         self.borrowed = 0
-        self.starts = StartPool()
+        self.starts = StartCount()
         self.starts.unlimited = True
 
     def change(self, max: int | None, rate: float | None, burst: int, now: float) -> None:
@@ -64,7 +64,7 @@ class KitShare:
 
     def __init__(self, limit: KitLimit, clock: Callable[[], float]) -> None:
         self.starts = limit.starts
-        self.pools: tuple[Pool, ...] = (limit.starts,)
+        self.counts: tuple[PermitCount, ...] = (limit.starts,)
         self._limit = limit
         self._clock = clock
         self._in_use = 0
@@ -168,7 +168,7 @@ class KitLimits:
 class MemoryLocks:
     """Locks within one process. No caller waits, since no other process could release a lock.
 
-    No job runs during a section unless the test itself runs it, so sections hold nothing.
+    No job runs during a section unless the test itself runs it, so sections pause nothing.
     """
 
     def __init__(self, permits: PermitService, operators: Any) -> None:
@@ -199,21 +199,21 @@ class MemoryLocks:
 
         return HeldLock(name, self._fence, lambda: bool(held)), release
 
-    def hold(
+    def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section that is in force at once."""
-        queues = new_hold(globs, reason).queues
+        queues = new_pause(globs, reason).queues
         held = [True]
         self._fence += 1
         return Section(" ".join(queues), self._fence, lambda: bool(held)), held.clear
 
 
-class KitHolds:
+class KitPauses:
     """The paused queues of a kit, like those of a fleet after `qdo pause`."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        self.holds: list[Hold] = []
+        self.pauses: list[Pause] = []
         self._on_change = on_change
 
     def pause(self, *queues: str, reason: str = "") -> None:
@@ -221,23 +221,23 @@ class KitHolds:
 
         :raises UsageError: a glob is not valid.
         """
-        self.replace([*self.holds, new_hold(queues, reason)])
+        self.replace([*self.pauses, new_pause(queues, reason)])
 
     def resume(self, *queues: str) -> None:
         """End the pause with exactly these globs, or all pauses without any.
 
         :raises UsageError: there is no such pause.
         """
-        left = [each for each in self.holds if queues and set(each.queues) != set(queues)]
-        if queues and len(left) == len(self.holds):
-            known = ", ".join(repr(" ".join(each.queues)) for each in self.holds) or "none"
+        left = [each for each in self.pauses if queues and set(each.queues) != set(queues)]
+        if queues and len(left) == len(self.pauses):
+            known = ", ".join(repr(" ".join(each.queues)) for each in self.pauses) or "none"
             raise UsageError(
                 reason=f"queues must be those of a pause, got {' '.join(queues)!r}; paused: {known}"
             )
         self.replace(left)
 
-    def replace(self, holds: Iterable[Hold]) -> None:
-        self.holds[:] = holds
+    def replace(self, pauses: Iterable[Pause]) -> None:
+        self.pauses[:] = pauses
         self._on_change()
 
 

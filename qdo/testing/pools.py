@@ -11,8 +11,8 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.testing.clock import Clock
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.lane import LanePermits
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.pools.duty import PoolDuty
 
 JOIN_SECONDS = 10.0
@@ -37,7 +37,7 @@ class KitPools:
         store: RequestStore,
         clock: Clock,
         registration: KitRegistration,
-        parts: tuple[Dispatcher, HoldGate, LanePermits],
+        parts: tuple[Dispatcher, PauseGate, LanePermits],
     ) -> None:
         self._store = store
         self._clock = clock

@@ -30,7 +30,7 @@ from qdo.worker import shared_memory as hands
 from qdo.worker.duties.streams import ShardOpener
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
-from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.pipeline import Pipeline
 
 LEASE_SECONDS = 1e9
@@ -94,8 +94,8 @@ class Process:
             concurrency=1,
             loop=Loop(self._spawned.append, self._between_turns, clock=self.clock.passed),
         )
-        self.gate = HoldGate(self._dispatcher)
-        self.gate.apply(world.holds.holds)
+        self.gate = PauseGate(self._dispatcher)
+        self.gate.apply(world.pauses.pauses)
         parts = self._dispatcher, self.gate, self._pipeline.permits
         member = KitRegistration(self.name, self._lease)
         self._pools = KitPools(world.app, self._broker.requests, self.clock, member, parts)

@@ -33,7 +33,7 @@ from qdo.settings.vaults import opener_of, vault_of
 from qdo.testing.clock import Clock
 from qdo.testing.faults import Faults
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
-from qdo.testing.memory_fleet import KitHolds, KitLimits
+from qdo.testing.memory_fleet import KitLimits, KitPauses
 
 
 class MemoryCoordinator:
@@ -131,7 +131,7 @@ class State:
     settings: Settings
     clock: Clock
     chance: Callable[[], float]
-    holds: KitHolds
+    pauses: KitPauses
     store: MemoryStore = field(init=False)
     broker: MemoryBroker = field(init=False)
     limits: KitLimits = field(init=False)

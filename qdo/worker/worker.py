@@ -80,8 +80,8 @@ from qdo.worker.duties.timers import TimerSender
 from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.context import Engine, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher, Loop
-from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.jobs import check_jobs, check_pools
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot
 from qdo.worker.executors.base import Executor
@@ -158,7 +158,7 @@ class _Running:
     takes: QueueFilter
     pipeline: Pipeline
     dispatcher: Dispatcher
-    gate: HoldGate
+    gate: PauseGate
     status: StatusReport
     discovery: Discovery
     listener: DoorbellListener | None
@@ -322,7 +322,7 @@ class Worker:
         dispatcher = Dispatcher(
             pipeline, concurrency=self.settings.concurrency, loop=loop, slots=self._slots
         )
-        rings, gate = self.settings.doorbell and broker.capabilities.doorbell, HoldGate(dispatcher)
+        rings, gate = self.settings.doorbell and broker.capabilities.doorbell, PauseGate(dispatcher)
         return _Running(
             broker,
             takes,
@@ -345,7 +345,7 @@ class Worker:
         )
 
     def _pools(
-        self, broker: Broker, pipeline: Pipeline, dispatcher: Dispatcher, gate: HoldGate
+        self, broker: Broker, pipeline: Pipeline, dispatcher: Dispatcher, gate: PauseGate
     ) -> PoolDuty | None:
         if not any(job.pool for job in self.app.jobs):
             return None

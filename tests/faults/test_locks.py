@@ -18,8 +18,8 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, LockLostError, LockTimeoutError, SharedNameError
 from qdo.fleet import locks
-from qdo.fleet.holds import read_holds
 from qdo.fleet.locks import CoordinatorLocks
+from qdo.fleet.pauses import read_pauses
 from qdo.ops.locks import locks as list_locks
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
@@ -145,17 +145,17 @@ def test_a_section_that_fails_to_begin_leaves_no_hold(
     app: App, outsider: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to its first write is lost, or the job is stopped while it waits for it."""
-    real = locks.add_hold
+    real = locks.add_pause
     for error in (CoordinatorUnreachableError(url="", reason="the answer is lost"), SystemExit()):
 
         def lost(*args: Any, error: BaseException = error, **options: Any) -> int:
             real(*args, **options)
             raise error
 
-        monkeypatch.setattr(locks, "add_hold", lost)
+        monkeypatch.setattr(locks, "add_pause", lost)
         with pytest.raises(type(error)), app.exclusive("a-*", timeout_seconds=10):
             pass
-        assert read_holds(outsider, LAYOUT).node.holds == ()
+        assert read_pauses(outsider, LAYOUT).node.pauses == ()
 
 
 def test_a_section_whose_end_is_stopped_ends_with_its_session(
@@ -164,7 +164,7 @@ def test_a_section_whose_end_is_stopped_ends_with_its_session(
     def stopped(*args: Any) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(locks, "end_holds", stopped)
+    monkeypatch.setattr(locks, "end_pauses", stopped)
     with pytest.raises(SystemExit), app.exclusive("a-*", timeout_seconds=10):
         pass
     assert outsider.get_children(f"{LAYOUT.components}/client") == []

@@ -1,6 +1,6 @@
 """Sections over queues that cannot begin, or that an operator ends.
 
-`tests/integration/fleet/test_hold_command.py` shows what runs beside a section, and its end with a
+`tests/integration/fleet/test_pause_command.py` shows what runs beside a section, and its end with a
 maker that is killed or frozen.
 """
 
@@ -12,9 +12,9 @@ import pytest
 
 from qdo import App
 from qdo.coordination.client import Client
-from qdo.errors import HoldNotObeyedError, QueueNameError, SectionLostError, UsageError
-from qdo.fleet.hold_machine import HoldNode
-from qdo.fleet.holds import add_hold, end_holds, new_hold, resume_hold
+from qdo.errors import PauseNotObeyedError, QueueNameError, SectionLostError, UsageError
+from qdo.fleet.pause_machine import PauseNode
+from qdo.fleet.pauses import add_pause, end_pauses, new_pause, resume_pause
 from tests.support.app_runs import AppRuns
 from tests.support.processes import wait_until
 
@@ -28,18 +28,18 @@ def app(coordinator_url: str) -> Iterator[App]:
 def test_a_section_is_lost_when_an_operator_ends_it(
     app: App, runs: AppRuns, outsider: Client
 ) -> None:
-    """Also if other holds change before, and with its node."""
+    """Also if other pauses change before, and with its node."""
     for number in range(3):
-        pause = new_hold(["other-*"])
+        pause = new_pause(["other-*"])
         with app.exclusive("tenant-*", timeout_seconds=30) as section:
-            add_hold(outsider, runs.layout, pause)
-            end_holds(outsider, runs.layout, [pause.id])
-            (hold,) = HoldNode.parse(outsider.get(runs.layout.fleet.holds)[0]).holds
+            add_pause(outsider, runs.layout, pause)
+            end_pauses(outsider, runs.layout, [pause.id])
+            (pause,) = PauseNode.parse(outsider.get(runs.layout.fleet.holds)[0]).pauses
             section.check()
             if number == 2:
                 outsider.delete(runs.layout.fleet.holds)
             else:
-                resume_hold(outsider, runs.layout, hold.id, "by mistake")
+                resume_pause(outsider, runs.layout, pause.id, "by mistake")
             wait_until(lambda lost=section: not lost.valid, "the section is lost")  # type: ignore[misc]
             with pytest.raises(SectionLostError) as caught:
                 section.check()
@@ -53,7 +53,7 @@ def test_a_section_that_cannot_begin_is_lifted(app: App, runs: AppRuns) -> None:
     runs.app.send("tenant-1", 1)
     with runs.work(order="none", concurrency=2), App("desk", coordinator=runs.coordinator) as other:
         wait_until(lambda: runs.runs("tenant-1") == [("1", 1)], "a long job")
-        with pytest.raises(HoldNotObeyedError) as caught:
+        with pytest.raises(PauseNotObeyedError) as caught:
             app.exclusive("tenant-*", timeout_seconds=0.2).__enter__()
         assert "worker-" in caught.value.details["names"]
         runs.app.send("tenant-1", 2)
@@ -61,7 +61,7 @@ def test_a_section_that_cannot_begin_is_lifted(app: App, runs: AppRuns) -> None:
         held.unlink()
         with app.exclusive("tenant-*", timeout_seconds=30):
             with (
-                pytest.raises(HoldNotObeyedError) as caught,
+                pytest.raises(PauseNotObeyedError) as caught,
                 other.exclusive("tenant-1", timeout_seconds=0.3),
             ):
                 pass

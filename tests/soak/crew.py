@@ -21,7 +21,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFailingError, QdoError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import read_entries
-from qdo.fleet.holds import read_holds, resume_hold
+from qdo.fleet.pauses import read_pauses, resume_pause
 from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.peek import read_queue_node, waiting_rows
@@ -149,10 +149,10 @@ class OperatorCrew:
     def heal(self) -> bool:
         """End what stops a queue, as an operator; return whether all queues are idle."""
         with contextlib.suppress(QdoError):
-            for hold in read_holds(self._client, _LAYOUT).node.holds:
-                if not hold.by:
-                    id = self._own.asks("resume", " ".join(hold.queues), hold=hold.id)
-                    resume_hold(self._client, _LAYOUT, hold.id, id)
+            for pause in read_pauses(self._client, _LAYOUT).node.pauses:
+                if not pause.by:
+                    id = self._own.asks("resume", " ".join(pause.queues), hold=pause.id)
+                    resume_pause(self._client, _LAYOUT, pause.id, id)
                     self._own.told(id)
             busy = [self._is_busy(queue) for queue in CREW_QUEUES]
             return not any(busy)
@@ -214,8 +214,8 @@ class OperatorCrew:
         found = [
             f"left: action {name} of {path}" for path in kept for name in actions.get(path, ())
         ]
-        holds = read_holds(self._client, _LAYOUT).node.holds
-        found += [f"left: {hold}" for hold in holds if not hold.by]
+        pauses = read_pauses(self._client, _LAYOUT).node.pauses
+        found += [f"left: {pause}" for pause in pauses if not pause.by]
         for queue in KEPT:
             node = read_queue_node(self._client, _LAYOUT, queue)
             if node is not None and (node.out_of_order or node.failures):

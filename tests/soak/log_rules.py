@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.limit_node import LimitNode, ShareHolders
-from qdo.fleet.pools import targets
+from qdo.fleet.permit_counts import targets
 from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion
 from tests.support.zookeeper_txn_log import Txn
 

@@ -24,7 +24,7 @@ from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.fleet.actions import list_workers
-from qdo.fleet.holds import new_hold, pause, read_holds, resume_hold, wait_in_force
+from qdo.fleet.pauses import new_pause, pause_queues, read_pauses, resume_pause, wait_in_force
 from qdo.ops import dead_letters
 from qdo.ops.cancel import cancel
 from qdo.ops.checkpoints import Checkpoint, execute_step, plan_import, read_checkpoints
@@ -122,25 +122,27 @@ class SoakOperator:
 
     def _pause(self) -> None:
         queue = self._random.choice((self._queue(), "ops-*", "ops*-0"))
-        hold = new_hold([queue], seconds=self._random.choice((None, 3.0)))
-        with self._request("pause", queue, hold=hold.id, until=hold.until) as (id, answer):
-            hold = new_hold([queue], id, hold.until and 3.0, hold.id)
-            zxid = pause(self._client, self._layout, hold)
-            wait_in_force(self._client, self._layout, hold, zxid, OBEY_SECONDS)
+        pause = new_pause([queue], seconds=self._random.choice((None, 3.0)))
+        with self._request("pause", queue, hold=pause.id, until=pause.until) as (id, answer):
+            pause = new_pause([queue], id, pause.until and 3.0, pause.id)
+            zxid = pause_queues(self._client, self._layout, pause)
+            wait_in_force(self._client, self._layout, pause, zxid, OBEY_SECONDS)
             answer["in_force"] = time.monotonic()
         time.sleep(self._random.uniform(0.1, 1.0))
         if self._random.random() < 0.7:
-            self._end(hold.id, queue)
+            self._end(pause.id, queue)
 
     def _resume(self) -> None:
-        holds = [each for each in read_holds(self._client, self._layout).node.holds if not each.by]
-        if holds:
-            hold = self._random.choice(holds)
-            self._end(hold.id, " ".join(hold.queues))
+        pauses = [
+            each for each in read_pauses(self._client, self._layout).node.pauses if not each.by
+        ]
+        if pauses:
+            pause = self._random.choice(pauses)
+            self._end(pause.id, " ".join(pause.queues))
 
-    def _end(self, hold: str, queue: str) -> None:
-        with self._request("resume", queue, hold=hold) as (id, _):
-            resume_hold(self._client, self._layout, hold, id)
+    def _end(self, pause: str, queue: str) -> None:
+        with self._request("resume", queue, hold=pause) as (id, _):
+            resume_pause(self._client, self._layout, pause, id)
 
     def _move(self) -> None:
         queue = self._queue()

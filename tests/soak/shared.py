@@ -12,10 +12,10 @@ from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.hold_machine import HoldNode
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.limits import LimitWish, set_limit
 from qdo.fleet.live_settings import change_settings, read_answers, read_settings, wait_in_use
+from qdo.fleet.pause_machine import PauseNode
 from tests.soak.app import HELD, LIMIT, LOCK, MOST_AT_ONCE
 
 SECTION_TIMEOUT_SECONDS = 10.0
@@ -104,8 +104,8 @@ class SharedParts:
             for name in self.client.get_children(fleet.lock(LOCK)):
                 yield f"left: contender {name} of the lock"
         if self.client.exists(fleet.holds):
-            for hold in HoldNode.parse(self.client.get(fleet.holds)[0]).holds:
-                yield f"left: {hold}"
+            for pause in PauseNode.parse(self.client.get(fleet.holds)[0]).pauses:
+                yield f"left: {pause}"
         for kind in self.client.get_children(LAYOUT.components):
             for name in self.client.get_children(f"{LAYOUT.components}/{kind}"):
                 yield f"left: component {kind}/{name}"

@@ -62,9 +62,9 @@ PURE = (
     "fleet/action_machine.py",
     "fleet/audit_entries.py",
     "fleet/folder_view.py",
-    "fleet/hold_machine.py",
+    "fleet/pause_machine.py",
     "fleet/lock_contender.py",
-    "fleet/pools.py",
+    "fleet/permit_counts.py",
     "fleet/settings_machine.py",
     "fleet/shares.py",
 )

@@ -79,7 +79,7 @@ def dashboard(
     rules: VerdictRules,
     settings: Settings,
 ) -> None:
-    """Serve pages that show the app: queues, workers, dead letters, holds, audit, settings.
+    """Serve pages that show the app: queues, workers, dead letters, pauses, audit, settings.
 
     It only reads, and only while a page is open. With --allow-actions, operators who log in with
     their token may act, too.

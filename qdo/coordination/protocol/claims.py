@@ -77,7 +77,7 @@ class Claim:
         always are.
     :ivar before: the claim that this one continues, until it begins; see `take_over`.
     :ivar open: whether messages may be started, while the lease is valid.
-    :ivar held: it is not open because its queue is held; it opens again when the hold ends.
+    :ivar paused: it is not open because its queue is paused; it opens again when the pause ends.
     :ivar lease: the lease of the registration that made the claim, and no other.
     :ivar former: the owner before if it was gone without a release, else "".
     :ivar careful: how many messages are still recorded before they begin, because of such an owner.
@@ -94,10 +94,10 @@ class Claim:
         "failure",
         "fence",
         "former",
-        "held",
         "lease",
         "open",
         "out_of_order",
+        "paused",
         "positions",
         "queue",
         "refresh",
@@ -124,7 +124,7 @@ class Claim:
         self.refresh: Callable[[], None] | None = None
         self.before: Claim | None = None
         self.open = True
-        self.held = False
+        self.paused = False
         self.ending = ""
         self.former = ""
         self.careful = 0
@@ -151,19 +151,19 @@ class Claim:
     @property
     def over(self) -> bool:
         """Whether it has ended for good: it is being released, or is lost."""
-        return not self.open and not self.held
+        return not self.open and not self.paused
 
     def close(self) -> None:
-        self.open = self.held = False
+        self.open = self.paused = False
 
-    def hold(self) -> None:
-        """Start no message until `lift` is called; nothing if it is over."""
+    def pause(self) -> None:
+        """Start no message until `resume` is called; nothing if it is over."""
         if self.open:
-            self.open, self.held = False, True
+            self.open, self.paused = False, True
 
-    def lift(self) -> None:
-        if self.held:
-            self.open, self.held = True, False
+    def resume(self) -> None:
+        if self.paused:
+            self.open, self.paused = True, False
 
     def follow(self, former: str) -> None:
         """Be careful with the first messages: one may have ended the owner before."""

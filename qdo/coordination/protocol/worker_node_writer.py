@@ -23,7 +23,7 @@ class WorkerNodeWriter:
     :ivar listed: the queues in it, as last written or read back after a barrier.
     :ivar draining: recorded in it from the next write on.
     :ivar filter: the queues that may be assigned to the worker; recorded by every write.
-    :ivar holds: mzxid of the holds that the worker obeys; recorded by every write.
+    :ivar holds: mzxid of the pauses that the worker obeys; recorded by every write.
     :ivar process: host, process and parent process of the worker; recorded by every write.
     :ivar rewrite: whether to write it even if no queue is claimed or released.
     """

@@ -23,7 +23,7 @@ from qdo.coordination.session_setup import BrokerNode, check_broker, check_right
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.action_machine import ActionsWatch, Perform
 from qdo.fleet.components import check_level
-from qdo.fleet.hold_machine import HoldsWatch
+from qdo.fleet.pause_machine import PauseWatch
 from qdo.fleet.settings_machine import SettingsWatch
 from qdo.queues import QueueFilter
 from qdo.settings.coordinator_access import coordinator_access
@@ -33,7 +33,7 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.queues import has_dynamic_queues
-from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.pauses import PauseGate
 
 MakeMachines = Callable[[Layout, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
@@ -45,7 +45,7 @@ class MemberParts:
 
     :ivar make_machines: returns further machines for a registered member.
     :ivar actions: how the actions are done that operators ask for.
-    :ivar gate: keeps held queues still.
+    :ivar gate: keeps paused queues still.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     """
 
@@ -53,7 +53,7 @@ class MemberParts:
     filter: QueueFilter
     make_machines: MakeMachines
     actions: Mapping[str, Perform]
-    gate: HoldGate
+    gate: PauseGate
     live: LiveSettings
     on_doorbell: Callable[[str], None] | None
     totals: CheckpointTotals
@@ -153,9 +153,9 @@ class MemberFactory:
         return [
             *parts.make_machines(self._layout, member),
             ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
-            # Put it before the holds, whose node opens the gate: jobs start with current settings.
+            # Put it before the pauses, whose node opens the gate: jobs start with current settings.
             SettingsWatch(fleet.settings, parts.live),
-            HoldsWatch(
+            PauseWatch(
                 fleet.holds,
                 gate,
                 acknowledge=member.obey,

@@ -25,7 +25,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.duties.member_factory import MemberFactory, MemberParts
 from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.slot import Counters, apply_decisions
 from qdo.worker.shared_memory import InFlightTable
 
@@ -48,7 +48,7 @@ class ClaimEvents:
         self,
         dispatcher: Dispatcher,
         counters: Counters,
-        gate: HoldGate,
+        gate: PauseGate,
         history: Recorder | None = None,
     ) -> None:
         self.member: Member | None = None

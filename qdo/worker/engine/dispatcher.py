@@ -21,7 +21,7 @@ held      nothing more runs under this claim: its queue is blocked,     ready (a
           or the worker is stopping                                     after an operator's
                                                                         change), gone
 limited   until its job has permits; see `limits`                       ready
-still     its queue is held in the whole fleet                          ready (the hold ends)
+still     its queue is paused in the whole fleet                        ready (the pause ends)
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
@@ -365,7 +365,7 @@ class Dispatcher:
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
             slot.state = SlotState[result.name]
-            # Its permits may have come in the meantime, or the hold may have ended.
+            # Its permits may have come in the meantime, or the pause may have ended.
             lifted = result is TurnResult.STILL and slot.claim is not None and slot.claim.open
             if lifted or (result is TurnResult.LIMITED and not slot.awaits_permit):
                 self._make_ready(slot)

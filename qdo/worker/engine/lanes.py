@@ -138,7 +138,7 @@ class Lanes:
         claim, now = self.claim, self._clock()
         if self._slot.claim is not claim or claim.over:
             return TurnResult.ENDED
-        if claim.held:
+        if claim.paused:
             return TurnResult.STILL
         if self._stopping or (self._spec.single and self._is_blocked()):
             return TurnResult.HELD

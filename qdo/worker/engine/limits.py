@@ -30,7 +30,7 @@ from qdo.jobs.job import Job
 from qdo.worker.engine.slot import LaneGroup, Row, Rows, Slot, TurnResult
 
 if TYPE_CHECKING:
-    from qdo.fleet.pools import Pool, StartPool
+    from qdo.fleet.permit_counts import PermitCount, StartCount
 
 
 MOST_SINGLES = 63
@@ -41,8 +41,8 @@ class PermitShare(Protocol):
     """A share of a limit; see `qdo.fleet.shares.LimitShare`."""
 
     fault: str | None
-    starts: StartPool
-    pools: tuple[Pool, ...]
+    starts: StartCount
+    counts: tuple[PermitCount, ...]
 
     @property
     def has_share(self) -> bool: ...
@@ -382,8 +382,8 @@ class Limits:
         self.streaks.interrupt()
         self._shares = shares
         for share in shares.values():
-            for pool in share.pools:
-                pool.interrupt = self.streaks.interrupt
+            for part in share.counts:
+                part.interrupt = self.streaks.interrupt
         self._count()
 
     def take(self, gate: Gate) -> Grant | None:

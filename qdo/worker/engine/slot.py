@@ -53,7 +53,7 @@ class TurnResult(enum.Enum):
     PAUSED = "the lease expired"
     HELD = "nothing more runs under this claim: the queue is blocked, or the worker is stopping"
     LIMITED = "there is no permit"
-    STILL = "the queue is held in the whole fleet"
+    STILL = "the queue is paused in the whole fleet"
     ENDED = "the claim is over"
 
 

@@ -114,7 +114,7 @@ def state_of(slot: Slot) -> str:
     claim = slot.claim
     if claim is None:
         return "running"  # it was lost, and its message in flight is being finished
-    if claim.held:
+    if claim.paused:
         return "paused"
     if slot.state is SlotState.PAUSED:
         return "lease-expired"

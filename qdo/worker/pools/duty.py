@@ -28,8 +28,8 @@ from qdo.system.home_loop import LoopMailbox
 from qdo.text import describe
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.holds import HoldGate
 from qdo.worker.engine.lane import LanePermits
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.pools.subscription import MARKS_SECONDS, PoolSubscription
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PoolDuty(Duty):
         app: App,
         store: RequestStore,
         dispatcher: Dispatcher,
-        gate: HoldGate,
+        gate: PauseGate,
         permits: LanePermits,
         takes: Callable[[str], bool],
         current: CurrentMember,

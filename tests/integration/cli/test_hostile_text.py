@@ -20,8 +20,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_machine import Hold, HoldNode
 from qdo.fleet.live_settings import version_path
+from qdo.fleet.pause_machine import Pause, PauseNode
 from qdo.fleet.settings_machine import SettingsNode, SettingsVersion
 from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
@@ -206,7 +206,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     with connected("sqlite:qdo-data/coordination.db", handler="threading") as client:
         for path in LAYOUT.persistent:
             client.ensure_path(path)
-        hold = HoldNode((Hold("a" * 8, (HOSTILE,), HOSTILE, HOSTILE),))
+        hold = PauseNode((Pause("a" * 8, (HOSTILE,), HOSTILE, HOSTILE),))
         client.set(LAYOUT.fleet.holds, hold.encode())
         worker = WorkerNode((HOSTILE,), (), False, QueueFilter((HOSTILE,), (HOSTILE,), (HOSTILE,)))
         client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)

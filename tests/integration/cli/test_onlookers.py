@@ -17,7 +17,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet.pause_machine import Pause, PauseNode
 from tests.support.cli import Ended, clean_environment
 from tests.support.coordinator_process import connected
 from tests.support.forks.processes import run
@@ -71,7 +71,7 @@ def fill(folder: Path) -> Iterator[Client]:
             app.broker.dead_letters.store(letter)
             lock = f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000"
             client.create(lock, b"", makepath=True)
-            hold = HoldNode((Hold("a" * 8, ("held-*",), "disk full"),))
+            hold = PauseNode((Pause("a" * 8, ("held-*",), "disk full"),))
             client.set(LAYOUT.fleet.holds, hold.encode())
             document = f"{LAYOUT.fleet.document_set('plans')}/acme"
             client.create(document, b'{"value": 1}', makepath=True)

@@ -18,7 +18,7 @@ from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress
 from qdo.dashboard import actions, close_app, create_app, reading
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
-from qdo.fleet.holds import new_hold, pause, read_holds
+from qdo.fleet.pauses import new_pause, pause_queues, read_pauses
 from qdo.ops import dead_letters as ops
 from qdo.ops.decisions import COMMANDS, OperatorDecision
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
@@ -43,21 +43,21 @@ def read(visitor: Visitor) -> None:
 
 
 def test_a_pause_is_confirmed_with_its_number(shop: FilledShop) -> None:
-    """The same hold as that of the command, with reason and operator."""
+    """The same pause as that of the command, with reason and operator."""
     operator = shop.operator()
     read(operator)
     asked = operator.post("/actions/pause", glob="ord*", lasting="1h")
     assert "Pause 1 queue: ord*?" in asked.text
-    assert read_holds(shop.client, LAYOUT).node.holds == ()
+    assert read_pauses(shop.client, LAYOUT).node.pauses == ()
     answer = operator.act("/actions/pause", "they move", 1, glob="ord*", lasting="1h")
     assert answer.status_code == 302
-    [hold] = read_holds(shop.client, LAYOUT).node.holds
-    assert (hold.queues, hold.why) == (("ord*",), "they move")
-    assert hold.until is not None
-    assert hold.who.startswith("Grace (dashboard, ")
+    [pause] = read_pauses(shop.client, LAYOUT).node.pauses
+    assert (pause.queues, pause.why) == (("ord*",), "they move")
+    assert pause.until is not None
+    assert pause.who.startswith("Grace (dashboard, ")
     [entry] = entries(shop)
     assert (entry.command, entry.target, entry.reason) == ("pause", "ord*", "they move")
-    assert entry.by == hold.who
+    assert entry.by == pause.who
     assert "Done: Pause 1 queue" in operator.page("/holds")
 
 
@@ -70,7 +70,7 @@ def test_a_pause_of_all_queues_is_refused(local_shop: FilledShop, glob: str) -> 
         answer = operator.act("/actions/pause", "why", count, glob=glob, lasting="")
         assert answer.status_code == 409
         assert "use qdo pause" in answer.text
-    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+    assert read_pauses(local_shop.client, LAYOUT).node.pauses == ()
     asked = operator.post("/actions/pause", glob="[!f]*", lasting="")
     assert "Pause 3 queues" in asked.text
 
@@ -81,7 +81,7 @@ def test_a_pause_waits_for_the_first_reading(local_shop: FilledShop) -> None:
     operator.reader.close()
     answer = operator.act("/actions/pause", "why", 0, glob="ord*", lasting="")
     assert answer.status_code == 409
-    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+    assert read_pauses(local_shop.client, LAYOUT).node.pauses == ()
 
 
 def test_actions_without_a_coordinator_are_refused(local_shop: FilledShop, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_action_that_was_given_up_never_happens(
     ends.set()
     before.result(20)
     acting._thread.submit(lambda connections: None).result(20)
-    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+    assert read_pauses(local_shop.client, LAYOUT).node.pauses == ()
 
 
 def test_an_action_that_has_begun_may_still_happen(
@@ -153,7 +153,7 @@ def test_an_action_that_has_begun_may_still_happen(
     assert answer.status_code == 503
     assert "action log" in answer.text
     ends.set()
-    wait_until(lambda: read_holds(local_shop.client, LAYOUT).node.holds != (), "it happens")
+    wait_until(lambda: read_pauses(local_shop.client, LAYOUT).node.pauses != (), "it happens")
 
 
 def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
@@ -164,7 +164,7 @@ def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
     wait_until(lambda: "orders-2" in operator.page("/queues"), "the new queue is read")
     answer = operator.act("/actions/pause", "why", 1, glob="ord*", lasting="")
     assert "Pause 2 queues" in answer.text
-    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+    assert read_pauses(local_shop.client, LAYOUT).node.pauses == ()
 
 
 def test_a_change_needs_a_reason(local_shop: FilledShop) -> None:
@@ -180,15 +180,15 @@ def test_a_change_needs_a_reason(local_shop: FilledShop) -> None:
     assert entries(local_shop) == []
 
 
-def test_a_hold_is_ended_by_its_id(shop: FilledShop) -> None:
+def test_a_pause_is_ended_by_its_id(shop: FilledShop) -> None:
     """Twice is once."""
-    hold = new_hold(["x*"], "why")
-    pause(shop.client, LAYOUT, hold)
+    pause = new_pause(["x*"], "why")
+    pause_queues(shop.client, LAYOUT, pause)
     operator = shop.operator()
-    assert operator.act("/actions/resume", "over", 1, id=hold.id).status_code == 302
-    assert read_holds(shop.client, LAYOUT).node.holds == ()
+    assert operator.act("/actions/resume", "over", 1, id=pause.id).status_code == 302
+    assert read_pauses(shop.client, LAYOUT).node.pauses == ()
     assert entries(shop)[0].command == "resume"
-    assert operator.act("/actions/resume", "over", 1, id=hold.id).status_code == 409
+    assert operator.act("/actions/resume", "over", 1, id=pause.id).status_code == 409
 
 
 @pytest.mark.parametrize("decision", ["retry", "skip", "dead-letter"])

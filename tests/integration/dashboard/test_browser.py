@@ -18,7 +18,7 @@ import pytest
 from qdo.brokers.requests import PAUSED, RUNNING
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.holds import new_hold, pause
+from qdo.fleet.pauses import new_pause, pause_queues
 from qdo.history.recorder import OwnerRow, Recorder
 from qdo.history.writer import HistoryWriter
 from tests.integration.dashboard.test_server import Served
@@ -117,8 +117,8 @@ def change(shop: FilledShop) -> None:
     shop.app.send_many([(f"new-{number}", 1) for number in range(30)])
     shop.app.send("new-tenant-with-a-long-name-in-eu-central-1", 1)
     shop.client.create(LAYOUT.queue("fine"), QueueNode(owner="worker-0000000000").encode())
-    hold = new_hold(["orders-*"], "the warehouse moves to another building this weekend")
-    pause(shop.client, LAYOUT, hold)
+    pause = new_pause(["orders-*"], "the warehouse moves to another building this weekend")
+    pause_queues(shop.client, LAYOUT, pause)
 
 
 def log_in(browser: Browser, address: str) -> None:

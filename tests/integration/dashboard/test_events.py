@@ -6,7 +6,7 @@ from typing import Any
 
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.holds import new_hold, pause
+from qdo.fleet.pauses import new_pause, pause_queues
 from tests.support.dashboard.shop import LAYOUT, FilledShop, Visitor
 from tests.support.processes import wait_until
 from tests.unit.dashboard.test_event_log import judged
@@ -29,7 +29,7 @@ def test_events_have_the_keys_of_the_command(shop: FilledShop) -> None:
     )
     worker = path.rpartition("/")[2]
     shop.client.set(LAYOUT.queue("blocked"), QueueNode(last=7, owner=worker).encode())
-    pause(shop.client, LAYOUT, new_hold(["x-*"], "they move"))
+    pause_queues(shop.client, LAYOUT, new_pause(["x-*"], "they move"))
 
     def kinds() -> set[str]:
         return {each["kind"] for each in events(visitor)}

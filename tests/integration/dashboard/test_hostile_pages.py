@@ -13,7 +13,7 @@ from qdo.brokers.requests import RUNNING
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet.hold_machine import Hold, HoldNode
+from qdo.fleet.pause_machine import Pause, PauseNode
 from qdo.queues import QueueFilter
 from tests.support.dashboard.html_check import PageCheck
 from tests.support.dashboard.shop import LAYOUT, POSITION, FilledShop, Visitor
@@ -48,8 +48,8 @@ def hostile(local_shop: FilledShop) -> FilledShop:
     local_shop.app.broker.requests.note(taken.take, RUNNING, LONG)
     client.create(LAYOUT.queue("bytes"), b"\xff\xfe<script>")
     client.create(LAYOUT.queue("owned"), QueueNode(last=7, owner=ATTACK).encode())
-    hold = HoldNode((Hold("a" * 8, (NAME,), ATTACK + TEXT, ATTACK),))
-    client.set(LAYOUT.fleet.holds, hold.encode())
+    pause = PauseNode((Pause("a" * 8, (NAME,), ATTACK + TEXT, ATTACK),))
+    client.set(LAYOUT.fleet.holds, pause.encode())
     takes = QueueFilter((ATTACK,), (ATTACK,), (ATTACK,))
     worker = WorkerNode((NAME,), (), False, takes)
     client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)

@@ -21,7 +21,7 @@ from qdo.cli.main import qdo
 from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.worker_report import LastHour, WorkerReport
 from qdo.dashboard import close_app, create_app
-from qdo.fleet.holds import add_hold, new_hold, pause
+from qdo.fleet.pauses import add_pause, new_pause, pause_queues
 from tests.support.cli import WORKER, clean_environment
 from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop, Visitor
 from tests.support.processes import Proc, wait_until
@@ -245,12 +245,12 @@ def test_messages_of_a_queue_are_listed_and_found(shop: FilledShop) -> None:
         assert '<p class="notice warning"' in visitor.page(f"/messages?queue=fine&id={id}")
 
 
-def test_a_queue_shows_its_holds_and_changes(shop: FilledShop) -> None:
+def test_a_queue_shows_its_pauses_and_changes(shop: FilledShop) -> None:
     """Those whose glob matches its name, and no others."""
-    pause(shop.client, LAYOUT, new_hold(["ord*"], "the customer moves"))
-    pause(shop.client, LAYOUT, new_hold(["other*"], "another reason"))
+    pause_queues(shop.client, LAYOUT, new_pause(["ord*"], "the customer moves"))
+    pause_queues(shop.client, LAYOUT, new_pause(["other*"], "another reason"))
     gone = f"{LAYOUT.components}/client/host-0000000001"
-    add_hold(shop.client, LAYOUT, replace(new_hold(["ord*"], "its maker is gone"), by=gone))
+    add_pause(shop.client, LAYOUT, replace(new_pause(["ord*"], "its maker is gone"), by=gone))
     text = shop.visitor().page("/queue?name=orders-1")
     assert text.count("the customer moves") >= 2
     assert "another reason" not in text
@@ -287,7 +287,7 @@ def test_json_is_that_of_the_command(
     monkeypatch.setenv("QDO_APP", "shop")
     for name in ("broker", "coordinator"):
         monkeypatch.setenv(f"QDO_{name.upper()}", shop.places[name])
-    pause(shop.client, LAYOUT, new_hold(["x*"], "why"))
+    pause_queues(shop.client, LAYOUT, new_pause(["x*"], "why"))
     with shop.app.lock("anything"):
         pass
     visitor = shop.visitor()

@@ -93,7 +93,7 @@ def test_a_long_reading_is_followed_by_a_longer_pause(
 
 
 def test_clients_share_the_other_reads_too(local_shop: FilledShop) -> None:
-    """Holds, limits and the action log, for some seconds."""
+    """Pauses, limits and the action log, for some seconds."""
     visitor = local_shop.visitor()
     direct = visitor.flask.extensions["qdo"].direct
     calls: list[int] = []

@@ -13,8 +13,8 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import load
 from qdo.fleet.action_machine import Action
 from qdo.fleet.audit_entries import entry_name
-from qdo.fleet.hold_machine import HoldNode
 from qdo.fleet.limit_node import LimitNode
+from qdo.fleet.pause_machine import PauseNode
 from qdo.fleet.settings_machine import SettingsNode
 from tests.support.fakes.hostile_text import HOSTILE_NAME, TEXT
 
@@ -102,7 +102,7 @@ TEMPLATES: dict[str, tuple[Any, Callable[[bytes], object]]] = {
                 {"id": _ID[::-1], "queues": ["none"], "until": 9e9, "by": "/a"},
             ]
         },
-        lambda data: HoldNode.parse(data).fault,
+        lambda data: PauseNode.parse(data).fault,
     ),
     "limit": (
         {

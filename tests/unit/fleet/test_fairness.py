@@ -281,9 +281,9 @@ def test_if_those_who_wait_move_too_some_starve(monkeypatch: pytest.MonkeyPatch)
     """A process near the front loses its place each time."""
     rule: Any = Planner._turn_is_over
 
-    def moves(planner: Any, pool: Any, rest: Any, total: int) -> bool:
+    def moves(planner: Any, count: Any, rest: Any, total: int) -> bool:
         own = next(each for each in rest if each.worker == planner._worker)
-        return bool(not own.held or rule(planner, pool, rest, total))
+        return bool(not own.held or rule(planner, count, rest, total))
 
     monkeypatch.setattr(Planner, "_turn_is_over", moves)
     assert longest_wait(2, seed=2) > bound(2)

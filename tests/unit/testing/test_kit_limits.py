@@ -174,7 +174,7 @@ def test_a_paused_queue_stands_still() -> None:
         kit.send("import-a", 1)
         kit.run_until_idle()
         kit.holds.pause("import-*", reason="new schema")
-        assert kit.holds.holds[0].why == "new schema"
+        assert kit.holds.pauses[0].why == "new schema"
         for queue in ("import-a", "import-b", "mail"):
             kit.send(queue, 2)
         kit.run_until_idle()

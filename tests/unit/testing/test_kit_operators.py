@@ -106,7 +106,7 @@ def test_queues_pause_and_resume(app: qdo.App) -> None:
         app.resume("q*")
         kit.run_until_settled()
         assert kit.done() == [1]
-        assert [each.queues for each in kit.holds.holds] == [("other",)]
+        assert [each.queues for each in kit.holds.pauses] == [("other",)]
         with pytest.raises(UsageError):
             app.pause("q", seconds=60)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from qdo.coordination.protocol.claims import Claim
-from qdo.fleet.hold_machine import Hold
+from qdo.fleet.pause_machine import Pause
 from qdo.system.processes import SIGN
 from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher, Loop
-from qdo.worker.engine.holds import HoldGate
+from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
 from tests.support.fakes.member import FakeMember
 
@@ -279,8 +279,8 @@ def test_a_running_queue_is_released_after_its_message(
 @pytest.mark.parametrize("end", ["take_back", "lose", "hold", "seek", "lift", "decide"])
 def test_a_running_job_learns_that_its_claim_ends(bench: DispatcherSetup, end: str) -> None:
     """No other claim's job does, and no later one of the same queue."""
-    gate = HoldGate(bench.dispatcher)
-    hold = Hold("1", ("a",))
+    gate = PauseGate(bench.dispatcher)
+    hold = Pause("1", ("a",))
     seen: list[list[bool]] = []
 
     def during() -> None:
@@ -308,10 +308,10 @@ def test_a_running_job_learns_that_its_claim_ends(bench: DispatcherSetup, end: s
 
 def test_an_idle_queue_shows_no_end(bench: DispatcherSetup) -> None:
     """No job would forget it."""
-    gate = HoldGate(bench.dispatcher)
+    gate = PauseGate(bench.dispatcher)
     bench.member.grant("a", "b", "c")
     bench.run()
-    gate.apply([Hold("1", ("a",))])
+    gate.apply([Pause("1", ("a",))])
     bench.member.take_back("b")
     bench.member.lose("c")
     assert not SIGN.claims

@@ -92,7 +92,7 @@ def test_held_queues_are_paused() -> None:
     """Also while their message in flight is being finished, and if they fail."""
     slot, claim = make(SlotState.RUNNING)
     claim.failure = FailureRecord(DONE + 1, 1, "E")
-    claim.hold()
+    claim.pause()
     assert state_of(slot) == "paused"
 
 
@@ -117,7 +117,7 @@ def test_queues_that_wait_for_somebody_have_no_age(state: SlotState) -> None:
     if state is SlotState.HELD:
         claim.failure = FailureRecord(at(50), 1, "E", blocked_since=NOW)
     if state is SlotState.STILL:
-        claim.hold()
+        claim.pause()
     assert surveyed(slot).oldest is None
 
 

@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 import qdo
-from qdo.fleet.holds import new_hold
+from qdo.fleet.pauses import new_pause
 from qdo.worker.pools import duty as duty_module
 from qdo.worker.pools.duty import PoolDuty
 from tests.support.engine import until
@@ -42,7 +42,7 @@ def test_held_pools_are_left_alone(make: Make) -> None:
     pool.look()
     assert pool.registrar.parts is not None
     gate = pool.registrar.parts.gate
-    gate.apply([new_hold(("*",), "")])
+    gate.apply([new_pause(("*",), "")])
     pool.ask(1)
     handle = pool.app.request("more-1", 2)
     pool.look()

@@ -1,6 +1,6 @@
 """The part of a limit that one process may use: permits, and starts at a rate. Counts, without I/O.
 
-A pool belongs to one registration. At most `cap` may be in use; the node has at least `held`.
+A count belongs to one registration. At most `cap` may be in use; the node has at least `held`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
     return dealt
 
 
-class Pool:
+class PermitCount:
     """The permits of one process.
 
     :ivar unlimited: the limit does not limit this.
@@ -97,7 +97,7 @@ class Pool:
         self.limit(min(cap, held), now)
 
 
-class StartPool(Pool):
+class StartCount(PermitCount):
     """Starts: a share of a rate.
 
     Each unit of the burst serves one start in a window of burst / rate seconds, as if a start held

@@ -8,22 +8,22 @@ import itertools
 import pytest
 
 from qdo.errors import UsageError
-from qdo.fleet.hold_machine import MAX_HOLDS, Hold, HoldNode, held_queues, holds_of
-from qdo.fleet.holds import new_hold
 from qdo.fleet.names import match_everything, overlap
+from qdo.fleet.pause_machine import MAX_PAUSES, Pause, PauseNode, paused_queues, pauses_of
+from qdo.fleet.pauses import new_pause
 
 
 def test_holds_are_read_as_they_were_written() -> None:
-    holds = (
-        Hold("0123456789ab", ("tenant-7-*", "x"), "migrate", "me@host", 5.0, 17.5),
-        Hold("f" * 32, ("*",), by="/qdo/shop/holds/ffff"),
+    pauses = (
+        Pause("0123456789ab", ("tenant-7-*", "x"), "migrate", "me@host", 5.0, 17.5),
+        Pause("f" * 32, ("*",), by="/qdo/shop/pauses/ffff"),
     )
-    assert HoldNode.parse(HoldNode(holds).encode()) == HoldNode(holds)
+    assert PauseNode.parse(PauseNode(pauses).encode()) == PauseNode(pauses)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{}", b'{"holds": []}'])
 def test_empty_nodes_hold_nothing(data: bytes | None) -> None:
-    assert HoldNode.parse(data) == HoldNode()
+    assert PauseNode.parse(data) == PauseNode()
 
 
 @pytest.mark.parametrize(
@@ -42,29 +42,29 @@ def test_empty_nodes_hold_nothing(data: bytes | None) -> None:
         b'{"holds": [{"id": "01234567", "queues": ["a"], "by": "/a//b"}]}',
         b'{"holds": [{"id": "01234567", "queues": ["' + b"*a" * 9000 + b'"]}]}',
         b'{"holds": ["' + b"x" * 70_000 + b'"]}',
-        HoldNode(tuple(Hold(f"{n:08x}", ("a",)) for n in range(MAX_HOLDS + 1))).encode(),
+        PauseNode(tuple(Pause(f"{n:08x}", ("a",)) for n in range(MAX_PAUSES + 1))).encode(),
     ],
 )
 def test_unreadable_nodes_say_why(value: bytes) -> None:
-    node = HoldNode.parse(value)
+    node = PauseNode.parse(value)
     assert node.fault
-    assert not node.holds
+    assert not node.pauses
 
 
 def test_holds_match_queues_by_any_of_their_globs() -> None:
-    first, second = Hold("a" * 8, ("a-*", "b")), Hold("b" * 8, ("a-1",))
-    held = held_queues([first, second])
-    assert held is not None
-    assert [held(name) for name in ("a-1", "a-2", "b", "c")] == [True, True, True, False]
-    assert holds_of("a-1", [first, second]) == (first, second)
-    assert holds_of("b", [first, second]) == (first,)
-    assert held_queues([]) is None
+    first, second = Pause("a" * 8, ("a-*", "b")), Pause("b" * 8, ("a-1",))
+    paused = paused_queues([first, second])
+    assert paused is not None
+    assert [paused(name) for name in ("a-1", "a-2", "b", "c")] == [True, True, True, False]
+    assert pauses_of("a-1", [first, second]) == (first, second)
+    assert pauses_of("b", [first, second]) == (first,)
+    assert paused_queues([]) is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_hold_must_last_some_time(seconds: float) -> None:
     with pytest.raises(UsageError):
-        new_hold(["q"], seconds=seconds)
+        new_pause(["q"], seconds=seconds)
 
 
 GLOBS = ["*", "a", "a*", "*a", "a*b", "?", "a?", "?b", "[ab]", "[!a]*", "ab*a", "*b*", "aa"]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from qdo.cli.commands.holds import run_bound
+from qdo.cli.commands.pauses import run_bound
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
-from qdo.fleet.hold_machine import HoldNode
+from qdo.fleet.pause_machine import PauseNode
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Run
 from tests.support.processes import Proc, freeze, wait_until
@@ -34,19 +34,19 @@ signal.pause()
 LAYOUT = Layout.of("desk")
 
 
-class HoldRuns(AppRuns):
+class PauseRuns(AppRuns):
     """An app with a worker, and `qdo pause` for its queues."""
 
-    def hold(self, *arguments: str) -> Proc:
+    def pause(self, *arguments: str) -> Proc:
         argv = (*QDO, "pause", "plain-*", "--session-timeout-seconds", "2", *arguments)
         return Proc.python(*argv, cwd=self.folder, env=self.environment)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[Proc]:
-        """Hold the queues of a worker for a command that notes SIGTERM, and is in its section."""
+        """Pause the queues of a worker for a command that notes SIGTERM, and is in its section."""
         self.work()
         self.works(0)
-        with self.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
+        with self.pause("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
             holder.wait_for_line("^inside$")
             yield holder
 
@@ -61,17 +61,17 @@ class HoldRuns(AppRuns):
 
 
 @pytest.fixture
-def runs(tmp_path: Path, coordinator_url: str) -> Iterator[HoldRuns]:
-    runs = HoldRuns("desk", tmp_path, coordinator_url)
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[PauseRuns]:
+    runs = PauseRuns("desk", tmp_path, coordinator_url)
     yield runs
     runs.close()
 
 
-def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> None:
+def test_nothing_runs_beside_the_command(runs: PauseRuns, outsider: Client) -> None:
     runs.work()
     runs.works(0)
     inside = "echo fence $QDO_HOLD_FENCE; until [ -e go ]; do sleep 0.01; done; exit 7"
-    with runs.hold("--reason", "moving", "--", "sh", "-c", inside) as holder:
+    with runs.pause("--reason", "moving", "--", "sh", "-c", inside) as holder:
         fence = int(holder.wait_for_line(r"^fence (\d+)$")[0][1])
         runs.app.send("plain-1", 1)
         runs.app.send("other", 0)
@@ -88,7 +88,7 @@ def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> No
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
-def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, frozen: bool) -> None:
+def test_the_command_ends_with_its_section(runs: PauseRuns, outsider: Client, frozen: bool) -> None:
     """The holder killed or frozen: the queues continue, and the command is told to end."""
     with runs.inside() as holder:
         if frozen:
@@ -101,12 +101,12 @@ def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, fro
             assert holder.wait() == 5
         wait_until(runs.told, "the command received SIGTERM")
     wait_until(
-        lambda: HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds == (),
-        "the hold is taken out",
+        lambda: PauseNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).pauses == (),
+        "the pause is taken out",
     )
 
 
-def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
+def test_a_stop_signal_is_passed_on(runs: PauseRuns) -> None:
     with runs.inside() as holder:
         holder.send(signal.SIGTERM)
         assert holder.wait() == 9
@@ -115,11 +115,11 @@ def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
 
 
 def test_the_command_ends_when_an_operator_ends_its_section(
-    runs: HoldRuns, outsider: Client
+    runs: PauseRuns, outsider: Client
 ) -> None:
     with runs.inside() as holder:
-        (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
-        ended = runs.qdo("resume", "--yes", "--id", hold.id)
+        (pause,) = PauseNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).pauses
+        ended = runs.qdo("resume", "--yes", "--id", pause.id)
         assert ended.code == 0
         assert holder.wait() == 5
     assert runs.told()
@@ -151,7 +151,7 @@ def test_bad_input_runs_nothing(cli: Run) -> None:
         assert ended.err.splitlines()[-1].startswith("qdo: "), arguments
 
 
-def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
+def test_a_dry_run_holds_and_runs_nothing(runs: PauseRuns) -> None:
     """It shows how many queues would be paused."""
     runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
     ended = runs.qdo("pause", "plain-*", "--dry-run", "--", "touch", "ran")

@@ -1,8 +1,8 @@
-"""The machine that obeys holds, against every order of writes, stale reads, events and answers.
+"""The machine that obeys pauses, against every order of writes, stale reads, events and answers.
 
-Workers register, run messages and lose their sessions; two operators hold the queue and lift their
-holds. Reads may be stale, but never older than what the session has seen. While a hold is in force
-no message may be in flight. Mutants leave out one rule each, and must be found.
+Workers register, run messages and lose their sessions; two operators pause the queue and lift their
+pauses. Reads may be stale, but never older than what the session has seen. While a pause is in
+force, no message may be in flight. Mutants leave out one rule each, and must be found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from qdo.coordination.protocol.machine import NodeMissing, NodeRead, Request, Response, Stat
-from qdo.fleet.hold_machine import Hold, HoldNode, HoldsWatch
+from qdo.fleet.pause_machine import Pause, PauseNode, PauseWatch
 from tests.support.fakes.one_node import OneNode, OneNodeSession
 
-HOLDS = "/app/holds"
+PAUSES = "/app/pauses"
 STEPS = 300
 MUTANTS = (
     "open before the first read",
@@ -26,8 +26,8 @@ MUTANTS = (
 )
 
 
-class HoldsWorld(OneNode):
-    """The node of the holds, and its clients.
+class PausesWorld(OneNode):
+    """The node of the pauses, and its clients.
 
     :ivar registered: the workers with a session, and up to where each has acknowledged.
     """
@@ -43,8 +43,8 @@ class HoldsWorld(OneNode):
         self.in_force = 0
         self.messages = 0
 
-    def holds(self) -> tuple[Hold, ...]:
-        return HoldNode.parse(self.node.data).holds if self.node else ()
+    def pauses(self) -> tuple[Pause, ...]:
+        return PauseNode.parse(self.node.data).pauses if self.node else ()
 
     def mark(self, zxid: int) -> int:
         """Return what is acknowledged for a state of the node."""
@@ -52,8 +52,8 @@ class HoldsWorld(OneNode):
         return node.version + 1 if node and self.mutant == "acknowledge versions" else zxid
 
     def spoil(self) -> None:
-        """Let another program delete the node while nothing is held: its versions begin again."""
-        if not self.holds():
+        """Let another program delete the node while nothing is paused: its versions begin again."""
+        if not self.pauses():
             self.delete()
 
     def play(self) -> None:
@@ -73,22 +73,22 @@ class HoldsWorld(OneNode):
         for operator in self.operators:
             if operator.is_in_force():
                 busy = [worker.number for worker in self.workers if worker.gate.busy]
-                assert not busy, "a message is in flight while a hold is in force"
+                assert not busy, "a message is in flight while a pause is in force"
 
 
 class Operator:
-    """Writes a hold, lists the workers, waits for them, and lifts it."""
+    """Writes a pause, lists the workers, waits for them, and lifts it."""
 
-    def __init__(self, world: HoldsWorld) -> None:
+    def __init__(self, world: PausesWorld) -> None:
         self._world = world
-        self._hold: Hold | None = None
+        self._pause: Pause | None = None
         self._zxid = 0
         self._listed: set[int] | None = None
         self._reached = False
 
     def step(self) -> None:
         world = self._world
-        if self._hold is None:
+        if self._pause is None:
             if world.mutant == "list before writing" and self._listed is None:
                 self._listed = set(world.registered)
             elif world.random.random() < 0.1:
@@ -97,7 +97,7 @@ class Operator:
             self._listed = set(world.registered)
         elif not self._reached:
             late = [n for n in self._listed if world.registered.get(n, self._zxid) < self._zxid]
-            self._reached = not late and self._hold in world.holds()
+            self._reached = not late and self._pause in world.pauses()
             world.in_force += self._reached
         elif world.random.random() < 0.3:
             self._end()
@@ -105,20 +105,20 @@ class Operator:
     def _begin(self) -> None:
         world = self._world
         world.numbers += 1
-        maker = f"{HOLDS}/{world.numbers}" if world.random.random() < 0.5 else ""
+        maker = f"{PAUSES}/{world.numbers}" if world.random.random() < 0.5 else ""
         world.makers[maker] = True
-        self._hold = Hold(f"{world.numbers:08x}", ("*",), by=maker)
-        self._zxid = world.mark(world.write(HoldNode((*world.holds(), self._hold)).encode()))
+        self._pause = Pause(f"{world.numbers:08x}", ("*",), by=maker)
+        self._zxid = world.mark(world.write(PauseNode((*world.pauses(), self._pause)).encode()))
 
     def _end(self) -> None:
-        """Lift the hold, or die: then a section ends, and a pause is lifted by another operator."""
-        world, hold = self._world, self._hold
-        assert hold is not None
-        if hold.by and world.random.random() < 0.5:
-            world.makers[hold.by] = False
+        """End the pause, or die: then a section ends, and another operator ends a pause."""
+        world, pause = self._world, self._pause
+        assert pause is not None
+        if pause.by and world.random.random() < 0.5:
+            world.makers[pause.by] = False
         else:
-            world.write(HoldNode(tuple(each for each in world.holds() if each != hold)).encode())
-        self._hold = self._listed = None
+            world.write(PauseNode(tuple(each for each in world.pauses() if each != pause)).encode())
+        self._pause = self._listed = None
         self._reached = False
 
     def is_in_force(self) -> bool:
@@ -132,20 +132,20 @@ class PlainGate:
         self.open = is_open
         self.busy = False
 
-    def apply(self, holds: Sequence[Hold]) -> None:
-        self.open = not holds
+    def apply(self, pauses: Sequence[Pause]) -> None:
+        self.open = not pauses
 
     def in_flight(self) -> bool:
         return self.busy
 
 
 class HeldSession(OneNodeSession):
-    """A session that also watches the nodes of those that made holds."""
+    """A session that also watches the nodes of those that made pauses."""
 
-    def __init__(self, world: HoldsWorld, machine: HoldsWatch) -> None:
+    def __init__(self, world: PausesWorld, machine: PauseWatch) -> None:
         self._makers = world.makers
         self._watched: set[str] = set()
-        super().__init__(world, HOLDS, machine)
+        super().__init__(world, PAUSES, machine)
 
     def perform(self, request: Request) -> Response:
         if not isinstance(request, Stat):
@@ -171,7 +171,7 @@ class HeldSession(OneNodeSession):
 class HeldWorker:
     """A worker: its session, its machine and its message."""
 
-    def __init__(self, world: HoldsWorld) -> None:
+    def __init__(self, world: PausesWorld) -> None:
         self._world = world
         self.number = world.numbers = world.numbers + 1
         world.registered[self.number] = 0
@@ -180,8 +180,8 @@ class HeldWorker:
             self.gate.in_flight = lambda: False  # type: ignore[method-assign]
         self._clock = 0.0
         self._acknowledged: deque[int] = deque()
-        self._machine = HoldsWatch(
-            HOLDS,
+        self._machine = PauseWatch(
+            PAUSES,
             self.gate,
             acknowledge=lambda zxid: self._acknowledged.append(world.mark(zxid)),
             is_leader=lambda: True,
@@ -222,8 +222,8 @@ class HeldWorker:
         self._world.workers.remove(self)
 
 
-def play_many(mutant: str = "") -> list[HoldsWorld]:
-    worlds = [HoldsWorld(seed, mutant) for seed in range(1500)]
+def play_many(mutant: str = "") -> list[PausesWorld]:
+    worlds = [PausesWorld(seed, mutant) for seed in range(1500)]
     for world in worlds:
         world.play()
     return worlds

@@ -14,9 +14,9 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import NoResponse, Op
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.fleet import holds
+from qdo.fleet import pauses
 from qdo.fleet.audit import read_entries
-from qdo.fleet.hold_machine import MAX_HOLDS, HoldNode
+from qdo.fleet.pause_machine import MAX_PAUSES, PauseNode
 from tests.support.app_runs import AppRuns, jobs
 from tests.support.cli import Run
 from tests.support.coordinator_process import connected
@@ -48,7 +48,7 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Run, qu
     assert done.items()[0]["workers"] == 1
     runs.app.send(queue, 1)
     runs.app.send("other", 1)
-    wait_until(lambda: len(runs.runs("other")) == 2, "the queue that is not held")
+    wait_until(lambda: len(runs.runs("other")) == 2, "the queue that is not paused")
     wait_until(lambda: runs.node(queue).last > 0, "progress is recorded")
     shown = {item["queue"]: item for item in qdo("queues", "-o", "json").items()}
     assert shown[queue]["held"] == "paused: disk full"
@@ -56,7 +56,7 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Run, qu
     assert shown["other"]["held"] is None
     owner = runs.node(queue).owner
     assert owner
-    # A worker that starts later knows of the hold by itself, and takes its share of the queues.
+    # A worker that starts later knows of the pause by itself, and takes its share of the queues.
     second = start(runs)
     wait_until(lambda: len(runs.client.get_children(runs.layout.workers)) == 2, "the second worker")
     worker.send(15)
@@ -105,15 +105,15 @@ def test_a_section_ends_with_its_maker_in_commands(runs: AppRuns, qdo: Run) -> N
     runs.app.send("q", 0)
     maker = f"{runs.layout.components}/client/host-0000000001"
     runs.client.ensure_path(maker)
-    holds.add_hold(runs.client, runs.layout, replace(holds.new_hold(["q"], "moves"), by=maker))
+    pauses.add_pause(runs.client, runs.layout, replace(pauses.new_pause(["q"], "moves"), by=maker))
     assert [item["kind"] for item in qdo("pause", "--list", "-o", "json").items()] == ["section"]
     assert qdo("queues", "-o", "json").items()[0]["held"] == "section: moves"
     runs.client.delete(maker)
     assert qdo("pause", "--list", "-o", "json").items() == []
     assert qdo("queues", "-o", "json").items()[0]["held"] is None
     # Those that are over take no place.
-    over = [replace(holds.new_hold(["q"]), by=maker) for _ in range(MAX_HOLDS)]
-    runs.client.set(runs.layout.fleet.holds, HoldNode(tuple(over)).encode())
+    over = [replace(pauses.new_pause(["q"]), by=maker) for _ in range(MAX_PAUSES)]
+    runs.client.set(runs.layout.fleet.holds, PauseNode(tuple(over)).encode())
     assert qdo("pause", "q", "--allow-none", "-o", "json").items()
 
 
@@ -132,7 +132,7 @@ HOSTILE = [
 
 
 def test_hostile_values_change_nothing(runs: AppRuns, qdo: Run, outsider: Client) -> None:
-    """The last readable holds stay in force; other queues continue."""
+    """The last readable pauses stay in force; other queues continue."""
     runs.app.send("held", 0)
     runs.app.send("free", 0)
     worker = start(runs)
@@ -147,13 +147,13 @@ def test_hostile_values_change_nothing(runs: AppRuns, qdo: Run, outsider: Client
     assert qdo("pause", "free").code == 5
     wait_until(lambda: worker.output.count("cannot read") >= 2, "the report")
     outsider.delete(runs.layout.fleet.holds)
-    wait_until(lambda: len(runs.runs("held")) == 2, "the end of the hold")
+    wait_until(lambda: len(runs.runs("held")) == 2, "the end of the pause")
     assert qdo("pause", "held", "-o", "json").items()
     assert qdo("resume", "--all", "--yes").code == 0
 
 
 def test_the_node_of_a_worker_says_what_it_obeys(runs: AppRuns, qdo: Run) -> None:
-    """Nothing is written without a hold; the versions of the node stay those that it knows."""
+    """Nothing is written without a pause; the versions of the node stay those that it knows."""
     runs.app.send("q", 0)
     start(runs)
     wait_until(lambda: runs.runs("q"), "the first run")
@@ -216,10 +216,10 @@ def test_a_pause_that_was_ended_before_its_answer(
         if ops[0].path != runs.layout.fleet.holds:
             return answer
         monkeypatch.setattr(transactions, "commit", commit)
-        holds.end_all(client, runs.layout)
+        pauses.end_all(client, runs.layout)
         return NoResponse()
 
     monkeypatch.setattr(transactions, "commit", lose)
-    holds.pause(runs.client, runs.layout, holds.new_hold(["plain-*"]))
-    assert holds.read_holds(runs.client, runs.layout).node.holds == ()
+    pauses.pause_queues(runs.client, runs.layout, pauses.new_pause(["plain-*"]))
+    assert pauses.read_pauses(runs.client, runs.layout).node.pauses == ()
     assert len(read_entries(runs.client, runs.layout, limit=9)) == 1

@@ -24,11 +24,11 @@ from qdo.connections.services import open_locks
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import HoldsUnreadableError, NotFoundError, UsageError
-from qdo.fleet import holds as fleet
-from qdo.fleet.hold_machine import Hold, HoldNode, held_queues
+from qdo.errors import NotFoundError, PausesUnreadableError, UsageError
+from qdo.fleet import pauses as fleet
 from qdo.fleet.names import match_everything
-from qdo.ops.items import hold_item
+from qdo.fleet.pause_machine import Pause, PauseNode, paused_queues
+from qdo.ops.items import pause_item
 from qdo.queues import is_glob
 from qdo.settings.settings import Settings
 from qdo.system.processes import die_with_parent, module_argv
@@ -128,7 +128,7 @@ class CommandAfterDashes(click.Command):
 class _Wish:
     """The queues that the operator pauses, and the wait for the messages in flight."""
 
-    hold: Hold
+    pause: Pause
     timeout_seconds: float
     allow_none: bool
 
@@ -190,8 +190,8 @@ def pause(
             raise UsageError(reason="a COMMAND must follow `--`; without `--` the pause lasts")
         raise UsageError(reason="--for and --no-wait are for a pause without COMMAND")
     seconds = None if lasting is None else parse_duration(lasting, "--for")
-    hold = fleet.new_hold(globs, consent.reason, seconds)
-    wish = _Wish(hold, parse_duration(timeout, "--timeout"), allow_none)
+    pause = fleet.new_pause(globs, consent.reason, seconds)
+    wish = _Wish(pause, parse_duration(timeout, "--timeout"), allow_none)
     if run is not None:
         return _run_paused(wish, run, consent, form, settings)
     _pause(wish, consent, form, settings, waits=not no_wait)
@@ -201,28 +201,28 @@ def pause(
 def _pause(wish: _Wish, consent: Consent, form: str, settings: Settings, *, waits: bool) -> None:
     with open_coordinator(settings) as (client, layout):
         count = _matching(client, layout, wish)
-    hold, globs = wish.hold, wish.hold.queues
+    pause, globs = wish.pause, wish.pause.queues
     what, asks = f"pause {' '.join(globs)}", _are_several(globs)
-    if not consent.given(what, partial(_show_pause, hold, count), form, asks=asks):
+    if not consent.given(what, partial(_show_pause, pause, count), form, asks=asks):
         return
     with open_coordinator(settings, create=True) as (client, layout):
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
-        zxid = fleet.pause(client, layout, hold)
+        zxid = fleet.pause_queues(client, layout, pause)
         workers = None
         if waits:
             try:
                 workers = fleet.wait_in_force(
-                    client, layout, hold, zxid, wish.timeout_seconds, _report_waiting
+                    client, layout, pause, zxid, wish.timeout_seconds, _report_waiting
                 )
             except KeyboardInterrupt:
-                print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
+                print_message(f"hint: the pause stays in force; end it: qdo resume --id {pause.id}")
                 raise
-    _show_pause(hold, count, form, workers=workers, executed=True)
+    _show_pause(pause, count, form, workers=workers, executed=True)
 
 
 def _show_pause(
-    hold: Hold,
+    pause: Pause,
     count: int,
     form: str,
     out: TextIO | None = None,
@@ -230,7 +230,7 @@ def _show_pause(
     workers: int | None = None,
     executed: bool = False,
 ) -> None:
-    item = {**hold_item(hold), "matching": count, "workers": workers, "executed": executed}
+    item = {**pause_item(pause), "matching": count, "workers": workers, "executed": executed}
     if not executed:
         item["id"] = None  # it has no node
     columns = ("id", "queues", "matching", "workers", "until", "why")
@@ -239,8 +239,8 @@ def _show_pause(
 
 @click.command()
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
-@click.option("--id", "id", metavar="ID", help="End this hold.")
-@click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
+@click.option("--id", "id", metavar="ID", help="End this pause.")
+@click.option("--all", "everything", is_flag=True, help="End all pauses, also unreadable ones.")
 @changing
 @with_settings(*COORDINATOR)
 @output_option
@@ -262,12 +262,12 @@ def resume(
         raise UsageError(reason="give GLOB..., --id ID or --all, and only one of them")
     with open_coordinator(settings) as (client, layout):
         if client is None and not everything:
-            raise NotFoundError(what="hold", name=id or globs[0])
-        found = fleet.read_holds(client, layout).node if client is not None else HoldNode()
+            raise NotFoundError(what="pause", name=id or globs[0])
+        found = fleet.read_pauses(client, layout).node if client is not None else PauseNode()
         ended = fleet.chosen(found, globs, id)
         several = everything or _are_several(globs or ended[0].queues)
         what = f"resume {' '.join(globs) or id or 'all queues'}"
-        asks = several and found != HoldNode()
+        asks = several and found != PauseNode()
         if consent.given(what, partial(_show_resumed, ended, False), form, asks=asks):
             if client is not None:
                 ended = _resumed(client, layout, globs, id, consent.reason)
@@ -278,19 +278,19 @@ def resume(
 
 def _resumed(
     client: Client, layout: Layout, globs: Sequence[str], id: str | None, reason: str
-) -> list[Hold]:
+) -> list[Pause]:
     if id is not None:
-        return fleet.resume_hold(client, layout, id, reason)
+        return fleet.resume_pause(client, layout, id, reason)
     with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
         if globs:
-            return fleet.end_pauses(client, layout, globs, record=record)
+            return fleet.resume_globs(client, layout, globs, record=record)
         return fleet.end_all(client, layout, record=record)
 
 
 def _show_resumed(
-    ended: Sequence[Hold], executed: bool, form: str, out: TextIO | None = None
+    ended: Sequence[Pause], executed: bool, form: str, out: TextIO | None = None
 ) -> None:
-    items = [{**hold_item(hold), "executed": executed} for hold in ended]
+    items = [{**pause_item(pause), "executed": executed} for pause in ended]
     columns = ("id", "queues", "why")
     emit("qdo.resume/1", items, form, columns, out)
 
@@ -298,18 +298,18 @@ def _show_resumed(
 def _run_paused(
     wish: _Wish, run: Sequence[str], consent: Consent, form: str, settings: Settings
 ) -> int:
-    globs, reason = wish.hold.queues, consent.reason
+    globs, reason = wish.pause.queues, consent.reason
     if shutil.which(run[0]) is None:
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
     with open_coordinator(settings) as (client, layout):
         count = _matching(client, layout, wish, allow_all=consent.yes)
     what = f"run {run[0]} while {' '.join(globs)} is paused"
-    if not consent.given(what, partial(_show_pause, wish.hold, count), form, asks=False):
+    if not consent.given(what, partial(_show_pause, wish.pause, count), form, asks=False):
         return 0
     with closing(open_locks(settings.app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
         with fleet.recorded(client, layout, "pause", globs, reason) as record:
-            section, end = locks.hold(
+            section, end = locks.pause(
                 globs, reason, wish.timeout_seconds, record=record, on_wait=_report_waiting
             )
         try:
@@ -323,16 +323,16 @@ def _run_paused(
 
 def _list(form: str, settings: Settings) -> None:
     """List pauses and sections with their reasons and ends."""
-    found: fleet.HoldsRead | None = from_coordinator(settings, fleet.read_holds, None)
+    found: fleet.PausesRead | None = from_coordinator(settings, fleet.read_pauses, None)
     if found is not None and found.node.fault is not None:
-        raise HoldsUnreadableError(reason=found.node.fault)
-    present = () if found is None else found.node.holds
+        raise PausesUnreadableError(reason=found.node.fault)
+    present = () if found is None else found.node.pauses
     if not present or found is None:
         print_message("hint: nothing is paused; see `qdo pause --help`")
         emit("qdo.holds/1", [], form, {})
         return
     late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
-    items = [hold_item(hold) for hold in present]
+    items = [pause_item(pause) for pause in present]
     columns = ("id", "kind", "queues", "until", "who", "why")
     emit("qdo.holds/1", items, form, columns)
     if late:
@@ -350,7 +350,7 @@ def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: 
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
     found = read_children(client, [layout.queues]) if client is not None else {}
     names = found.get(layout.queues, [])
-    globs = wish.hold.queues
+    globs = wish.pause.queues
     if not allow_all and match_everything(globs, names):
         reason = f"{' '.join(globs)} matches every queue; add --yes to pause all of them"
         raise UsageError(reason=reason)
@@ -359,7 +359,7 @@ def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: 
     except NotFoundError:
         print_message("hint: workers have not seen such a queue; --allow-none pauses later ones")
         raise
-    takes = held_queues([wish.hold])
+    takes = paused_queues([wish.pause])
     return 0 if takes is None else sum(map(takes, names))
 
 

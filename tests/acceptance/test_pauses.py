@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 
-from qdo.fleet.holds import add_hold, end_holds, new_hold, wait_in_force
+from qdo.fleet.pauses import add_pause, end_pauses, new_pause, wait_in_force
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, children, wait_until, whole_lines
 
@@ -81,24 +81,24 @@ def test_nothing_starts_while_a_pause_is_in_force(runs: AppRuns) -> None:
         wait_until(lambda: len(whole_lines(runs.folder / "out")) > 100, "the first runs")
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
-            hold = new_hold(["*-[0-4]"])
-            zxid = add_hold(runs.client, runs.layout, hold)
-            wait_in_force(runs.client, runs.layout, hold, zxid, 30.0)
+            pause = new_pause(["*-[0-4]"])
+            zxid = add_pause(runs.client, runs.layout, pause)
+            wait_in_force(runs.client, runs.layout, pause, zxid, 30.0)
             began = time.time()
             over.wait(0.3)
             windows.append((began, time.time()))
-            end_holds(runs.client, runs.layout, [hold.id])
+            end_pauses(runs.client, runs.layout, [pause.id])
             over.wait(0.3)
     finally:
         over.set()
         for thread in threads:
             thread.join()
     lines = [line.split() for line in whole_lines(runs.folder / "out")]
-    held = [(float(at), int(pid)) for queue, _, pid, at in lines if queue[-1] in "01234"]
+    paused = [(float(at), int(pid)) for queue, _, pid, at in lines if queue[-1] in "01234"]
     others = [float(at) for queue, _, _, at in lines if queue[-1] not in "01234"]
     assert len(windows) >= 5
-    assert held
-    late = [pid for began, ended in windows for at, pid in held if began < at < ended]
+    assert paused
+    late = [pid for began, ended in windows for at, pid in paused if began < at < ended]
     assert set(late) <= frozen
     assert len(late) == len(set(late))
     assert [at for began, ended in windows for at in others if began < at < ended]

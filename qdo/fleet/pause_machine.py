@@ -1,18 +1,18 @@
-"""Obey the holds of the fleet: paused queues in the node `holds`. Machines without I/O.
+"""Obey the pauses of the fleet: paused queues in the node `holds`. Machines without I/O.
 
-1.  An operator or a section writes the hold into the node `holds`, and *then* lists the workers.
+1.  An operator or a section writes the pause into the node `holds`, and *then* lists the workers.
 2.  A worker reads that node after every registration, before it starts anything. So a worker that
-    registers after the listing knows the hold. The worker watches the node, and reads it again
+    registers after the listing knows the pause. The worker watches the node, and reads it again
     after every reconnection. From then on it starts no message of matching queues.
-3.  When no message of a held queue is in flight any more, the worker acknowledges: it writes the
+3.  When no message of a paused queue is in flight any more, the worker acknowledges: it writes the
     mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
     is deleted and created again begin at 0.
-4.  The hold is in force once every listed worker has acknowledged it, or is gone.
-5.  A hold ends when it is removed from the node. A hold that names the node of its maker also ends
-    when that node is gone. Numbers of such nodes are never used again, so gone is forever.
+4.  The pause is in force once every listed worker has acknowledged it, or is gone.
+5.  A pause ends when it is removed from the node. A pause that names the node of its maker also
+    ends when that node is gone. Numbers of such nodes are never used again, so gone is forever.
 
-Only the leader removes expired holds: one clock decides. Without a leader they last longer, which
-is safe. An unreadable node changes nothing: the last readable holds stay in force.
+Only the leader removes expired pauses: one clock decides. Without a leader they last longer, which
+is safe. An unreadable node changes nothing: the last readable pauses stay in force.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode, load, shown, string_tuple, text_of, unix_time
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
-MAX_HOLDS = 100
-"""Holds of an app; every worker compares every queue with all of them."""
+MAX_PAUSES = 100
+"""Pauses of an app; every worker compares every queue with all of them."""
 MAX_REASON_CHARACTERS = 500
 MAX_BYTES = 64 * 1024
-"""Largest node: twice the size of `MAX_HOLDS` ordinary holds."""
+"""Largest node: twice the size of `MAX_PAUSES` ordinary pauses."""
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Pause:
     """Paused queues.
 
-    :ivar id: names the hold for `qdo resume`.
+    :ivar id: names the pause for `qdo resume`.
     :ivar who: user and host of its maker.
     :ivar at: when it was made, Unix time by the clock of its maker.
     :ivar until: Unix time at which it ends, None for no end.
-    :ivar by: path of the ephemeral node of its maker; the hold ends with this node. "" for a
+    :ivar by: path of the ephemeral node of its maker; the pause ends with this node. "" for a
         pause, which needs no process.
     """
 
@@ -64,57 +64,57 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldNode:
+class PauseNode:
     """The value of the node.
 
-    :ivar holds: in the order of their creation.
-    :ivar fault: why it cannot be read, None if it can. An unreadable node has no `holds`.
+    :ivar pauses: in the order of their creation.
+    :ivar fault: why it cannot be read, None if it can. An unreadable node has no `pauses`.
     """
 
-    holds: tuple[Hold, ...] = ()
+    pauses: tuple[Pause, ...] = ()
     fault: str | None = None
 
     @classmethod
-    def parse(cls, data: bytes | None) -> HoldNode:
-        """Parse a node. One bad hold makes the whole node unreadable."""
+    def parse(cls, data: bytes | None) -> PauseNode:
+        """Parse a node. One bad pause makes the whole node unreadable."""
         if data is not None and len(data) > MAX_BYTES:
             return cls(fault=f"it must have at most {MAX_BYTES} bytes, got {len(data)}")
         value, fault = load(data)
         if fault is not None:
             return cls(fault=fault)
         found = value.get("holds", [])
-        if not isinstance(found, list) or len(found) > MAX_HOLDS:
-            reason = f"the key 'holds' must be a list of at most {MAX_HOLDS}, got {shown(found)}"
+        if not isinstance(found, list) or len(found) > MAX_PAUSES:
+            reason = f"the key 'holds' must be a list of at most {MAX_PAUSES}, got {shown(found)}"
             return cls(fault=reason)
         try:
-            holds = tuple(map(_parsed, found))
+            pauses = tuple(map(_parsed, found))
         except ValueError as error:
             return cls(fault=str(error))
-        if sum(len(glob) for hold in holds for glob in hold.queues) > MAX_GLOBS_CHARACTERS:
+        if sum(len(glob) for pause in pauses for glob in pause.queues) > MAX_GLOBS_CHARACTERS:
             reason = f"globs must have at most {MAX_GLOBS_CHARACTERS} characters together"
             return cls(fault=reason)
-        return cls(holds)
+        return cls(pauses)
 
     def encode(self) -> bytes:
-        return encode({"holds": [hold.dump() for hold in self.holds]})
+        return encode({"holds": [pause.dump() for pause in self.pauses]})
 
 
-def _parsed(value: Any) -> Hold:
+def _parsed(value: Any) -> Pause:
     if not isinstance(value, dict):
-        raise ValueError(f"a hold must be an object, got {shown(value)}")
+        raise ValueError(f"a pause must be an object, got {shown(value)}")
     id, globs, by, until = (value.get(key) for key in ("id", "queues", "by", "until"))
     queues = string_tuple(globs)
     if not isinstance(id, str) or _ID.fullmatch(id) is None:
-        raise ValueError(f"the id of a hold must be 8 to 32 hexadecimal digits, got {shown(id)}")
+        raise ValueError(f"the id of a pause must be 8 to 32 hexadecimal digits, got {shown(id)}")
     if not isinstance(globs, list) or len(queues) != len(globs) or not all(queues) or not queues:
-        raise ValueError(f"the queues of hold {id} must be a list of globs, got {shown(globs)}")
+        raise ValueError(f"the queues of pause {id} must be a list of globs, got {shown(globs)}")
     if by is not None and not _is_path(by):
-        raise ValueError(f"the maker of hold {id} must be the path of a node, got {shown(by)}")
+        raise ValueError(f"the maker of pause {id} must be the path of a node, got {shown(by)}")
     if until is not None and unix_time(until) is None:
-        raise ValueError(f"the end of hold {id} must be a Unix time, got {shown(until)}")
+        raise ValueError(f"the end of pause {id} must be a Unix time, got {shown(until)}")
     why, who = text_of(value.get("why"), MAX_REASON_CHARACTERS), text_of(value.get("who"), 200)
     at = unix_time(value.get("at")) or 0.0
-    return Hold(id, queues, why, who, at, unix_time(until), by or "")
+    return Pause(id, queues, why, who, at, unix_time(until), by or "")
 
 
 def _is_path(value: Any) -> bool:
@@ -126,38 +126,38 @@ def _is_path(value: Any) -> bool:
     )
 
 
-def held_queues(holds: Iterable[Hold]) -> Callable[[str], bool] | None:
-    """Return a function that tells whether a queue is held; None without holds."""
-    globs = tuple(dict.fromkeys(glob for hold in holds for glob in hold.queues))
+def paused_queues(pauses: Iterable[Pause]) -> Callable[[str], bool] | None:
+    """Return a function that tells whether a queue is paused; None without pauses."""
+    globs = tuple(dict.fromkeys(glob for pause in pauses for glob in pause.queues))
     return QueueFilter(globs).matcher() if globs else None
 
 
-def holds_of(queue: str, holds: Iterable[Hold]) -> tuple[Hold, ...]:
-    return tuple(hold for hold in holds if QueueFilter(hold.queues).takes(queue))
+def pauses_of(queue: str, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
+    return tuple(pause for pause in pauses if QueueFilter(pause.queues).takes(queue))
 
 
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.01
-"""Time between checks whether messages of held queues have ended, while there are any."""
+"""Time between checks whether messages of paused queues have ended, while there are any."""
 CLEAN_SECONDS = 1.0
-"""Time between the leader's checks for expired holds, while there are any."""
+"""Time between the leader's checks for expired pauses, while there are any."""
 
 
 class StandstillGate(Protocol):
-    """Holds queues of this worker."""
+    """Lets queues of this worker stand still."""
 
-    def apply(self, holds: Sequence[Hold]) -> None:
-        """Start no message of queues that match these holds; let all others continue."""
+    def apply(self, pauses: Sequence[Pause]) -> None:
+        """Start no message of queues that match these pauses; let all others continue."""
 
     def in_flight(self) -> bool: ...
 
 
-class HoldsWatch(m.Machine):
-    """Reads the holds, passes them to the gate and acknowledges them.
+class PauseWatch(m.Machine):
+    """Reads the pauses, passes them to the gate and acknowledges them.
 
     :param acknowledge: writes a mzxid into the worker's own node.
-    :param is_leader: returns whether this worker removes expired holds.
+    :param is_leader: returns whether this worker removes expired pauses.
     :param wall: Unix time.
     """
 
@@ -178,7 +178,7 @@ class HoldsWatch(m.Machine):
         self._is_leader = is_leader
         self._clock = clock
         self._wall = wall
-        self._node = HoldNode()
+        self._node = PauseNode()
         self._version = -1
         self._unacknowledged = 0
         self._gone: set[str] = set()
@@ -214,24 +214,24 @@ class HoldsWatch(m.Machine):
         fault = answer.reason if isinstance(answer, m.Refused) else None
         node = self._node
         if isinstance(answer, m.NodeMissing):
-            node = HoldNode()
+            node = PauseNode()
         elif isinstance(answer, m.NodeRead):
-            found = HoldNode.parse(answer.data)
+            found = PauseNode.parse(answer.data)
             fault = found.fault
             node = self._node if fault is not None else found
         self._report(fault)
         self._node = node
         self._version = answer.version if isinstance(answer, m.NodeRead) and not fault else -1
         self._apply()
-        if isinstance(answer, m.NodeRead) and fault is None and node.holds:
+        if isinstance(answer, m.NodeRead) and fault is None and node.pauses:
             self._unacknowledged = answer.mzxid
-        for maker in {hold.by for hold in node.holds if hold.by} - self._gone:
+        for maker in {pause.by for pause in node.pauses if pause.by} - self._gone:
             self._look_for_maker(maker)
 
     def _report(self, fault: str | None) -> None:
         if fault and fault != self._reported:
             _log.error(
-                "cannot read %s: %s; the last readable holds stay in force, and this worker does"
+                "cannot read %s: %s; the last readable pauses stay in force, and this worker does"
                 " not obey later ones; correct the node with `qdo resume --all --yes`",
                 self._path,
                 fault,
@@ -247,13 +247,13 @@ class HoldsWatch(m.Machine):
             self._apply()
 
     def _apply(self) -> None:
-        """Pass on the holds, except those whose makers are gone."""
-        holds = self._node.holds
-        self._gone &= {hold.by for hold in holds}
-        self._gate.apply([hold for hold in holds if hold.by not in self._gone])
+        """Pass on the pauses, except those whose makers are gone."""
+        pauses = self._node.pauses
+        self._gone &= {pause.by for pause in pauses}
+        self._gate.apply([pause for pause in pauses if pause.by not in self._gone])
         now = self._clock()
         self._look_at = now
-        self._clean_at = now + CLEAN_SECONDS if holds else float("inf")
+        self._clean_at = now + CLEAN_SECONDS if pauses else float("inf")
 
     # --- acknowledging and cleaning -----------------------------------------------------
 
@@ -279,26 +279,26 @@ class HoldsWatch(m.Machine):
             self._unacknowledged = 0
 
     def _clean(self) -> None:
-        holds, now = self._node.holds, self._wall()
-        over = [hold for hold in holds if hold.by in self._gone or hold.is_over(now)]
+        pauses, now = self._node.pauses, self._wall()
+        over = [pause for pause in pauses if pause.by in self._gone or pause.is_over(now)]
         if over and self._version >= 0:
             self._cleaning = True
-            left = HoldNode(tuple(hold for hold in holds if hold not in over))
+            left = PauseNode(tuple(pause for pause in pauses if pause not in over))
             write = m.SetOp(self._path, left.encode(), self._version)
             self.ask(m.Commit((write,)), partial(self._cleaned, over))
 
-    def _cleaned(self, over: Sequence[Hold], answer: m.Response) -> None:
+    def _cleaned(self, over: Sequence[Pause], answer: m.Response) -> None:
         """Continue: after a change the watch leads to another read."""
         self._cleaning = False
-        for hold in over:
-            _log.info("hold %s of %s has ended", hold.id, " ".join(hold.queues))
+        for pause in over:
+            _log.info("pause %s of %s has ended", pause.id, " ".join(pause.queues))
 
 
 class SectionWatch(m.Machine):
     """Tells the maker of a section that an operator has ended it.
 
     :ivar ended: whether the node no longer has the section. It never becomes False again.
-    :param id: id of the section's hold, which is in force.
+    :param id: id of the section's pause, which is in force.
     """
 
     def __init__(self, path: str, id: str) -> None:
@@ -321,6 +321,6 @@ class SectionWatch(m.Machine):
         if isinstance(answer, m.NodeMissing):
             self.ended = True
         elif isinstance(answer, m.NodeRead):
-            # Workers still obey the holds that they read before a node became unreadable.
-            node = HoldNode.parse(answer.data)
-            self.ended = node.fault is None and all(hold.id != self._id for hold in node.holds)
+            # Workers still obey the pauses that they read before a node became unreadable.
+            node = PauseNode.parse(answer.data)
+            self.ended = node.fault is None and all(pause.id != self._id for pause in node.pauses)

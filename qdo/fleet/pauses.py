@@ -1,9 +1,9 @@
-"""Holds: queues paused in the whole fleet, for a reason.
+"""Pauses: queues paused in the whole fleet, for a reason.
 
-A *pause* lasts until a time, or until an operator resumes the queues. A *section* lasts as long as
-its process. `hold_machine` has the part of the workers.
+The pause of an operator lasts until a time, or until an operator resumes the queues. A *section* is
+a pause that lasts as long as its process. `pause_machine` has the part of the workers.
 
-Calls raise NodeRefusedError if the account may not read or change holds, and
+Calls raise NodeRefusedError if the account may not read or change pauses, and
 CoordinatorUnreachableError without an answer in time; a change may have taken effect then. `record`
 makes the entry of the change in the action log. `by` is the operator, if it is not the user of this
 process.
@@ -24,9 +24,9 @@ from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import (
-    HoldNotObeyedError,
-    HoldsUnreadableError,
     NotFoundError,
+    PauseNotObeyedError,
+    PausesUnreadableError,
     QueueNameError,
     RejectedError,
     SectionLostError,
@@ -35,8 +35,8 @@ from qdo.errors import (
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
-from qdo.fleet.hold_machine import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
 from qdo.fleet.names import overlap, writer
+from qdo.fleet.pause_machine import MAX_PAUSES, MAX_REASON_CHARACTERS, Pause, PauseNode
 from qdo.queues import (
     MAX_GLOBS_CHARACTERS,
     MAX_NAME_LENGTH,
@@ -47,37 +47,37 @@ from qdo.queues import (
 from qdo.system.polling import polls
 from qdo.text import join_some
 
-Record = Callable[[Sequence[Hold], Sequence[Hold]], CreateOp]
-"""Makes an entry in the action log, from holds before and after a change."""
+Record = Callable[[Sequence[Pause], Sequence[Pause]], CreateOp]
+"""Makes an entry in the action log, from pauses before and after a change."""
 _REPORT_SECONDS = 0.4
 """A longer wait is reported."""
 NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class HoldsRead:
-    """The holds in force, and the workers that obey them.
+class PausesRead:
+    """The pauses in force, and the workers that obey them.
 
     :ivar zxid: place of the last change in the coordinator's total order.
     :ivar obeyed: by worker, the place up to which it obeys.
     """
 
-    node: HoldNode
+    node: PauseNode
     zxid: int
     obeyed: dict[str, int]
 
 
-def new_hold(
+def new_pause(
     queues: Iterable[str], reason: str = "", seconds: float | None = None, id: str = ""
-) -> Hold:
-    """Return a hold that is not in force yet.
+) -> Pause:
+    """Return a pause that is not in force yet.
 
     :param seconds: how long it lasts; None for no end.
     :raises UsageError: a glob, the reason or the time is not valid.
     """
     globs = tuple(dict.fromkeys(queues))
     if not globs:
-        raise UsageError(reason="a hold must name queues, got no glob")
+        raise UsageError(reason="a pause must name queues, got no glob")
     for glob in globs:
         if not is_path_part(glob) or len(glob) > MAX_NAME_LENGTH:
             raise QueueNameError(name=glob, reason=name_error(glob) or "it is too long")
@@ -88,9 +88,9 @@ def new_hold(
         )
     now = time.time()
     if seconds is not None and not 0 < seconds < 1e9:
-        raise UsageError(reason=f"a hold must last more than 0 seconds, got {seconds:g}")
+        raise UsageError(reason=f"a pause must last more than 0 seconds, got {seconds:g}")
     until = None if seconds is None else round(now + seconds, 3)
-    return Hold(id or uuid.uuid4().hex, globs, reason, writer(), round(now, 3), until)
+    return Pause(id or uuid.uuid4().hex, globs, reason, writer(), round(now, 3), until)
 
 
 def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
@@ -103,46 +103,46 @@ def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
             raise NotFoundError(what="queue that matches", name=glob)
 
 
-def read_holds(client: Client, layout: Layout) -> HoldsRead:
-    """Return the holds in force, and up to where each worker obeys."""
+def read_pauses(client: Client, layout: Layout) -> PausesRead:
+    """Return the pauses in force, and up to where each worker obeys."""
     found = read(client, layout.fleet.holds)
     obeyed = _obeyed(client, layout, list_workers(client, layout))
     if isinstance(found, NodeRead):
-        node = HoldNode.parse(found.data)
-        return HoldsRead(replace(node, holds=in_force(client, node.holds)), found.mzxid, obeyed)
-    return HoldsRead(HoldNode(), 0, obeyed)
+        node = PauseNode.parse(found.data)
+        return PausesRead(replace(node, pauses=in_force(client, node.pauses)), found.mzxid, obeyed)
+    return PausesRead(PauseNode(), 0, obeyed)
 
 
-def in_force(client: Client, holds: Iterable[Hold]) -> tuple[Hold, ...]:
-    """Return the holds whose makers live; without a leader the others stay in the node."""
-    found = tuple(holds)
-    makers = sorted({hold.by for hold in found if hold.by})
+def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
+    """Return the pauses whose makers live; without a leader the others stay in the node."""
+    found = tuple(pauses)
+    makers = sorted({pause.by for pause in found if pause.by})
     alive = {"", *(node.path for node in read_nodes(client, makers))}
-    return tuple(hold for hold in found if hold.by in alive)
+    return tuple(pause for pause in found if pause.by in alive)
 
 
-def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | None = None) -> int:
-    """Write a hold; return its place in the coordinator's total order. See `wait_in_force`.
+def add_pause(client: Client, layout: Layout, pause: Pause, *, record: Record | None = None) -> int:
+    """Write a pause; return its place in the coordinator's total order. See `wait_in_force`.
 
-    :raises HoldsUnreadableError: the present holds cannot be read.
+    :raises PausesUnreadableError: the present pauses cannot be read.
     :raises RejectedError: there are too many.
     """
-    path, mine = layout.fleet.holds, hold.id.encode()
+    path, mine = layout.fleet.holds, pause.id.encode()
     entry: tuple[CreateOp, ...] = ()
 
     def decide(node: Node) -> list[Op]:
         nonlocal entry
         if not isinstance(node, NodeRead):  # no worker has ever started
             make_folder(client, path)
-        holds = (*in_force(client, _holds(node)), hold)
-        length = sum(len(glob) for each in holds for glob in each.queues)
-        if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
+        pauses = (*in_force(client, _pauses(node)), pause)
+        length = sum(len(glob) for each in pauses for glob in each.queues)
+        if len(pauses) > MAX_PAUSES or length > MAX_GLOBS_CHARACTERS:
             raise RejectedError(
-                reason=f"holds must be at most {MAX_HOLDS} with globs of {MAX_GLOBS_CHARACTERS} "
+                reason=f"pauses must be at most {MAX_PAUSES} with globs of {MAX_GLOBS_CHARACTERS} "
                 "characters together; end some of those that `qdo pause --list` lists"
             )
-        entry = _recorded(record, (), (hold,))
-        return [*_writing(path, node, holds), *entry]
+        entry = _recorded(record, (), (pause,))
+        return [*_writing(path, node, pauses), *entry]
 
     def is_mine(node: NodeRead) -> bool:  # another operator may have ended it already
         return mine in node.data or any(isinstance(read(client, op.path), NodeRead) for op in entry)
@@ -151,35 +151,35 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
     return answer.zxid if answer is not None else 0
 
 
-def end_holds(
-    client: Client, layout: Layout, ids: Iterable[str], *, record: Record | None = None
-) -> list[Hold]:
-    ended = set(ids)
-    return _edit(client, layout, lambda hold: None if hold.id in ended else hold, record)
-
-
 def end_pauses(
+    client: Client, layout: Layout, ids: Iterable[str], *, record: Record | None = None
+) -> list[Pause]:
+    ended = set(ids)
+    return _edit(client, layout, lambda pause: None if pause.id in ended else pause, record)
+
+
+def resume_globs(
     client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
-) -> list[Hold]:
+) -> list[Pause]:
     """Remove globs from all pauses, and end pauses without globs; return the changed ones."""
     ended = set(globs)
 
-    def left(hold: Hold) -> Hold | None:
-        if hold.by:
-            return hold
-        queues = tuple(glob for glob in hold.queues if glob not in ended)
-        return replace(hold, queues=queues) if queues else None
+    def left(pause: Pause) -> Pause | None:
+        if pause.by:
+            return pause
+        queues = tuple(glob for glob in pause.queues if glob not in ended)
+        return replace(pause, queues=queues) if queues else None
 
     return _edit(client, layout, left, record)
 
 
-def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Hold]:
-    """End all holds, even unreadable ones; return the readable ones."""
-    found: list[Hold] = []
+def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Pause]:
+    """End all pauses, even unreadable ones; return the readable ones."""
+    found: list[Pause] = []
 
     def decide(node: Node) -> list[Op] | None:
-        found[:] = HoldNode.parse(node.data).holds if isinstance(node, NodeRead) else ()
-        if not isinstance(node, NodeRead) or HoldNode.parse(node.data) == HoldNode():
+        found[:] = PauseNode.parse(node.data).pauses if isinstance(node, NodeRead) else ()
+        if not isinstance(node, NodeRead) or PauseNode.parse(node.data) == PauseNode():
             return None
         return [*_writing(layout.fleet.holds, node, ()), *_recorded(record, found, ())]
 
@@ -190,46 +190,46 @@ def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> 
 def wait_in_force(
     client: Client,
     layout: Layout,
-    hold: Hold,
+    pause: Pause,
     zxid: int,
     timeout_seconds: float,
     on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     consequence: str = "it stays in force for all others; end it with `qdo resume --id {id}`",
 ) -> int:
-    """Wait until no message of a held queue runs, and no earlier section holds one of its queues.
+    """Wait until no message of its queues runs, and no earlier section pauses one of them.
 
-    :param zxid: the place that `add_hold` returned.
+    :param zxid: the place that `add_pause` returned.
     :param on_wait: called with the names of the remaining workers, when they change.
     :returns: the number of workers that had to obey.
-    :raises HoldNotObeyedError: not in time.
+    :raises PauseNotObeyedError: not in time.
     :raises SectionLostError: an operator ended this section.
     """
-    # List them after the hold was written: later workers read it before they start anything.
+    # List them after the pause was written: later workers read it before they start anything.
     waiting = listed = list_workers(client, layout)
     names: Sequence[str] = ()
     reported: Sequence[str] = ()
     for waited in polls(timeout_seconds):
         obeyed = _obeyed(client, layout, waiting)
         waiting = [name for name, upto in obeyed.items() if upto < zxid]
-        ahead = [] if not hold.by else _sections_ahead(client, layout, hold)
+        ahead = [] if not pause.by else _sections_ahead(client, layout, pause)
         names = [*waiting, *(f"section {each.id}" for each in ahead)]
         if not names:
             return len(listed)
         if names != reported and waited > _REPORT_SECONDS:
             reported = names
             on_wait(names)
-    raise HoldNotObeyedError(
-        id=hold.id,
+    raise PauseNotObeyedError(
+        id=pause.id,
         seconds=timeout_seconds,
         found="one does" if len(names) == 1 else f"{len(names)} do",
         names=join_some(names, NAMES_SHOWN),
-        consequence=consequence.format(id=hold.id),
+        consequence=consequence.format(id=pause.id),
     )
 
 
-def hold_text(hold: Hold) -> str:
-    kind = "section" if hold.by else "paused"
-    return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'an unknown user'}"
+def pause_text(pause: Pause) -> str:
+    kind = "section" if pause.by else "paused"
+    return f"{kind}: {pause.why}" if pause.why else f"{kind} by {pause.who or 'an unknown user'}"
 
 
 def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str, int]:
@@ -238,15 +238,15 @@ def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str,
     return {node.path.rpartition("/")[2]: WorkerNode.parse(node.data).holds for node in nodes}
 
 
-def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
-    holds = _holds(read(client, layout.fleet.holds))
-    earlier: list[Hold] = []
-    if all(each.id != hold.id for each in holds):
-        raise SectionLostError(queues=" ".join(hold.queues), reason="an operator has ended it")
-    for each in holds:
-        if each.id == hold.id:
+def _sections_ahead(client: Client, layout: Layout, pause: Pause) -> list[Pause]:
+    pauses = _pauses(read(client, layout.fleet.holds))
+    earlier: list[Pause] = []
+    if all(each.id != pause.id for each in pauses):
+        raise SectionLostError(queues=" ".join(pause.queues), reason="an operator has ended it")
+    for each in pauses:
+        if each.id == pause.id:
             break
-        if each.by and any(overlap(a, b) for a in each.queues for b in hold.queues):
+        if each.by and any(overlap(a, b) for a in each.queues for b in pause.queues):
             earlier.append(each)
     return list(in_force(client, earlier))
 
@@ -254,40 +254,40 @@ def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
 def _edit(
     client: Client,
     layout: Layout,
-    left: Callable[[Hold], Hold | None],
+    left: Callable[[Pause], Pause | None],
     record: Record | None,
-) -> list[Hold]:
-    changed: list[Hold] = []
+) -> list[Pause]:
+    changed: list[Pause] = []
 
     def decide(node: Node) -> list[Op] | None:
-        found = _holds(node)
-        after = [left(hold) for hold in found]
-        different = [hold for hold, new in zip(found, after, strict=True) if new != hold]
+        found = _pauses(node)
+        after = [left(pause) for pause in found]
+        different = [pause for pause, new in zip(found, after, strict=True) if new != pause]
         if not different:
             return None  # a repetition whose first try took effect
         changed[:] = different
-        kept = [hold for hold in after if hold is not None]
+        kept = [pause for pause in after if pause is not None]
         return [*_writing(layout.fleet.holds, node, kept), *_recorded(record, different, kept)]
 
     change(client, layout.fleet.holds, decide, root=layout.root)
     return changed
 
 
-def _holds(node: Node) -> tuple[Hold, ...]:
-    found = HoldNode.parse(node.data) if isinstance(node, NodeRead) else HoldNode()
+def _pauses(node: Node) -> tuple[Pause, ...]:
+    found = PauseNode.parse(node.data) if isinstance(node, NodeRead) else PauseNode()
     if found.fault is not None:
-        raise HoldsUnreadableError(reason=found.fault)
-    return found.holds
+        raise PausesUnreadableError(reason=found.fault)
+    return found.pauses
 
 
 def _recorded(
-    record: Record | None, before: Sequence[Hold], after: Sequence[Hold]
+    record: Record | None, before: Sequence[Pause], after: Sequence[Pause]
 ) -> tuple[CreateOp, ...]:
     return () if record is None else (record(before, after),)
 
 
-def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
-    data = HoldNode(tuple(holds)).encode()
+def _writing(path: str, node: Node, pauses: Iterable[Pause]) -> list[Op]:
+    data = PauseNode(tuple(pauses)).encode()
     if isinstance(node, NodeRead):
         return [SetOp(path, data, node.version)]
     return [SetOp(path, data, 0)]
@@ -296,42 +296,42 @@ def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
 # --- with an entry in the action log ---
 
 
-def pause(client: Client, layout: Layout, hold: Hold, by: str = "") -> int:
-    """Pause the queues of a hold; return its place, see `add_hold`."""
-    with recorded(client, layout, "pause", hold.queues, hold.why, by) as record:
-        return add_hold(client, layout, hold, record=record)
+def pause_queues(client: Client, layout: Layout, pause: Pause, by: str = "") -> int:
+    """Start a pause, with an entry in the action log; return its place, see `add_pause`."""
+    with recorded(client, layout, "pause", pause.queues, pause.why, by) as record:
+        return add_pause(client, layout, pause, record=record)
 
 
-def resume_hold(client: Client, layout: Layout, id: str, reason: str, by: str = "") -> list[Hold]:
-    """End a hold; return it, or raise NotFoundError."""
+def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str = "") -> list[Pause]:
+    """End a pause; return it, or raise NotFoundError."""
     with recorded(client, layout, "resume", (id,), reason, by) as record:
-        ended = end_holds(client, layout, [id], record=record)
+        ended = end_pauses(client, layout, [id], record=record)
     if not ended:
-        raise NotFoundError(what="hold", name=id)
+        raise NotFoundError(what="pause", name=id)
     return ended
 
 
-def chosen(found: HoldNode, globs: Sequence[str], id: str | None = None) -> list[Hold]:
-    """Return the holds that end, or that lose one of these globs; all without globs and id.
+def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> list[Pause]:
+    """Return the pauses that end, or that lose one of these globs; all without globs and id.
 
-    :raises NotFoundError: the hold does not exist, or no pause has one of these globs.
-    :raises HoldsUnreadableError: the holds cannot be read.
+    :raises NotFoundError: the pause does not exist, or no pause has one of these globs.
+    :raises PausesUnreadableError: the pauses cannot be read.
     """
     if not globs and id is None:
-        return list(found.holds)
+        return list(found.pauses)
     if found.fault is not None:
-        raise HoldsUnreadableError(reason=found.fault)
+        raise PausesUnreadableError(reason=found.fault)
     if id is not None:
-        chosen = [hold for hold in found.holds if hold.id == id]
+        chosen = [pause for pause in found.pauses if pause.id == id]
         if not chosen:
-            raise NotFoundError(what="hold", name=id)
+            raise NotFoundError(what="pause", name=id)
         return chosen
-    pauses = [hold for hold in found.holds if not hold.by]
-    present = {glob for hold in pauses for glob in hold.queues}
+    pauses = [pause for pause in found.pauses if not pause.by]
+    present = {glob for pause in pauses for glob in pause.queues}
     unknown = [glob for glob in globs if glob not in present]
     if unknown:
         raise NotFoundError(what="pause of", name=unknown[0])
-    return [hold for hold in pauses if not set(globs).isdisjoint(hold.queues)]
+    return [pause for pause in pauses if not set(globs).isdisjoint(pause.queues)]
 
 
 @contextmanager
@@ -347,5 +347,5 @@ def recorded(
         yield lambda before, after: entry(_logged(before), _logged(after))
 
 
-def _logged(holds: Sequence[Hold]) -> Values:
-    return {hold.id[:8]: " ".join(hold.queues) for hold in holds}
+def _logged(pauses: Sequence[Pause]) -> Values:
+    return {pause.id[:8]: " ".join(pause.queues) for pause in pauses}

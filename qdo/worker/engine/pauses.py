@@ -1,0 +1,68 @@
+"""Keep queues still while they are paused: see `qdo.fleet.pause_machine`.
+
+A paused queue keeps its owner and its position. Its claim is closed during the pause. Turns check
+the claim after every message anyway, so pauses cost nothing per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.fleet.pause_machine import Pause, paused_queues
+from qdo.system.processes import SIGN
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.slot import Slot, SlotState
+
+
+class PauseGate:
+    """The pauses that this worker obeys; before `shut` is called, none."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._is_paused: Callable[[str], bool] | None = None
+        self._in_flight: set[Slot] = set()
+
+    def shut(self) -> None:
+        """Keep the queues of later claims still until `apply` is called."""
+        self._is_paused = _always
+
+    def admit(self, claim: Claim) -> None:
+        """Keep the queue of a new claim still if it is paused."""
+        if self._is_paused is not None and self._is_paused(claim.queue):
+            claim.pause()
+
+    def apply(self, pauses: Sequence[Pause]) -> None:
+        """Start no message of queues that match these pauses; let all others continue."""
+        before, self._is_paused = self._is_paused, paused_queues(pauses)
+        self._in_flight.clear()
+        if before is None and self._is_paused is None:
+            return
+        for slot in list(self._dispatcher.slots.values()):
+            self._apply_to(slot, self._is_paused is not None and self._is_paused(slot.queue))
+
+    def _apply_to(self, slot: Slot, paused: bool) -> None:
+        for claim in (slot.claim, slot.next_claim[1] if slot.next_claim else None):
+            if claim is not None and paused:
+                claim.pause()
+            elif claim is not None:
+                claim.resume()
+        if paused and slot.state is SlotState.RUNNING:
+            self._in_flight.add(slot)
+        if slot.claim is not None and slot.state is SlotState.RUNNING and not slot.claim.over:
+            show = SIGN.end_claim if paused else SIGN.forget_claim
+            show(slot.queue, slot.claim.fence)
+        if slot.lanes is not None:
+            slot.lanes.notify()
+        if not paused and slot.state is SlotState.STILL:
+            self._dispatcher.resume(slot)
+
+    def in_flight(self) -> bool:
+        """Return whether a message of a paused queue is in flight, even if its claim is lost."""
+        running = [slot for slot in self._in_flight if slot.state is SlotState.RUNNING]
+        self._in_flight.intersection_update(running)
+        return bool(running)
+
+
+def _always(queue: str) -> bool:
+    return True
