@@ -15,13 +15,12 @@ from qdo.queues import check_queue_name
 from qdo.sending.sender import Sender
 
 if TYPE_CHECKING:
-    from qdo.brokers.base import Broker
     from qdo.coordination.client import Client
-    from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.owners import Owner
     from qdo.fleet.pause_machine import Pause
     from qdo.ops.cancel import Cancellation
     from qdo.ops.decisions import OperatorDecision
+    from qdo.ops.fleet import Fleet
     from qdo.ops.peek import Kind, PeekedMessage
     from qdo.sending.streams import Stream
     from qdo.system.per_process import PerProcess
@@ -56,44 +55,45 @@ class OperatorService(Protocol):
 class FleetOperators:
     """Acts on a fleet."""
 
+    fleet: Fleet
     client: Client
-    layout: Layout
-    broker: Broker
 
     def cancel(
         self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
     ) -> list[Cancellation]:
         from qdo.ops.cancel import cancel
 
-        place = self.client, self.layout, self.broker, queue, ids
         logged = _logged(reason, "cancel", queue)
-        return cancel(*place, timeout_seconds=timeout_seconds, reason=reason, logged=logged)
+        return cancel(
+            self.fleet, queue, ids, timeout_seconds=timeout_seconds, reason=reason, logged=logged
+        )
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
         from qdo.ops.peek import peek
 
-        return list(peek(self.client, self.layout, self.broker, queue, kinds, limit))
+        return list(peek(self.fleet, queue, kinds, limit))
 
     def owner(self, queue: str) -> Owner | None:
         from qdo.fleet.owners import find_owner
 
-        return find_owner(self.client, self.layout, queue)
+        return find_owner(self.client, self.fleet.layout, queue)
 
     def pause(self, pause: Pause, allow_none: bool, timeout_seconds: float) -> None:
         from qdo.coordination.bulk_reads import names_below
         from qdo.fleet import pauses
 
         if not allow_none:
-            pauses.check_matches(pause.queues, names_below(self.client, self.layout.queues))
+            pauses.check_matches(pause.queues, names_below(self.client, self.fleet.layout.queues))
         logged = _logged(pause.why, "pause", " ".join(pause.queues))
         start = pauses.pause_queues if logged else pauses.add_pause
-        zxid = start(self.client, self.layout, pause)
-        pauses.wait_in_force(self.client, self.layout, pause, zxid, timeout_seconds)
+        zxid = start(self.client, self.fleet.layout, pause)
+        pauses.wait_in_force(self.client, self.fleet.layout, pause, zxid, timeout_seconds)
 
     def resume(self, queues: Sequence[str], reason: str) -> None:
         from qdo.fleet import pauses
 
-        client, layout = self.client, self.layout
+        client = self.client
+        layout = self.fleet.layout
         pauses.chosen(pauses.read_pauses(client, layout).node, queues)
         logged = _logged(reason, "resume", " ".join(queues))
         with pauses.recorded(client, layout, "resume", queues, reason) as record:
@@ -104,11 +104,21 @@ class FleetOperators:
     ) -> list[str | None]:
         from qdo.ops.decisions import decide, plan_decision
 
-        place, logged = (self.client, self.layout), _logged(reason, decision, queue)
-        positions = self.broker.positions
-        plan = plan_decision(*place, self.broker, positions, queue, decision, ids, every)
-        which, running = plan.which, plan.running
-        decided = decide(*place, queue, decision, which, reason, running=running, logged=logged)
+        client = self.client
+        layout = self.fleet.layout
+        broker = self.fleet.broker
+        logged = _logged(reason, decision, queue)
+        plan = plan_decision(client, layout, broker, broker.positions, queue, decision, ids, every)
+        decided = decide(
+            client,
+            layout,
+            queue,
+            decision,
+            plan.which,
+            reason,
+            running=plan.running,
+            logged=logged,
+        )
         return [plan.ids.get(each.position) for each in decided]
 
 
@@ -292,9 +302,11 @@ class OperatorCalls(Sender):
         return self._act(lambda each: each.decide(queue, "skip", ids, False, reason))
 
     def _act(self, act: Callable[[OperatorService], _Result]) -> _Result:
+        from qdo.ops.fleet import Fleet
         from qdo.system.home_loop import at_home
 
         locks = self._locks.get()
         if locks.operators is not None:
             return act(locks.operators)
-        return at_home(act, FleetOperators(locks.connection.client, locks.layout, self.broker))
+        client = locks.connection.client
+        return at_home(act, FleetOperators(Fleet(client, locks.layout, self.broker), client))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.audit_entries import Values
+    from qdo.ops.fleet import Fleet
 
 _Result = TypeVar("_Result")
 _NOTHING_THERE = {
@@ -115,7 +116,7 @@ def open_for_queue(
     queue: str,
     check: Callable[[Broker], None] = lambda broker: None,
     create: bool = False,
-) -> Iterator[tuple[Client | None, Layout, Broker]]:
+) -> Iterator[Fleet]:
     """Open coordinator and broker for a command about a queue.
 
     :param check: raises an error if the broker cannot do it.
@@ -124,8 +125,8 @@ def open_for_queue(
     """
     require_app(settings)
     with open_connections(settings, create=create) as connections:
-        broker = connections.known_broker()
-        if broker is None:
+        fleet = connections.known_fleet()
+        if fleet is None:
             raise NotFoundError(what="queue", name=queue)
-        check(broker)
-        yield connections.client, connections.layout, broker
+        check(fleet.broker)
+        yield fleet

@@ -17,6 +17,7 @@ from qdo.errors import BrokerMissingError, DatabaseError, QdoError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.broker import broker_node
+from qdo.ops.fleet import Fleet
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
 from qdo.system.files import sqlite_path
@@ -45,6 +46,11 @@ class Connections:
         if self.broker_fault is not None:
             raise self.broker_fault
         return self.broker
+
+    def known_fleet(self) -> Fleet | None:
+        """Return coordinator and broker, with the conditions of `known_broker`."""
+        broker = self.known_broker()
+        return None if broker is None else Fleet(self.client, self.layout, broker)
 
 
 OnMissing = Callable[[str, str], None]

@@ -117,11 +117,10 @@ def streams(board: Board) -> list[Item]:
     """Return the shards that are not done, as `qdo streams list` does."""
 
     def read(connections: Connections) -> list[Item]:
-        broker = connections.known_broker()
-        if broker is None or not broker.capabilities.streams:
+        fleet = connections.known_fleet()
+        if fleet is None or not fleet.broker.capabilities.streams:
             return []
-        shards = broker.streams.shards()
-        items = shard_items(connections.client, connections.layout, broker, shards)
+        items = shard_items(fleet, fleet.broker.streams.shards())
         return [each for each in items if each["state"] != "done"]
 
     return board.direct.get("streams", read)
@@ -347,17 +346,18 @@ def messages(
     """
 
     def read(connections: Connections) -> list[Item]:
-        broker = connections.known_broker()
-        if broker is None:
+        fleet = connections.known_fleet()
+        if fleet is None:
             return []
-        place = connections.client, connections.layout, broker, queue
-        able = [each for each in kinds if broker.capabilities.peek or each in RECORDED]
+        able = [each for each in kinds if fleet.broker.capabilities.peek or each in RECORDED]
         present = [each for each in able if each != "delayed"]
-        found = [peek_named(*place, name)] if name else [*peek(*place, present, MESSAGES)]
+        found = (
+            [peek_named(fleet, queue, name)] if name else [*peek(fleet, queue, present, MESSAGES)]
+        )
         if "delayed" in able and not name:
-            found += peek(*place, ["delayed"], MESSAGES)
+            found += peek(fleet, queue, ["delayed"], MESSAGES)
         shown = board.options.show_bodies
-        vault = vault_of(board.settings, board.app, broker.stream_of) if shown else None
+        vault = vault_of(board.settings, board.app, fleet.broker.stream_of) if shown else None
 
         def item(each: PeekedMessage) -> Item:
             is_long = (each.body_bytes or 0) > LONG_BYTES

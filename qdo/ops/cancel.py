@@ -20,7 +20,6 @@ from qdo.coordination import queue_admin
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead
 from qdo.coordination.transactions import read
-from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import (
     MAX_CANCELLED,
     NEW,
@@ -41,7 +40,8 @@ from qdo.fleet.action_machine import CANCEL, DONE, REJECTED
 from qdo.fleet.actions import Asked, ask_workers, cancelling, wait_for_results
 from qdo.fleet.audit import AuditTrail, read_entries
 from qdo.fleet.audit_entries import MAX_ENTRIES
-from qdo.ops.peek import Found, check_names, done_of, find_messages, read_queue_node
+from qdo.ops.fleet import Fleet
+from qdo.ops.peek import Found, check_names, done_of, find_messages
 from qdo.positions import TIME_POSITIONS
 from qdo.system.clock import clock
 from qdo.text import join_some
@@ -95,9 +95,7 @@ def check_cancelling(broker: Broker) -> None:
 
 
 def cancel(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker,
+    fleet: Fleet,
     queue: str,
     names: Sequence[str],
     *,
@@ -119,19 +117,21 @@ def cancel(
     :raises NotFoundError: neither coordinator nor broker has the queue.
     :raises CorruptNodeError: the queue's node cannot be read.
     """
+    broker = fleet.broker
+    client = fleet.client
     check_cancelling(broker)
     wanted = check_names(names)
     if len(wanted) > MAX_CANCELLED:
         raise UsageError(reason=f"at most {MAX_CANCELLED} ids can be given, got {len(wanted)}")
-    node = read_queue_node(client, layout, queue)
+    node = fleet.node(queue)
     if node is None and ((client is None and really) or queue not in broker.catalog.names()):
         raise NotFoundError(what="queue", name=queue)
     found = find_messages(broker, queue, done_of(broker, node), wanted)
-    gone = _cancelled_before(client, layout, queue, {*wanted} - found.keys())
+    gone = _cancelled_before(fleet, queue, {*wanted} - found.keys())
     if client is None or not really:
         known = node or NEW
         return [_planned(broker, known, name, found.get(name), gone) for name in wanted]
-    work = _Work(client, layout, broker, queue, reason, logged)
+    work = _Work(fleet, client, queue, reason, logged)
     moved = work.discard([each for each in found.values() if each.delayed is not None])
     if moved:  # they became due meanwhile
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
@@ -140,22 +140,22 @@ def cancel(
     if positions and node is None:  # no leader has seen the queue yet
         if broker.positions is not TIME_POSITIONS:
             raise NotFoundError(what="queue", name=queue)
-        queue_admin.create(client, layout, queue)
+        queue_admin.create(client, fleet.layout, queue)
     outcomes = work.cancel(positions, clock() + timeout_seconds) if positions else {}
     return [result_of(name, found.get(name), outcomes, gone) for name in wanted]
 
 
-def _cancelled_before(client: Client | None, layout: Layout, queue: str, ids: Set[str]) -> Set[str]:
+def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
     """Return which of these ids are of delayed messages that an operator has cancelled.
 
     The broker has forgotten them. Without the right to read the log, none is.
     """
     found: set[str] = set()
-    if client is not None and ids:
+    if fleet.client is not None and ids:
         with suppress(NodeRefusedError):
             for entry in read_entries(
-                client,
-                layout,
+                fleet.client,
+                fleet.layout,
                 limit=MAX_ENTRIES,
                 selects=lambda entry: (entry.command, entry.target) == (CANCEL, queue),
             ):
@@ -221,9 +221,8 @@ class _OwnedByAnother(Exception):
 class _Work:
     """The cancelling of messages of one queue."""
 
+    fleet: Fleet
     client: Client
-    layout: Layout
-    broker: Broker
     queue: str
     reason: str
     logged: bool
@@ -232,7 +231,7 @@ class _Work:
         numbers = {each.delayed.number: each.id for each in delayed if each.delayed is not None}
         if not numbers:
             return set()
-        gone = self.broker.delayed.discard(self.queue, numbers)
+        gone = self.fleet.broker.delayed.discard(self.queue, numbers)
         ids = [numbers[each] for each in sorted(gone)]
         if gone and self.logged:
             parts = range(0, len(ids), _IDS_IN_TEXT)
@@ -242,7 +241,7 @@ class _Work:
                 )
                 for start in parts
             }
-            trail = AuditTrail(self.client, self.layout, CANCEL, self.reason)
+            trail = AuditTrail(self.client, self.fleet.layout, CANCEL, self.reason)
             fault = trail.note(self.queue, before, {"cancelled": len(gone)})
             if fault is not None:
                 _log.warning(
@@ -280,7 +279,7 @@ class _Work:
     def _untold(self, positions: Sequence[int], why: str) -> Outcomes:
         """Return what the node shows of messages after the owner has not answered in time."""
         node = self._node()
-        found = {each: _outcome(self.broker, node, each) for each in positions}
+        found = {each: _outcome(self.fleet.broker, node, each) for each in positions}
         waiting = CancelOutcome.CANCELLED
         return {
             each: (UNKNOWN, why) if found[each] is waiting else _told(found[each], why)
@@ -288,7 +287,7 @@ class _Work:
         }
 
     def _node(self) -> QueueNode:
-        node = read_queue_node(self.client, self.layout, self.queue)
+        node = self.fleet.node(self.queue)
         if node is None:
             raise NotFoundError(what="queue", name=self.queue)
         return node
@@ -313,7 +312,7 @@ class _Work:
                 raise _OwnedByAnother
             nonlocal dead
             dead = node.owner
-            found.update({each: _outcome(self.broker, node, each) for each in positions})
+            found.update({each: _outcome(self.fleet.broker, node, each) for each in positions})
             new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
             if not new:
                 return node
@@ -322,7 +321,9 @@ class _Work:
                 raise UsageError(reason=_TOO_MANY.format(self.queue))
             return replace(node, out_of_order=progress)
 
-        with AuditTrail(self.client, self.layout, CANCEL, self.reason).change(self.queue) as entry:
+        with AuditTrail(self.client, self.fleet.layout, CANCEL, self.reason).change(
+            self.queue
+        ) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
                 new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
@@ -330,7 +331,7 @@ class _Work:
 
             queue_admin.change_node(
                 self.client,
-                self.layout,
+                self.fleet.layout,
                 self.queue,
                 change,
                 sought=0,
@@ -339,7 +340,7 @@ class _Work:
         return found, dead
 
     def _lives(self, owner: str) -> bool:
-        return isinstance(read(self.client, self.layout.worker(owner)), NodeRead)
+        return isinstance(read(self.client, self.fleet.layout.worker(owner)), NodeRead)
 
     def _ask(
         self, owner: str, positions: Sequence[int], deadline: float
@@ -349,7 +350,7 @@ class _Work:
         for args in cancelling(self.queue, positions):
             asked += ask_workers(
                 self.client,
-                self.layout,
+                self.fleet.layout,
                 [owner],
                 CANCEL,
                 args,
@@ -359,7 +360,7 @@ class _Work:
             )
         while any(each.seconds is None for each in asked) and clock() < deadline:
             lives = self._lives(owner)
-            wait_for_results(self.client, self.layout, asked, min(seconds, _LOOK_SECONDS))
+            wait_for_results(self.client, self.fleet.layout, asked, min(seconds, _LOOK_SECONDS))
             if not lives:
                 break
         answers: dict[int, CancelOutcome] = {}

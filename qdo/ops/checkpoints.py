@@ -34,6 +34,7 @@ from qdo.errors import (
     UsageError,
 )
 from qdo.fleet.audit import AuditTrail
+from qdo.ops.fleet import Fleet
 from qdo.ops.seek import QueuePosition, recorded
 from qdo.positions import format_last
 from qdo.queues import is_path_part
@@ -215,20 +216,15 @@ class ImportStep:
     done: bool = False
 
 
-def plan_import(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker,
-    checkpoints: Sequence[Checkpoint],
-    id: str,
-) -> list[ImportStep]:
+def plan_import(fleet: Fleet, checkpoints: Sequence[Checkpoint], id: str) -> list[ImportStep]:
     """Return the effect of an import, without changing anything.
 
     :raises UnreachableError: the broker does not answer.
     """
+    broker = fleet.broker
     listed = frozenset(broker.catalog.names())
-    paths = [layout.queue(each.queue) for each in checkpoints]
-    reads = read_nodes(client, paths) if client is not None else []
+    paths = [fleet.layout.queue(each.queue) for each in checkpoints]
+    reads = read_nodes(fleet.client, paths) if fleet.client is not None else []
     nodes = {
         read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
     }
@@ -283,17 +279,16 @@ def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | Non
     return QueuePosition(last, position), note
 
 
-def execute_step(
-    client: Client, layout: Layout, broker: Broker, step: ImportStep, id: str, reason: str = ""
-) -> ImportStep:
+def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> ImportStep:
     """Move one queue; its owner finishes its message in flight and resumes from there.
 
     :returns: the step, done; or with the error of a node that this account may not write.
     """
     if step.after is None or step.outcome == IMPORTED:
         return step
-    last, position = step.after.last, step.after.position
-    finished = broker.capabilities.end_position_text
+    client = fleet.connected(step.queue)
+    layout = fleet.layout
+    finished = fleet.broker.capabilities.end_position_text
     try:
         with AuditTrail(client, layout, "admin checkpoints import", reason).change(
             step.queue
@@ -305,7 +300,7 @@ def execute_step(
             if step.outcome == SAME:
                 queue_admin.mark(client, layout, step.queue, id, record)
             else:
-                node = QueueNode(last, position=position)
+                node = QueueNode(step.after.last, position=step.after.position)
                 queue_admin.place(client, layout, step.queue, node, id, finished, record)
     except (UnreachableError, AuditRefusedError):
         raise

@@ -13,25 +13,23 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import kind_of
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import CreateOp, NodeRead
+from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.queue_admin import Which
-from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import MAX_LAST, FailureRecord, QueueNode
 from qdo.encoding import ID, parsed
 from qdo.errors import (
     AlreadyDecidedError,
     MessageNotFailingError,
-    NotFoundError,
     UnreachableError,
     UnsupportedError,
 )
 from qdo.fleet.action_machine import LOST
 from qdo.fleet.actions import MAX_RUNS
 from qdo.fleet.audit import AuditTrail
+from qdo.ops.fleet import read_queue
 from qdo.ops.runs import ask_owner, read_runs
 from qdo.positions import TIME_POSITIONS, Positions
-from qdo.queues import check_path_part
 from qdo.text import join_some, short_duration
 
 OperatorDecision: TypeAlias = Literal["retry", "skip", "dead-letter"]
@@ -94,14 +92,6 @@ def check_store(broker: str) -> None:
             remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
             "or use `qdo retry-now` or `qdo skip`",
         )
-
-
-def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Return the node of a queue, with its failing messages; raise NotFoundError without one."""
-    found = read(client, layout.queue(check_path_part(queue)))
-    if not isinstance(found, NodeRead):
-        raise NotFoundError(what="queue", name=queue)
-    return QueueNode.parse(found.data)
 
 
 @dataclass(frozen=True, slots=True)

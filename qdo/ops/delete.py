@@ -17,7 +17,7 @@ from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
-from qdo.ops.peek import read_queue_node
+from qdo.ops.fleet import Fleet
 from qdo.ops.snapshot import backlog_of
 from qdo.system.polling import polls
 
@@ -67,14 +67,7 @@ class Deletion:
             )
 
 
-def plan_deletion(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker,
-    queue: str,
-    *,
-    with_messages: bool = False,
-) -> Deletion:
+def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> Deletion:
     """Return what a deletion removes, without changing anything.
 
     :param with_messages: the messages that the queue has now may be deleted with it.
@@ -83,7 +76,8 @@ def plan_deletion(
     :raises ShardStateError: it is a shard that gets messages, or for whose end others wait.
     :raises CorruptNodeError: its progress cannot be read.
     """
-    node = read_queue_node(client, layout, queue)
+    broker = fleet.broker
+    node = fleet.node(queue)
     stored = queue in broker.catalog.names_to_show()
     if node is None and not stored:
         raise NotFoundError(what="queue", name=queue)
@@ -112,13 +106,7 @@ def _contents(broker: Broker, queue: str) -> QueueContents:
 
 
 def delete(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker,
-    deletion: Deletion,
-    *,
-    timeout_seconds: float = 30.0,
-    reason: str = "",
+    fleet: Fleet, deletion: Deletion, *, timeout_seconds: float = 30.0, reason: str = ""
 ) -> None:
     """Delete a queue: let its owner release it, delete it at the broker, then delete its node.
 
@@ -134,16 +122,17 @@ def delete(
     :raises UnsupportedError: the broker has the queue, and cannot delete queues.
     """
     queue = deletion.queue
+    client = fleet.client
     if client is None:
-        _delete_stored(broker, deletion, NEW)
+        _delete_stored(fleet.broker, deletion, NEW)
         return
-    audit = _DeletionAudit(client, layout, deletion, reason)
+    audit = _DeletionAudit(client, fleet.layout, deletion, reason)
     node = NEW
-    if read_queue_node(client, layout, queue) is not None:
+    if fleet.node(queue) is not None:
         audit.marked()
-        node = _released(client, layout, queue, timeout_seconds)
+        node = _released(fleet, queue, timeout_seconds)
     try:
-        _delete_stored(broker, deletion, node)
+        _delete_stored(fleet.broker, deletion, node)
     except BaseException:
         audit.restored()
         raise
@@ -224,11 +213,12 @@ class _DeletionAudit:
         return {**counts, "dead_letters": left.dead_letters, "owner": left.owner}
 
 
-def _released(client: Client, layout: Layout, queue: str, timeout_seconds: float) -> QueueNode:
+def _released(fleet: Fleet, queue: str, timeout_seconds: float) -> QueueNode:
+    client = fleet.connected(queue)
     node = NEW
     for _ in polls(timeout_seconds, client.handler.sleep_func):
-        node = read_queue_node(client, layout, queue) or NEW
-        if not node.owner or not read_nodes(client, [layout.worker(node.owner)]):
+        node = fleet.node(queue) or NEW
+        if not node.owner or not read_nodes(client, [fleet.layout.worker(node.owner)]):
             return node
     raise QueueOwnedError(queue=queue, owner=node.owner)
 

@@ -9,23 +9,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdo.brokers.base import Broker, DelayedMessage, Row
-from qdo.coordination.bulk_reads import read_nodes
-from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import (
     MAX_LAST,
     MAX_POSITION,
-    NEW,
     FailureRecord,
     OutOfOrderProgress,
     QueueNode,
 )
 from qdo.encoding import DUE, ID, SENT, parsed, stored_time
-from qdo.errors import CorruptNodeError, NotFoundError, UnsupportedError, UsageError
+from qdo.errors import NotFoundError, UnsupportedError, UsageError
 from qdo.message import priority_of
 from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.fleet import Fleet
 from qdo.positions import TIME_POSITIONS, format_position, position_of_time
-from qdo.queues import check_path_part
 from qdo.text import iso_time
 
 if TYPE_CHECKING:
@@ -52,19 +48,6 @@ class Found:
     position: int | None = None
     row: Row | None = None
     delayed: DelayedMessage | None = None
-
-
-def read_queue_node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:
-    """Return the node of a queue, None without one; raise CorruptNodeError if it is unreadable."""
-    if client is None:
-        return None
-    found = read_nodes(client, [layout.queue(check_path_part(queue))])
-    if not found:
-        return None
-    node = QueueNode.parse(found[0].data, found[0].refused)
-    if node.fault is not None:
-        raise CorruptNodeError(queue=queue, reason=node.fault)
-    return node
 
 
 def done_of(broker: Broker, node: QueueNode | None) -> int:
@@ -202,12 +185,7 @@ def check_kinds(broker: Broker, kinds: Collection[Kind]) -> None:
 
 
 def peek(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker,
-    queue: str,
-    kinds: Collection[Kind] = KINDS,
-    limit: int = 10,
+    fleet: Fleet, queue: str, kinds: Collection[Kind] = KINDS, limit: int = 10
 ) -> Iterator[PeekedMessage]:
     """Yield messages of a queue in the order in which they will run, the delayed ones last.
 
@@ -217,8 +195,8 @@ def peek(
     :raises NotFoundError: neither coordinator nor broker has the queue.
     :raises CorruptNodeError: the progress of the queue cannot be read.
     """
-    check_kinds(broker, kinds)
-    yield from peek_behind(broker, queue, _node(client, layout, broker, queue), kinds, limit)
+    check_kinds(fleet.broker, kinds)
+    yield from peek_behind(fleet.broker, queue, fleet.known_node(queue), kinds, limit)
 
 
 def peek_behind(
@@ -239,13 +217,12 @@ def peek_behind(
             yield _of_delayed(delayed)
 
 
-def peek_named(
-    client: Client | None, layout: Layout, broker: Broker, queue: str, name: str
-) -> PeekedMessage:
+def peek_named(fleet: Fleet, queue: str, name: str) -> PeekedMessage:
     """Return one message that is not recorded as done, or raise NotFoundError."""
+    broker = fleet.broker
     check_kinds(broker, KINDS)
     (wanted,) = check_names([name])
-    node = _node(client, layout, broker, queue)
+    node = fleet.known_node(queue)
     found = find_messages(broker, queue, done_of(broker, node), [wanted]).get(wanted)
     if found is not None and found.delayed is not None:
         return _of_delayed(found.delayed)
@@ -253,13 +230,6 @@ def peek_named(
     if found is None or found.row is None or _is_over(broker, node, found.row.position):
         raise NotFoundError(what=f"message in queue {queue!r}", name=name)
     return _of_row(broker, found.row, failures)
-
-
-def _node(client: Client | None, layout: Layout, broker: Broker, queue: str) -> QueueNode:
-    node = read_queue_node(client, layout, queue)
-    if node is None and queue not in broker.catalog.names():
-        raise NotFoundError(what="queue", name=queue)
-    return node or NEW
 
 
 def _is_over(broker: Broker, node: QueueNode, position: int) -> bool:

@@ -28,7 +28,7 @@ from qdo.coordination.znodes.worker_node import (
 from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
-from qdo.queues import check_path_part
+from qdo.ops.fleet import read_queue
 from qdo.system.polling import polls
 from qdo.text import pluralize
 
@@ -57,7 +57,7 @@ def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueM
     :raises NotFoundError: there is no such queue, or no such worker is registered.
     :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take it.
     """
-    node = _queue_node(client, layout, queue)
+    node = read_queue(client, layout, queue)
     if node.deleted:
         raise MoveRefusedError(queue=queue, worker=worker, reason="the queue is marked as deleted")
     _check_worker(client, layout, queue, worker)
@@ -114,7 +114,7 @@ def wait_for_owner(
     """
     owner = ""
     for _ in polls(timeout_seconds, client.handler.sleep_func):
-        owner = _queue_node(client, layout, move.queue).owner
+        owner = read_queue(client, layout, move.queue).owner
         if owner == move.worker:
             return
         folder = read(client, layout.assignments)
@@ -130,13 +130,6 @@ def wait_for_owner(
         state=f"still belongs to {owner}" if owner else "has no owner",
         seconds=timeout_seconds,
     )
-
-
-def _queue_node(client: Client, layout: Layout, queue: str) -> QueueNode:
-    node = read(client, layout.queue(check_path_part(queue)))
-    if not isinstance(node, NodeRead):
-        raise NotFoundError(what="queue", name=queue)
-    return QueueNode.parse(node.data)
 
 
 def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> None:

@@ -24,6 +24,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
+from qdo.ops.fleet import Fleet
 from qdo.ops.snapshot import ask, backlog_of
 from qdo.positions import (
     MOST_DIGITS,
@@ -89,7 +90,7 @@ def check_seekable(broker: Broker) -> None:
         )
 
 
-def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target: str) -> SeekPlan:
+def plan_seek(fleet: Fleet, queue: str, target: str) -> SeekPlan:
     """Return the effect of seeking `queue` to `target`, without changing anything.
 
     :param target: "earliest", "latest", a position as the broker has them, or a time in ISO 8601
@@ -98,11 +99,13 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     :raises UnsupportedError: the broker cannot seek.
     :raises UsageError: `target` is not one of these, is in the future, or does not exist there.
     """
+    broker = fleet.broker
     check_seekable(broker)
-    found = read_nodes(client, [layout.queue(check_path_part(queue))])
-    if not found:
+    path = fleet.layout.queue(check_path_part(queue))
+    reads = read_nodes(fleet.connected(queue), [path])
+    if not reads:
         raise NotFoundError(what="queue", name=queue)
-    node = QueueNode.parse(found[0].data, found[0].refused).checked(broker.positions)
+    node = QueueNode.parse(reads[0].data, reads[0].refused).checked(broker.positions)
     after = _place(target, broker, queue)
     if after.last > position_now() and after.last > _head(broker, queue):
         raise UsageError(
@@ -292,14 +295,12 @@ def check_purging(broker: Broker) -> None:
         )
 
 
-def queues_to_purge(client: Client, layout: Layout, glob: str) -> list[str]:
-    names = names_below(client, layout.queues)
+def queues_to_purge(fleet: Fleet, glob: str) -> list[str]:
+    names = names_below(fleet.connected(glob), fleet.layout.queues)
     return [glob] if glob in names else sorted(name for name in names if fnmatchcase(name, glob))
 
 
-def plan_purge(
-    client: Client, layout: Layout, broker: Broker, queue: str, *, delayed: bool = False
-) -> PurgePlan:
+def plan_purge(fleet: Fleet, queue: str, *, delayed: bool = False) -> PurgePlan:
     """Return what a purge drops, without changing anything.
 
     What arrives later is not part of it.
@@ -308,21 +309,19 @@ def plan_purge(
     :raises NotFoundError: the coordinator has no such queue.
     :raises UnsupportedError: see `check_purging`.
     """
-    check_purging(broker)
-    numbers = tuple(broker.delayed.numbers(queue)) if delayed else None
-    return PurgePlan(plan_seek(client, layout, broker, queue, LATEST), numbers)
+    check_purging(fleet.broker)
+    numbers = tuple(fleet.broker.delayed.numbers(queue)) if delayed else None
+    return PurgePlan(plan_seek(fleet, queue, LATEST), numbers)
 
 
-def plan_purges(
-    client: Client, layout: Layout, broker: Broker, queues: Sequence[str], *, delayed: bool = False
-) -> list[PurgePlan]:
+def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -> list[PurgePlan]:
     """Return what a purge of many queues drops, as `plan_purge` does for one."""
+    broker = fleet.broker
     check_purging(broker)
     if broker.capabilities.backlog_budget is not None:
-        return run_parallel(
-            lambda queue: plan_purge(client, layout, broker, queue, delayed=delayed), queues
-        )
-    reads = read_nodes(client, [layout.queue(check_path_part(queue)) for queue in queues])
+        return run_parallel(lambda queue: plan_purge(fleet, queue, delayed=delayed), queues)
+    paths = [fleet.layout.queue(check_path_part(queue)) for queue in queues]
+    reads = read_nodes(fleet.connected(queues[0]), paths)
     nodes = {
         each.path.rpartition("/")[2]: QueueNode.parse(each.data, each.refused).checked(
             broker.positions
@@ -348,12 +347,7 @@ def plan_purges(
 
 
 def purge_all(
-    client: Client,
-    layout: Layout,
-    broker: Broker,
-    plans: Sequence[PurgePlan],
-    glob: str,
-    reason: str = "",
+    fleet: Fleet, plans: Sequence[PurgePlan], glob: str, reason: str = ""
 ) -> Iterator[int]:
     """Drop messages of queues as planned; yield the number of delayed ones of each.
 
@@ -363,18 +357,19 @@ def purge_all(
     :raises AuditRefusedError: this account may not write the entry; nothing is changed.
     """
     if len(plans) == 1:
-        yield purge(client, layout, broker, plans[0], reason)
+        yield purge(fleet, plans[0], reason)
         return
+    client = fleet.connected(glob)
     waiting = sum(plan.waiting or 0 for plan in plans)
     delayed = sum(len(plan.delayed or ()) for plan in plans)
     counts = {"queues": len(plans), "waiting": waiting, "delayed": delayed}
-    AuditTrail(client, layout, "purge", reason).announce(glob, counts, {"last": LATEST})
-    onward = broker.positions is TIME_POSITIONS
+    AuditTrail(client, fleet.layout, "purge", reason).announce(glob, counts, {"last": LATEST})
+    onward = fleet.broker.positions is TIME_POSITIONS
     for start in range(0, len(plans), operator.AT_ONCE):
         chunk = plans[start : start + operator.AT_ONCE]
         places = {each.queue: (each.seek.after.last, each.seek.after.position) for each in chunk}
-        operator.seek_many(client, layout, places, chunk[0].seek.finished, onward=onward)
-        yield from run_parallel(lambda plan: _discard(broker, plan), chunk)
+        operator.seek_many(client, fleet.layout, places, chunk[0].seek.finished, onward=onward)
+        yield from run_parallel(lambda plan: _discard(fleet.broker, plan), chunk)
 
 
 def _discard(broker: Broker, plan: PurgePlan) -> int:
@@ -383,16 +378,17 @@ def _discard(broker: Broker, plan: PurgePlan) -> int:
     return sum(len(broker.delayed.discard(plan.queue, chunk)) for chunk in chunks)
 
 
-def purge(client: Client, layout: Layout, broker: Broker, plan: PurgePlan, reason: str = "") -> int:
+def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
     """Drop messages as planned; return the number of delayed ones.
 
     A message in flight ends; if it fails, it is not retried. A delayed message that became due
     meanwhile is not dropped. Repeated after an interruption, it completes the purge.
     """
-    onward = broker.positions is TIME_POSITIONS
-    execute(client, layout, plan.seek, reason, command="purge", onward=onward)
-    dropped = _discard(broker, plan)
+    client = fleet.connected(plan.queue)
+    onward = fleet.broker.positions is TIME_POSITIONS
+    execute(client, fleet.layout, plan.seek, reason, command="purge", onward=onward)
+    dropped = _discard(fleet.broker, plan)
     if dropped:
-        trail = AuditTrail(client, layout, "purge", reason)
+        trail = AuditTrail(client, fleet.layout, "purge", reason)
         trail.note(plan.queue, {"delayed": len(plan.delayed or ())}, {"dropped": dropped})
     return dropped

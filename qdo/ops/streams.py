@@ -9,30 +9,31 @@ from qdo.brokers.base import Broker
 from qdo.brokers.catalog import NO_BACKLOG
 from qdo.brokers.streams import StreamShard
 from qdo.coordination.bulk_reads import read_nodes
-from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import UnreachableError
+from qdo.ops.fleet import Fleet
 
 
-def shard_items(
-    client: Client | None, layout: Layout, broker: Broker, shards: Iterable[StreamShard]
-) -> list[dict[str, Any]]:
+def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, Any]]:
     """Return the items of qdo.streams/1.
 
     The state "done" is that of a sealed shard whose `last` has reached its end, or that was
     deleted. Shards are in the order of their ranges.
     """
     shards = sorted(shards, key=lambda each: (each.stream, each.low))
-    last, owners = dict.fromkeys((each.queue for each in shards), 0), dict[str, str]()
-    paths = [layout.queue(each.queue) for each in shards]
-    for read in read_nodes(client, paths) if client is not None else []:
-        name, node = read.path.rpartition("/")[2], QueueNode.parse(read.data, read.refused)
-        last[name], owners[name] = node.last, node.owner
-    backlogs = broker.catalog.backlogs(last)
+    last = dict.fromkeys((each.queue for each in shards), 0)
+    owners: dict[str, str] = {}
+    paths = [fleet.layout.queue(each.queue) for each in shards]
+    for read in read_nodes(fleet.client, paths) if fleet.client is not None else []:
+        name = read.path.rpartition("/")[2]
+        node = QueueNode.parse(read.data, read.refused)
+        last[name] = node.last
+        owners[name] = node.owner
+    backlogs = fleet.broker.catalog.backlogs(last)
     items = []
     for each in shards:
-        backlog, end = backlogs.get(each.queue, NO_BACKLOG), each.end
+        backlog = backlogs.get(each.queue, NO_BACKLOG)
+        end = each.end
         is_over = end is not None and (last[each.queue] >= end or backlog.head < end)
         items.append(
             {

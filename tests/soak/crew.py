@@ -24,7 +24,8 @@ from qdo.fleet.audit import read_entries
 from qdo.fleet.pauses import read_pauses, resume_pause
 from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
-from qdo.ops.peek import read_queue_node, waiting_rows
+from qdo.ops.fleet import Fleet
+from qdo.ops.peek import waiting_rows
 from tests.soak.app import CREW_QUEUES, KEPT
 from tests.soak.broker_server import send_surely
 from tests.soak.ledger import OperatorRequest, RequestLedger, read_ledger
@@ -57,6 +58,7 @@ class OperatorCrew:
         self._client.open(10.0)
         self._app = qdo.App("soak", broker=environment["QDO_BROKER"])
         self._broker: Broker = open_broker(environment["QDO_BROKER"], "soak")
+        self._fleet = Fleet(self._client, _LAYOUT, self._broker)
         self._own = RequestLedger(folder / "ledger-own")
         self._size = size
         self._operators: list[Proc] = []
@@ -159,7 +161,7 @@ class OperatorCrew:
         return False
 
     def _is_busy(self, queue: str) -> bool:
-        node = read_queue_node(self._client, _LAYOUT, queue)
+        node = self._fleet.node(queue)
         if node is not None and node.deleted:
             self._delete(queue)
             return True
@@ -178,9 +180,9 @@ class OperatorCrew:
 
     def _delete(self, queue: str) -> None:
         """Repeat a deletion that was interrupted."""
-        plan = plan_deletion(self._client, _LAYOUT, self._broker, queue, with_messages=True)
+        plan = plan_deletion(self._fleet, queue, with_messages=True)
         id = self._own.asks("delete", queue)
-        delete(self._client, _LAYOUT, self._broker, plan, reason=id)
+        delete(self._fleet, plan, reason=id)
         self._own.told(id)
 
     def facts(self) -> CrewFacts:
@@ -217,7 +219,7 @@ class OperatorCrew:
         pauses = read_pauses(self._client, _LAYOUT).node.pauses
         found += [f"left: {pause}" for pause in pauses if not pause.by]
         for queue in KEPT:
-            node = read_queue_node(self._client, _LAYOUT, queue)
+            node = self._fleet.node(queue)
             if node is not None and (node.out_of_order or node.failures):
                 found.append(f"left: {queue} {node}")
         return found

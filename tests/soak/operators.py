@@ -28,9 +28,10 @@ from qdo.fleet.pauses import new_pause, pause_queues, read_pauses, resume_pause,
 from qdo.ops import dead_letters
 from qdo.ops.cancel import cancel
 from qdo.ops.checkpoints import Checkpoint, execute_step, plan_import, read_checkpoints
-from qdo.ops.decisions import OperatorDecision, decide, read_queue
+from qdo.ops.decisions import OperatorDecision, decide
 from qdo.ops.delete import delete, plan_deletion
-from qdo.ops.peek import id_of_row, read_queue_node, waiting_rows
+from qdo.ops.fleet import Fleet, read_queue
+from qdo.ops.peek import id_of_row, waiting_rows
 from qdo.ops.placement import execute_move, plan_move
 from qdo.ops.seek import EARLIEST, execute, plan_purge, plan_seek, purge
 from tests.soak.app import DELETED, KEPT
@@ -59,6 +60,7 @@ class SoakOperator:
         self._client = connect(os.environ["QDO_COORDINATOR"], handler="threading")
         self._client.open(30.0)
         self._broker = self._opened()
+        self._fleet = Fleet(self._client, self._layout, self._broker)
         self._exported: list[tuple[str, Checkpoint]] = []
         self._requests: list[Callable[[], None]] = [
             *(self._pause,) * 2,
@@ -105,7 +107,7 @@ class SoakOperator:
         return list(waiting_rows(self._broker, queue, after, MOST_ROWS))
 
     def _last(self, queue: str) -> int:
-        node = read_queue_node(self._client, self._layout, queue)
+        node = self._fleet.node(queue)
         return 0 if node is None else node.last
 
     def _by_command(self, id: str, *argv: str) -> list[dict[str, Any]] | None:
@@ -153,16 +155,9 @@ class SoakOperator:
 
     def _delete(self) -> None:
         queue = self._random.choice(DELETED)
-        found = plan_deletion(self._client, self._layout, self._broker, queue, with_messages=True)
+        found = plan_deletion(self._fleet, queue, with_messages=True)
         with self._request("delete", queue) as (id, _):
-            delete(
-                self._client,
-                self._layout,
-                self._broker,
-                found,
-                timeout_seconds=OBEY_SECONDS,
-                reason=id,
-            )
+            delete(self._fleet, found, timeout_seconds=OBEY_SECONDS, reason=id)
 
     # --- positions ------------------------------------------------------------------------
 
@@ -180,7 +175,7 @@ class SoakOperator:
             self._seek(queue, str(self._random.choice(waiting[:5]).position))
 
     def _seek(self, queue: str, target: str) -> None:
-        plan = plan_seek(self._client, self._layout, self._broker, queue, target)
+        plan = plan_seek(self._fleet, queue, target)
         with self._request("seek", queue, last=plan.after.last) as (id, _):
             if self._by_command(id, "seek", queue, target, "--yes") is None:
                 execute(self._client, self._layout, plan, id)
@@ -188,11 +183,11 @@ class SoakOperator:
     def _purge(self) -> None:
         queue = self._queue()
         delayed = self._random.random() < 0.5
-        plan = plan_purge(self._client, self._layout, self._broker, queue, delayed=delayed)
+        plan = plan_purge(self._fleet, queue, delayed=delayed)
         numbers = self._delayed_numbers(queue) if delayed else []
         last = plan.seek.after.last
         with self._request("purge", queue, last=last, numbers=numbers) as (id, answer):
-            answer["delayed"] = purge(self._client, self._layout, self._broker, plan, id)
+            answer["delayed"] = purge(self._fleet, plan, id)
 
     def _export(self) -> None:
         for each in read_checkpoints(self._client, self._layout, self._queue()).checkpoints:
@@ -203,11 +198,11 @@ class SoakOperator:
             return
         index = self._random.randrange(len(self._exported))
         file, point = self._exported[index]
-        steps = plan_import(self._client, self._layout, self._broker, [point], file)
+        steps = plan_import(self._fleet, [point], file)
         for step in steps:
             args = {"file": file, "last": point.last}
             with self._request("import", step.queue, **args) as (id, answer):
-                done = execute_step(self._client, self._layout, self._broker, step, file, id)
+                done = execute_step(self._fleet, step, file, id)
                 answer.update(done=done.done, outcome=done.outcome)
 
     # --- messages -------------------------------------------------------------------------
@@ -239,9 +234,7 @@ class SoakOperator:
                     name = row["id"] if row["id"] in named else row["position"]
                     answer[str(named[name])] = row["outcome"]
                 return
-            for each in cancel(
-                self._client, self._layout, self._broker, queue, list(named), reason=id
-            ):
+            for each in cancel(self._fleet, queue, list(named), reason=id):
                 answer[str(named[each.name])] = each.outcome
 
     def _delayed_numbers(self, queue: str) -> list[int]:

@@ -25,6 +25,7 @@ from qdo.brokers import streams
 from qdo.brokers.registry import open_broker
 from qdo.brokers.streams import StreamShard
 from qdo.errors import QdoError
+from qdo.ops.fleet import Fleet
 from qdo.ops.streams import reshard, shard_items
 from qdo.state import KeyedState
 from tests.soak.checks import check_streams
@@ -121,9 +122,8 @@ class StreamFleet(SoakFleet):
     def unsettled(self) -> list[str]:
         """Return the shards that are hidden, or not done with their messages."""
         try:
-            items = shard_items(
-                self.shared.client, LAYOUT, self.broker, self.broker.streams.shards()
-            )
+            fleet = Fleet(self.shared.client, LAYOUT, self.broker)
+            items = shard_items(fleet, self.broker.streams.shards())
         except QdoError as error:
             return [f"open: {error}"]
         over = "open", "done"

@@ -17,6 +17,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.audit_entries import AuditEntry
+from qdo.ops.fleet import Fleet
 from tests.support.cli import QDO, WORKER, Ended, command, run_in
 from tests.support.processes import Proc, wait_until, whole_lines
 
@@ -120,6 +121,10 @@ class AppRuns:
 
 class OperatorDesk(AppRuns):
     """An operator beside the workers of one app."""
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.client, self.layout, self.broker)
 
     def drain(self, **options: Any) -> None:
         """Process everything with a worker of its own."""

@@ -105,11 +105,11 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
     kind = settings.broker.partition(":")[0]
     head, listed = read_file(_lines(file), source, app, kind)
     with open_connections(settings) as connections:
-        broker, layout = connections.known_broker(), connections.layout
-        if broker is None:
+        fleet = connections.known_fleet()
+        if fleet is None:
             raise NotFoundError(what="broker", name=settings.broker)
-        check_seekable(broker)
-        steps = plan_import(connections.client, layout, broker, listed, head.id)
+        check_seekable(fleet.broker)
+        steps = plan_import(fleet, listed, head.id)
     changes = sum(each.outcome in _CHANGES for each in steps)
     what = f"move {pluralize(changes, 'queue')}"
     if consent.given(what, partial(_show, steps), form, asks=changes > 0):
@@ -121,12 +121,12 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
 def _execute(
     connections: Connections, steps: list[ImportStep], id: str, form: str, reason: str
 ) -> None:
-    client, broker, layout = connections.client, connections.known_broker(), connections.layout
-    if client is None or broker is None:
-        raise NotFoundError(what="coordinator or broker of app", name=layout.root)
+    fleet = connections.known_fleet()
+    if fleet is None or fleet.client is None:
+        raise NotFoundError(what="coordinator or broker of app", name=connections.layout.root)
     try:
         for index, step in enumerate(steps):
-            steps[index] = execute_step(client, layout, broker, step, id, reason)
+            steps[index] = execute_step(fleet, step, id, reason)
     finally:  # what was done is shown even if the rest could not be
         _show(steps, form)
 

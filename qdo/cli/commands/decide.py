@@ -85,8 +85,9 @@ def _decide(
         asks = decision == "skip" or (every and len(decided) > 1)
         if not consent.given(what, show, form, asks=asks):
             return
-        place = client, layout, queue, decision
-        decided = decide(*place, plan.which, consent.reason, running=plan.running)
+        decided = decide(
+            client, layout, queue, decision, plan.which, consent.reason, running=plan.running
+        )
         executed = True
     show(form, sys.stdout)
 
@@ -221,20 +222,18 @@ def cancel_messages(
     seconds = parse_duration(timeout, "--timeout")
     if not 0 < seconds <= AHEAD_SECONDS:
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
-    with open_for_queue(settings, queue) as opened:
-        place = *opened, queue, ids
+    with open_for_queue(settings, queue) as fleet:
         planned: list[Cancellation] = []
 
         def show(form: str, out: TextIO) -> None:
-            planned[:] = cancel(*place, really=False)
+            planned[:] = cancel(fleet, queue, ids, really=False)
             _show_cancellations(queue, planned, form, out)
             if all(each.outcome == NOT_FOUND for each in planned):
                 check_outcomes(queue, planned)  # there is nothing to confirm
 
         if consent.given(f"cancel {pluralize(len(ids), 'message')}", show, form):
-            with open_for_queue(settings, queue, create=True) as opened:
-                place = *opened, queue, ids
-                done = cancel(*place, timeout_seconds=seconds, reason=consent.reason)
+            with open_for_queue(settings, queue, create=True) as writable:
+                done = cancel(writable, queue, ids, timeout_seconds=seconds, reason=consent.reason)
             _show_cancellations(queue, done, form)
             check_outcomes(queue, done)
         else:
@@ -281,18 +280,16 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
     move as by `qdo seek`: a seek back runs dropped messages after all, if the broker still has
     them. If the command is interrupted, repeat it. SQS queues are purged at SQS: exit code 5.
     """
-    with open_for_queue(settings, glob, check_purging) as (client, layout, broker):
-        if client is None:
-            raise NotFoundError(what="queue", name=glob)
-        queues = queues_to_purge(client, layout, glob)
+    with open_for_queue(settings, glob, check_purging) as fleet:
+        queues = queues_to_purge(fleet, glob)
         if not queues:
             raise NotFoundError(what="queue that matches", name=glob)
-        plans = plan_purges(client, layout, broker, queues, delayed=delayed)
+        plans = plan_purges(fleet, queues, delayed=delayed)
         items = [_purge_item(plan) for plan in plans]
         what = f"purge {pluralize(len(plans), 'queue')}"
         if consent.given(what, partial(_show_purges, items), form):
             try:
-                done = purge_all(client, layout, broker, plans, glob, consent.reason)
+                done = purge_all(fleet, plans, glob, consent.reason)
                 for index, dropped in enumerate(done):
                     items[index] = _purge_item(plans[index], executed=True, dropped=dropped)
             finally:  # what was done is shown even if the rest could not be
@@ -373,13 +370,13 @@ def peek_messages(
     """
     if name is not None and kind is not None:
         raise UsageError(reason="give --kind or --id, not both")
-    with open_for_queue(settings, queue) as (client, layout, broker):
+    with open_for_queue(settings, queue) as fleet:
         if name is not None:
-            found = iter([peek_named(client, layout, broker, queue, name)])
+            found = iter([peek_named(fleet, queue, name)])
         else:
             kinds = KINDS if kind is None else (kind,)
-            found = peek(client, layout, broker, queue, kinds, limit)
-        vault = vault_of(settings, settings.app, broker.stream_of) if with_body else None
+            found = peek(fleet, queue, kinds, limit)
+        vault = vault_of(settings, settings.app, fleet.broker.stream_of) if with_body else None
         make = partial(peek_item, queue, vault=vault, with_body=with_body)
         with each_shown(lambda each: f"message {each.id or each.position}") as rows:
             items = list(rows(found, make))

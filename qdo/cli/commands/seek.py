@@ -14,7 +14,6 @@ from qdo.cli.connections import open_for_queue
 from qdo.cli.options import output_option, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
-from qdo.errors import NotFoundError
 from qdo.ops.delete import Deletion, delete, plan_deletion
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
 from qdo.positions import format_last
@@ -46,16 +45,16 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
     the age of the first one. A position that the shard never had is rejected. With SQS, which
     deletes done messages, the command is rejected.
     """
-    with open_for_queue(settings, queue, check_seekable) as (client, layout, broker):
-        if client is None:
-            raise NotFoundError(what="queue", name=queue)
-        plan = plan_seek(client, layout, broker, queue, target)
+    with open_for_queue(settings, queue, check_seekable) as fleet:
+        plan = plan_seek(fleet, queue, target)
         if consent.given(
             f"move queue {queue!r} to {target}", partial(_show_seeks, plan, False), form
         ):
-            execute(client, layout, plan, consent.reason)
+            execute(fleet.connected(queue), fleet.layout, plan, consent.reason)
             _show_seeks(plan, True, form)
-            if broker.capabilities.streams and has_heirs(broker.streams.shards(), queue):
+            if fleet.broker.capabilities.streams and has_heirs(
+                fleet.broker.streams.shards(), queue
+            ):
                 text = "other shards have its keys now, so its messages may run beside newer ones"
                 print_message(f"hint: {text}")
 
@@ -126,15 +125,15 @@ def delete_queues(
     queue that is only marked as deleted is not processed. Queues of SQS and shards of Kinesis are
     deleted at AWS; this command then deletes their nodes.
     """
-    with open_for_queue(settings, queues[0]) as (client, layout, broker):
-        plan = partial(plan_deletion, client, layout, broker, with_messages=with_messages)
-        plans = [plan(queue) for queue in dict.fromkeys(queues)]
+    with open_for_queue(settings, queues[0]) as fleet:
+        names = dict.fromkeys(queues)
+        plans = [plan_deletion(fleet, name, with_messages=with_messages) for name in names]
         what = f"delete {pluralize(len(plans), 'queue')}"
         if consent.given(what, partial(_show_deletions, plans, 0), form):
             done = 0
             try:
                 for each in plans:
-                    delete(client, layout, broker, each, reason=consent.reason)
+                    delete(fleet, each, reason=consent.reason)
                     done += 1
             finally:  # what was done is shown even if the rest could not be
                 _show_deletions(plans, done, form)

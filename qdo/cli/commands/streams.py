@@ -81,13 +81,11 @@ def list_(stream: str | None, with_done: bool, form: str, settings: Settings) ->
     """
     require_app(settings)
     with open_connections(settings) as connections:
-        broker = connections.known_broker()
-        shards = [] if broker is None else broker.streams.shards(stream)
+        fleet = connections.known_fleet()
+        shards = [] if fleet is None else fleet.broker.streams.shards(stream)
         if not shards and stream is not None:
             raise NotFoundError(what="stream", name=stream)
-        items = []
-        if broker is not None and shards:
-            items = shard_items(connections.client, connections.layout, broker, shards)
+        items = shard_items(fleet, shards) if fleet is not None and shards else []
     if not shards:
         print_message("hint: the app has no streams yet: the first message creates one")
     shown = [each for each in items if with_done or each["state"] != "done"]

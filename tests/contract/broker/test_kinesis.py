@@ -31,6 +31,7 @@ from qdo.errors import (
     UsageError,
 )
 from qdo.ops.checkpoints import Checkpoint, ImportStep, plan_import
+from qdo.ops.fleet import Fleet
 from qdo.ops.seek import QueuePosition
 from qdo.positions import position_now
 from tests.support.aws.clients import client
@@ -204,7 +205,7 @@ def test_only_positions_of_a_shard_can_be_imported(broker: KinesisBroker) -> Non
 
     def plan(queue: str, position: str | None) -> ImportStep:
         checkpoint = Checkpoint(queue, last, position)
-        return plan_import(None, layout, broker, [checkpoint], "id")[0]
+        return plan_import(Fleet(None, layout, broker), [checkpoint], "id")[0]
 
     found = plan(SHARD, text)
     assert (found.outcome, found.after) == ("create", QueuePosition(last, text))

@@ -13,6 +13,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNotEmptyError
 from qdo.fleet.audit import read_entries
 from qdo.ops.delete import delete, plan_deletion
+from qdo.ops.fleet import Fleet
 from tests.support.app_runs import OperatorDesk
 
 
@@ -86,10 +87,10 @@ def test_a_failed_deletion_is_logged_with_its_undoing(local: OperatorDesk) -> No
     """Each change has its entry, the first one before any message is deleted."""
     local.send(1, queue="a")
     be_done(local)
-    plan = plan_deletion(local.client, local.layout, local.broker, "a")
+    plan = plan_deletion(local.fleet, "a")
     local.send(2, queue="a")
     with pytest.raises(QueueNotEmptyError):
-        delete(local.client, local.layout, local.broker, plan, reason="no longer used")
+        delete(local.fleet, plan, reason="no longer used")
     undone, begun = read_entries(local.client, local.layout, limit=9)
     assert begun.after == {"deleted": True}
     assert undone.after == {"deleted": False}
@@ -108,7 +109,8 @@ def test_what_came_after_the_plan_is_kept(
     local.send(1, queue="a")
     local.send(2, queue="a", delay_seconds=3600)
     broker = local.broker
-    plan = plan_deletion(None, local.layout, broker, "a", with_messages=True)
+    uncoordinated = Fleet(None, local.layout, broker)
+    plan = plan_deletion(uncoordinated, "a", with_messages=True)
     assert (plan.waiting, plan.delayed, plan.dead_letters) == (1, 1, 0)
     if late == "waiting":
         local.app.send("a", 3)
@@ -118,13 +120,13 @@ def test_what_came_after_the_plan_is_kept(
         letter = DeadLetterRecord("a", 1, b"3", None, None, "no", "", 1, "w", 1, 1.0)
         broker.dead_letters.store(letter)
     with pytest.raises(QueueNotEmptyError):
-        delete(None, local.layout, broker, plan)
+        delete(uncoordinated, plan)
     assert plan.contents is not None
     backlog = broker.catalog.backlog("a", plan.contents.newest)
     dead = broker.dead_letters.counts().get("a", 0)
     assert (backlog.count, backlog.delayed, dead) == left
-    again = plan_deletion(None, local.layout, broker, "a", with_messages=True)
-    delete(None, local.layout, broker, again)
+    again = plan_deletion(uncoordinated, "a", with_messages=True)
+    delete(uncoordinated, again)
     assert queues(local) == {}
 
 
@@ -134,7 +136,7 @@ def test_a_queue_that_was_used_again_keeps_its_progress(
     """An operator who stalls between the two stores does not delete what is new in one of them."""
     local.send(1, queue="a")
     be_done(local)
-    plan = plan_deletion(local.client, local.layout, local.broker, "a")
+    plan = plan_deletion(local.fleet, "a")
     delete_queue = local.broker.delete_queue
 
     def stall(*arguments: Any, **options: Any) -> None:
@@ -145,7 +147,7 @@ def test_a_queue_that_was_used_again_keeps_its_progress(
         work(local)
 
     monkeypatch.setattr(local.broker, "delete_queue", stall)
-    delete(local.client, local.layout, local.broker, plan)
+    delete(local.fleet, plan)
     assert queues(local) == {"a": 0}
     assert local.node("a").last
 

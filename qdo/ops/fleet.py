@@ -1,0 +1,60 @@
+"""The coordinator and the broker on which an operation acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdo.brokers.base import Broker
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import NodeRead
+from qdo.coordination.transactions import read
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
+from qdo.errors import CorruptNodeError, NotFoundError
+from qdo.queues import check_path_part
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The coordinator and the broker of an app.
+
+    :ivar client: None if the coordinator is a file that does not exist yet.
+    """
+
+    client: Client | None
+    layout: Layout
+    broker: Broker
+
+    def connected(self, queue: str) -> Client:
+        """Return the client; raise NotFoundError for the queue without one."""
+        if self.client is None:
+            raise NotFoundError(what="queue", name=queue)
+        return self.client
+
+    def node(self, queue: str) -> QueueNode | None:
+        """Return the node of a queue, None without one; raise CorruptNodeError if it is damaged."""
+        if self.client is None:
+            return None
+        nodes = read_nodes(self.client, [self.layout.queue(check_path_part(queue))])
+        if not nodes:
+            return None
+        node = QueueNode.parse(nodes[0].data, nodes[0].refused)
+        if node.fault is not None:
+            raise CorruptNodeError(queue=queue, reason=node.fault)
+        return node
+
+    def known_node(self, queue: str) -> QueueNode:
+        """Return the node of a queue, that of a new one if only the broker has the queue."""
+        node = self.node(queue)
+        if node is None and queue not in self.broker.catalog.names():
+            raise NotFoundError(what="queue", name=queue)
+        return node or NEW
+
+
+def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Return the node of a queue, also a damaged one; raise NotFoundError without one."""
+    node = read(client, layout.queue(check_path_part(queue)))
+    if not isinstance(node, NodeRead):
+        raise NotFoundError(what="queue", name=queue)
+    return QueueNode.parse(node.data)
