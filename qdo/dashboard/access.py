@@ -41,8 +41,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+# Endpoints for visitors without a session.
 _OPEN = ("access.login", "access.enter", "static")
-"""Endpoints for visitors without a session."""
 
 _log = logging.getLogger(__name__)
 access = Blueprint("access", __name__)

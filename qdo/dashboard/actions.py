@@ -46,22 +46,28 @@ from qdo.positions import MOST_DIGITS
 from qdo.sending.requests import Handle, RequestCalls
 from qdo.text import pluralize, printable
 
+# How long a pause may last.
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
-"""How long a pause may last."""
 _DECISIONS: dict[OperatorDecision, str] = {
     "retry": "Retry",
     "skip": "Skip",
     "dead-letter": "Make a dead letter of",
 }
 
+# Dead letters of more queues are found among those of all queues.
 MOST_QUEUES = 20
-"""Dead letters of more queues are found among those of all queues."""
 
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 actions = Blueprint("actions", __name__, url_prefix="/actions")
 asking = Blueprint("asking", __name__, url_prefix="/ask")
+
+# How long a page waits in total; the worker has a second less.
+ANSWER_SECONDS = 5.0
+MOST_RUNS = 20
+# Each question that waits has a thread of the server, which has 16.
+MOST_AT_ONCE = 4
 
 
 @actions.before_request
@@ -273,12 +279,6 @@ def _tell(text: str) -> None:
     _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), text)
     flash(f"{text}.")
 
-
-ANSWER_SECONDS = 5.0
-"""How long a page waits in total; the worker has a second less."""
-MOST_RUNS = 20
-MOST_AT_ONCE = 4
-"""Each question that waits has a thread of the server, which has 16."""
 
 _waiting = threading.BoundedSemaphore(MOST_AT_ONCE)
 

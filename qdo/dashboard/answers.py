@@ -49,19 +49,23 @@ from qdo.text import describe
 
 _log = logging.getLogger(__name__)
 
+# The newest entries of the action log, of 5,000 at most.
 MOST_ENTRIES = 1000
-"""The newest entries of the action log, of 5,000 at most."""
 FAILURES = 10
 OWNERS = 10
+# Messages of a queue on a page, and delayed ones.
 MESSAGES = 50
-"""Messages of a queue on a page, and delayed ones."""
+# Longer bodies are not on the list of messages: many lists may be kept at once.
 LONG_BYTES = 100_000
-"""Longer bodies are not on the list of messages: many lists may be kept at once."""
 REQUESTS = 100
 DAY_SECONDS = 86400.0
 
 Item = dict[str, Any]
 _Item = TypeVar("_Item")
+
+# More is not a count: another program wrote it.
+MOST_A_MINUTE = 10**9
+_BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
 
 
 def select(
@@ -192,10 +196,6 @@ def live_settings(board: Board) -> ShownSettings:
     return board.direct.get("settings", read)
 
 
-MOST_A_MINUTE = 10**9
-"""More is not a count: another program wrote it."""
-
-
 def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
     """Return what all workers did in the hour up to a minute: its number, and three counts.
 
@@ -254,9 +254,6 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
 def late_workers(found: PausesRead | None) -> list[str]:
     obeyed: Mapping[str, int] = {} if found is None else found.obeyed
     return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]
-
-
-_BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
 
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:

@@ -21,8 +21,8 @@ from qdo.ops.items import QUEUE_SORTS, component_item, overview, queue_item, wor
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
+# Items in one answer; `page` selects the next ones.
 MOST_ITEMS = 1000
-"""Items in one answer; `page` selects the next ones."""
 _LETTERS = 100
 _STATES = tuple(each.value for each in QueueHealth)
 
@@ -107,6 +107,7 @@ def _events(shown: Board) -> _Items:
     return [event_item(each.at, each.change) for each in found]
 
 
+# By path, the schema of the items and the function that returns them.
 _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
     "status": ("qdo.status/1", _status),
     "queues": ("qdo.queues/1", _queues),
@@ -125,7 +126,6 @@ _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
     "config": ("qdo.config/1", lambda shown: config_items(shown.settings, {})),
     "settings": ("qdo.settings/1", lambda shown: answers.live_settings(shown).items),
 }
-"""By path, the schema of the items and the function that returns them."""
 
 
 def _answer(schema: str, items_of: Callable[[Board], _Items]) -> Response:

@@ -17,7 +17,13 @@ from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.settings.settings import Settings
 
 LEAST_TOKEN = 16
-VIEWER, OPERATOR = "viewer", "operator"
+VIEWER = "viewer"
+OPERATOR = "operator"
+EXTENSION = "qdo"
+# How long a page waits for a reading: it answers within a second, even without one.
+PAGE_WAIT_SECONDS = 0.5
+# JSON is for programs, which rather wait than ask again.
+ANSWER_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,13 +109,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-EXTENSION = "qdo"
-PAGE_WAIT_SECONDS = 0.5
-"""How long a page waits for a reading: it answers within a second, even without one."""
-ANSWER_WAIT_SECONDS = 10.0
-"""JSON is for programs, which rather wait than ask again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,21 @@ WORST = 20
 NEWEST_EVENTS = 10
 EVENT_ROWS = AUDIT_ROWS = 100
 ROWS = 50
+# Limits that jobs name, and that do not exist.
 MISSING = 10
-"""Limits that jobs name, and that do not exist."""
 
 _Answer = str | tuple[str, int]
 """A page, and its status if it is not 200."""
 pages = Blueprint("pages", __name__)
+
+LETTER_ROWS = 50
+ENTRIES = 10
+# Failing messages on the page of a queue.
+MARKS = 50
+# How often an open page asks for a new reading.
+POLL_SECONDS = 2.0
+# Charts have a gap where this many readings are missing.
+GAP_PAUSES = 3.0
 
 
 def page(template: str, **content: Any) -> str:
@@ -227,15 +236,6 @@ def settings() -> str:
         "settings.html", items=config_items(board().settings, {}), live=live, live_fault=fault
     )
 
-
-LETTER_ROWS = 50
-ENTRIES = 10
-MARKS = 50
-"""Failing messages on the page of a queue."""
-POLL_SECONDS = 2.0
-"""How often an open page asks for a new reading."""
-GAP_PAUSES = 3.0
-"""Charts have a gap where this many readings are missing."""
 
 queue_pages = Blueprint("queues", __name__)
 

@@ -40,15 +40,35 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.text import describe, shorten
 
+# Requests that wait for reads. Each has one of the server's 16 threads, and the questions to
+# workers have four: some are always left for actions.
 MOST_WAITING = 8
-"""Requests that wait for reads. Each has one of the server's 16 threads, and the questions to
-workers have four: some are always left for actions."""
+# Unused connections close after this time: a dashboard without visitors costs nothing.
 IDLE_SECONDS = 60.0
-"""Unused connections close after this time: a dashboard without visitors costs nothing."""
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _Task = tuple[Callable[[Connections], Any], "Future[Any]"]
+
+MOST_EVENTS = 1000
+COMMAND = "command"
+# Kinds for filters: all commands of operators are one kind.
+EVENT_KINDS = (*KINDS, COMMAND)
+_TEXT_CHARACTERS = 300
+# The pause after a read is this many times as long as the read: reading takes at most 5 % of one
+# processor, and as small a share of the coordinator's time.
+SHARE = 20
+LONGEST_PAUSE_SECONDS = 60.0
+# An older reading does not show whether a queue catches up now.
+JUDGED_SECONDS = 300.0
+# Results for one reading: lists of queues that different clients filter and sort.
+MOST_READINGS = 32
+KEPT_SECONDS = 5.0
+MOST_DIRECT_READS = 64
+# Largest size of the bodies in the results of direct reads that are kept.
+MOST_KEPT_BYTES = 32 << 20
+PATIENCE_SECONDS = 10.0
+ACTION_SECONDS = 100.0
 
 
 class ConnectedThread:
@@ -113,13 +133,6 @@ class ConnectedThread:
                         _log.exception("dashboard: cannot read")
                     future.set_exception(error)
                     return True
-
-
-MOST_EVENTS = 1000
-COMMAND = "command"
-EVENT_KINDS = (*KINDS, COMMAND)
-"""Kinds for filters: all commands of operators are one kind."""
-_TEXT_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +229,6 @@ def _bounded(change: Difference) -> Difference:
         for name in ("kind", "subject", "before", "after", "reason", "by")
     }
     return replace(change, **texts)
-
-
-SHARE = 20
-"""The pause after a read is this many times as long as the read: reading takes at most 5 % of one
-processor, and as small a share of the coordinator's time."""
-LONGEST_PAUSE_SECONDS = 60.0
-JUDGED_SECONDS = 300.0
-"""An older reading does not show whether a queue catches up now."""
-
-
-MOST_READINGS = 32
-"""Results for one reading: lists of queues that different clients filter and sort."""
 
 
 @dataclass(frozen=True)
@@ -362,14 +363,6 @@ def _waiting_requests(statuses: Statuses) -> int | None:
     if REQUESTS in statuses.unread:
         return None
     return sum(each.waiting for each in statuses.pools.values())
-
-
-KEPT_SECONDS = 5.0
-MOST_DIRECT_READS = 64
-MOST_KEPT_BYTES = 32 << 20
-"""Largest size of the bodies in the results of direct reads that are kept."""
-PATIENCE_SECONDS = 10.0
-ACTION_SECONDS = 100.0
 
 
 @dataclass(slots=True)

@@ -28,6 +28,11 @@ LEVELS = {
 }
 SHORT_CHARACTERS = 300
 LONG_CHARACTERS = 40_000
+_EMPTY_CELL = re.compile(
+    r"(<(td|dd)\b[^>]*>)(?:\s|-|</?(?:span|small|code)\b[^>]*>)*(</\2>)", re.ASCII
+)
+WIDTH = 600.0
+HEIGHT = 120.0
 
 
 def level(state: str) -> str:
@@ -103,11 +108,6 @@ def values(found: Mapping[str, Any] | None) -> str:
     )
 
 
-_EMPTY_CELL = re.compile(
-    r"(<(td|dd)\b[^>]*>)(?:\s|-|</?(?:span|small|code)\b[^>]*>)*(</\2>)", re.ASCII
-)
-
-
 def without_empty_cells(page: str) -> str:
     """Return a page that says "-" in each cell without a text: no template can forget one."""
     return _EMPTY_CELL.sub(r'\1<span class="none">-</span>\3', page)
@@ -155,8 +155,6 @@ def _context() -> dict[str, Any]:
         "states": [each.value for each in QueueHealth],
     }
 
-
-WIDTH, HEIGHT = 600.0, 120.0
 
 Point = tuple[float, float | None]
 

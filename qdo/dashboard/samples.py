@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from qdo.ops.status import Statuses
 
+# Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400.
 MOST_VALUES = 2_000_000
-"""Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400."""
 MOST_SAMPLES = 400
 SUM_SECONDS = 5
+# An hour of sums, of which each stands for `SUM_SECONDS`.
 MOST_SUMS = 720
-"""An hour of sums, of which each stands for `SUM_SECONDS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,17 +48,18 @@ from qdo.text import join_some
 
 NOT_FOUND = "not-found"
 UNKNOWN = "unknown"
-WAITING, DELAYED = "waiting", "delayed"
-"""Further outcomes: no message has the name; the owner did not answer, so the message may be
-cancelled or not; and what a plan shows for messages that it would cancel."""
+# Further outcomes: no message has the name; the owner did not answer, so the message may be
+# cancelled or not; and what a plan shows for messages that it would cancel.
+WAITING = "waiting"
+DELAYED = "delayed"
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
 """The outcome of each message, by its position, and why it is not certain."""
+# Ids that fit into one text of an entry of the action log.
 _IDS_IN_TEXT = 13
-"""Ids that fit into one text of an entry of the action log."""
 _PAUSE_SECONDS = 0.1
+# How often a command checks that the worker is still registered.
 _LOOK_SECONDS = 0.5
-"""How often a command checks that the worker is still registered."""
 _TOO_MANY = (
     f"queue {{!r}} may have at most {MAX_CANCELLED} cancelled messages that it has not passed; let"
     " it pass some, or drop all messages with `qdo purge`"

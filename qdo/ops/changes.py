@@ -12,11 +12,12 @@ from qdo.ops.items import Judged
 from qdo.ops.worker_status import WorkerStatus, deaths, lost_workers
 from qdo.text import iso_time, pluralize, shorten
 
+# The kinds of changes that are not commands.
 KINDS = ("state", "owner", "queue", "worker")
-"""The kinds of changes that are not commands."""
+# Changes of one kind that are listed one by one.
 MOST_OF_A_KIND = 20
-"""Changes of one kind that are listed one by one."""
-_NAMES, _NAME_CHARACTERS = 3, 60
+_NAMES = 3
+_NAME_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,16 @@ SCHEMA = "qdo.checkpoints/1"
 MAX_LINE_BYTES = 65_536
 _MAX_POSITION = 1000
 _MAX_ID = 40
+# What an import does with a queue: moves it; creates its node, because the coordinator has none;
+# nothing, because it is there, or because this file has moved it before; nothing, because it has no
+# such position.
+MOVE = "move"
+CREATE = "create"
+SAME = "same"
+IMPORTED = "imported"
+SKIPPED = "skipped"
+# Nodes in memory besides the checkpoints.
+READ_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +202,6 @@ def _count(value: dict[str, Any], name: str, where: str) -> int:
     return found
 
 
-MOVE, CREATE, SAME, IMPORTED, SKIPPED = "move", "create", "same", "imported", "skipped"
-"""What an import does with a queue: moves it; creates its node, because the coordinator has none;
-nothing, because it is there, or because this file has moved it before; nothing, because it has no
-such position."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImportStep:
     """The effect of an import on one queue.
@@ -307,10 +311,6 @@ def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> I
     except QdoError as error:
         return replace(step, error=str(error))
     return replace(step, done=True)
-
-
-READ_AT_ONCE = 1000
-"""Nodes in memory besides the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,14 @@ from qdo.positions import TIME_POSITIONS, Positions
 from qdo.text import join_some, short_duration
 
 OperatorDecision: TypeAlias = Literal["retry", "skip", "dead-letter"]
+# The command of each decision, for the action log.
 COMMANDS: Mapping[OperatorDecision, str] = {
     "retry": "retry-now",
     "skip": "skip",
     "dead-letter": "dead-letters add",
 }
-"""The command of each decision, for the action log."""
+# How long the owner of a queue may take to tell which messages run.
 ASK_SECONDS = 5.0
-"""How long the owner of a queue may take to tell which messages run."""
 
 
 def decide(

@@ -23,8 +23,8 @@ from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
 
+# Delayed messages, or dead letters, that one transaction deletes.
 _AT_ONCE = 1000
-"""Delayed messages, or dead letters, that one transaction deletes."""
 
 
 @dataclass(frozen=True, slots=True)

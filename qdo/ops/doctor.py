@@ -34,14 +34,29 @@ from qdo.system.processes import RESERVE
 from qdo.text import describe, join_some, pluralize, short_duration
 
 READS = 9
-SLOW_SECONDS, SLOWEST_SECONDS = 0.05, 1.0
+SLOW_SECONDS = 0.05
+SLOWEST_SECONDS = 1.0
 SERVER_SECONDS = 1.0
 MOST_SERVERS = 15
 LEAST_VERSION = (3, 6, 0)
 SKEW_SECONDS = 2.0
 OLD_SECONDS = 60.0
+# Queue nodes whose rights are compared; `qdo admin acl check` compares all.
 ACL_QUEUES = 200
-"""Queue nodes whose rights are compared; `qdo admin acl check` compares all."""
+# A leader does its chores about once a minute.
+CHORES_SECONDS = 300.0
+SLOW_LISTING_SECONDS = 2.0
+# Queues whose attributes are read where that is a request for each.
+MOST_QUEUES = 50
+LITTLE_BYTES = 1 << 30
+TOO_LITTLE_BYTES = 100 << 20
+USUAL_FILES = 1024
+# Time limit of all checks together. Opening the coordinator and the broker comes on top.
+TOTAL_SECONDS = 8.0
+CHECK_SECONDS = 5.0
+# Time limit of the checks that `qdo status` makes.
+FIRST_SECONDS = 2.0
+BOTH = ("coordinator", "broker")
 
 
 def latency(case: Case) -> Diagnosis:
@@ -215,10 +230,6 @@ def leader(case: Case) -> Diagnosis:
     return ok(f"{name} leads {pluralize(len(workers), 'worker')}")
 
 
-CHORES_SECONDS = 300.0
-"""A leader does its chores about once a minute."""
-
-
 def chores(case: Case) -> Diagnosis:
     """Look at the last chores of the leader: when it did them, and which failed."""
     found, fault = read_records(case.connected(), case.layout)
@@ -239,13 +250,6 @@ def chores(case: Case) -> Diagnosis:
     if age > CHORES_SECONDS:
         return warning(text, "see the log of the leader; without workers nothing is cleaned up")
     return ok(text)
-
-
-SLOW_LISTING_SECONDS = 2.0
-MOST_QUEUES = 50
-"""Queues whose attributes are read where that is a request for each."""
-LITTLE_BYTES, TOO_LITTLE_BYTES = 1 << 30, 100 << 20
-USUAL_FILES = 1024
 
 
 def listing(case: Case) -> Diagnosis:
@@ -423,13 +427,6 @@ def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-TOTAL_SECONDS = 8.0
-"""Time limit of all checks together. Opening the coordinator and the broker comes on top."""
-CHECK_SECONDS = 5.0
-FIRST_SECONDS = 2.0
-"""Time limit of the checks that `qdo status` makes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check.
@@ -446,7 +443,7 @@ class Check:
     first: bool = False
 
 
-BOTH = ("coordinator", "broker")
+# The checks in the order in which they are made and shown; slow ones come last.
 CHECKS = (
     Check("coordinator-latency", latency, ("coordinator",)),
     Check("coordinator-servers", servers, ("coordinator",), first=True),
@@ -475,7 +472,6 @@ CHECKS = (
     Check("queues", queues, BOTH),
     Check("retention", retention, ("broker",)),
 )
-"""The checks in the order in which they are made and shown; slow ones come last."""
 
 
 def diagnose(

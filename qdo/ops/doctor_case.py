@@ -18,8 +18,8 @@ from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 
+# Backlogs that are requested from brokers that need a request for each.
 BACKLOGS = 20
-"""Backlogs that are requested from brokers that need a request for each."""
 
 Status = Literal["ok", "warning", "failed", "unknown"]
 _Value = TypeVar("_Value")

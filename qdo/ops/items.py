@@ -29,13 +29,21 @@ if TYPE_CHECKING:
     from qdo.ops.worker_status import WorkerStatus
 
 
+# Orders of queues. Numbers: the largest first.
 QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
     "name": lambda each: each[0].queue,
     "state": lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)),
     "age": lambda each: -(each[0].behind_seconds or 0.0),
     "backlog": lambda each: -(each[0].backlog or 0),
 }
-"""Orders of queues. Numbers: the largest first."""
+WORST = 10
+# A worker reports every 10 s.
+SILENT_SECONDS = 30.0
+LONG_SECONDS = 30.0
+MOST_NAMES = 3
+# This many messages that run for `LONG_SECONDS` are listed, before their queues are late.
+MOST_RUNS = 3
+_SEPARATOR = re.compile(r"[-_./:]")
 
 
 def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
@@ -164,14 +172,6 @@ def kind_item(group: ErrorGroup) -> dict[str, Any]:
     }
 
 
-WORST = 10
-SILENT_SECONDS = 30.0
-"""A worker reports every 10 s."""
-LONG_SECONDS = 30.0
-MOST_NAMES = 3
-MOST_RUNS = 3
-"""This many messages that run for `LONG_SECONDS` are listed, before their queues are late."""
-
 Judged: TypeAlias = "Sequence[tuple[QueueStatus, Verdict]]"
 
 
@@ -261,9 +261,6 @@ def _long_runs(judged: Judged) -> list[dict[str, Any]]:
 def silent(workers: Sequence[WorkerStatus]) -> list[str]:
     oldest = time.time() - SILENT_SECONDS
     return [each.worker for each in workers if each.reported < oldest]
-
-
-_SEPARATOR = re.compile(r"[-_./:]")
 
 
 def _prefix(status: QueueStatus, verdict: Verdict) -> str:

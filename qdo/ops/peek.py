@@ -27,13 +27,22 @@ from qdo.text import iso_time
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
+# Waiting messages that are searched for an id that is not made of a position.
 SEARCHED = 10_000
-"""Waiting messages that are searched for an id that is not made of a position."""
 _BATCH = 500
 _NAME = re.compile(
     r"[0-9]{1,100}(:[0-9]{1,10})?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 )
 _OF_POSITION = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-1([0-9a-f]{3})-8000-([0-9a-f]{12})")
+KINDS: tuple[Kind, ...] = ("waiting", "delayed", "failing", "blocking")
+# The kinds of messages that the coordinator records, whatever the broker.
+RECORDED: frozenset[Kind] = frozenset({"failing", "blocking"})
+# Messages that one call returns.
+MOST = 1000
+# Messages that are done or cancelled and read on the way, at most.
+PASSED = 100_000
+# A call ends at this total size of bodies.
+BODY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +145,6 @@ def _row_named(broker: Broker, queue: str, name: str) -> Row | None:
 
 
 Kind: TypeAlias = Literal["waiting", "delayed", "failing", "blocking"]
-KINDS: tuple[Kind, ...] = ("waiting", "delayed", "failing", "blocking")
-RECORDED: frozenset[Kind] = frozenset({"failing", "blocking"})
-"""The kinds of messages that the coordinator records, whatever the broker."""
-MOST = 1000
-"""Messages that one call returns."""
-PASSED = 100_000
-"""Messages that are done or cancelled and read on the way, at most."""
-BODY_BYTES = 64 << 20
-"""A call ends at this total size of bodies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from qdo.text import iso_time, join_some, pluralize
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
+# How many requests are listed at most.
 MOST = 1000
-"""How many requests are listed at most."""
 MANY_DEAD = 10_000
+# The table has dead rows that nothing deletes: more than `MANY_DEAD`, and so many for each row.
 DEAD_SHARE = 10
-"""The table has dead rows that nothing deletes: more than `MANY_DEAD`, and so many for each row."""
 
 
 def records(store: RequestStore, pool: str | None, state: str, limit: int) -> list[RequestRecord]:

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 EARLIEST = "earliest"
 LATEST = "latest"
+# Delayed messages that one transaction deletes.
+_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +260,6 @@ def _following(broker: Broker, queue: str, position: int) -> int | None:
 def _head(broker: Broker, queue: str) -> int:
     """Return the `last` of a queue whose messages are all done."""
     return broker.positions.to_time(broker.catalog.head(queue))
-
-
-_AT_ONCE = 1000
-"""Delayed messages that one transaction deletes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,13 @@ from qdo.queues import QueueFilter
 from qdo.system.native import run_parallel
 from qdo.text import fine_duration, short_duration
 
+# A longer lag was written by another program.
+MOST_SECONDS = 1e12
+# Key of `Snapshot.unread` if the pools could not be counted.
+REQUESTS = "the number of requests"
+# Key of `Snapshot.unread` if there should be a broker, and is none.
+MESSAGES = "the messages"
+
 
 def ask(
     broker: Broker,
@@ -123,8 +130,8 @@ class FleetNodes:
         return {node.filter for node in parsed if not node.draining}
 
 
+# The nodes if there is no coordinator.
 NO_NODES = FleetNodes((), {}, (), {})
-"""The nodes if there is no coordinator."""
 
 
 def read_fleet_nodes(client: Client, layout: Layout) -> FleetNodes:
@@ -227,15 +234,6 @@ def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
         if queue not in found or found[queue].seconds < seconds:
             found[queue] = LongRun(id, attempt, seconds, usual)
     return found
-
-
-MOST_SECONDS = 1e12
-"""A longer lag was written by another program."""
-
-REQUESTS = "the number of requests"
-"""Key of `Snapshot.unread` if the pools could not be counted."""
-MESSAGES = "the messages"
-"""Key of `Snapshot.unread` if there should be a broker, and is none."""
 
 
 @dataclass(frozen=True, slots=True)

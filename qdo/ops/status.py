@@ -24,6 +24,9 @@ from qdo.positions import format_last, time_of_position
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
 from qdo.text import pluralize
 
+# A larger number was written by another program.
+MOST_PACE = 1e12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
@@ -324,10 +327,6 @@ def wait_of(queue: str, report: WorkerReport | None) -> QueueWait:
         rest_seconds=report.rests.get(glob, 0.0),
         paused_job=report.paused_jobs.get(glob),
     )
-
-
-MOST_PACE = 1e12
-"""A larger number was written by another program."""
 
 
 def pace_of(queue: str, report: WorkerReport | None) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
+# A last time that is further ahead comes from a clock that was wrong; a leader repairs it.
 AHEAD_SECONDS = 3600.0
-"""A last time that is further ahead comes from a clock that was wrong; a leader repairs it."""
+# A new leader after a lost host is faster.
 OVERDUE_SECONDS = 30.0
-"""A new leader after a lost host is faster."""
 OVERDUE_PERIODS = 5
+# A timer with a short period is overdue after so many periods, but not earlier.
 LEAST_OVERDUE_SECONDS = 10.0
-"""A timer with a short period is overdue after so many periods, but not earlier."""
 
 
 def timer_items(

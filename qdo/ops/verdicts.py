@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from qdo.coordination.znodes.queue_node import FailureRecord
     from qdo.ops.status import QueueStatus, Statuses
 
+_DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead letter"}
+# So many messages are worth a word, even without a pace.
+MANY = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class VerdictRules:
@@ -383,9 +387,6 @@ def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
     return Verdict(stopped.state, f"{reason} {stopped.reason}", remedy)
 
 
-_DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead letter"}
-
-
 def _limited(case: QueueCase) -> Verdict | None:
     names = case.status.limits
     if not case.owned or not case.waiting or not names or case.is_silent:
@@ -464,10 +465,6 @@ def _burst(case: QueueCase, needed: float | None) -> Verdict | None:
         return None
     reason = f"Its backlog needs about {short_duration(needed)}{_numbers(case)}."
     return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=needed)
-
-
-MANY = 1000
-"""So many messages are worth a word, even without a pace."""
 
 
 def _needed_seconds(case: QueueCase) -> float | None:
