@@ -23,7 +23,6 @@ from qdo.fleet.pauses import in_force
 from qdo.ops.peek import waiting_rows
 from qdo.ops.streams import hidden_parents
 from qdo.positions import TIME_POSITIONS
-from qdo.queues import QueueFilter
 from qdo.system.native import run_parallel
 from qdo.text import fine_duration, short_duration
 
@@ -59,19 +58,36 @@ def ask(
     if broker.capabilities.backlog_budget is None:
         found = broker.catalog.backlogs(after)
         return {
-            name: _without_cancelled(broker, name, known[name], position, found[name])
+            name: _reached(
+                broker,
+                name,
+                position,
+                _without_cancelled(broker, name, known[name], position, found[name]),
+            )
             for name, position in after.items()
         }
 
     def read(name: str) -> Backlog | QdoError | None:
         try:
-            return backlog_of(broker, name, known[name], after[name])
+            backlog = backlog_of(broker, name, known[name], after[name])
+            return _reached(broker, name, after[name], backlog)
         except NotFoundError:
             return None
         except QdoError as error:
             return error
 
     return dict(zip(chosen, run_parallel(read, chosen), strict=True))
+
+
+def _reached(broker: Broker, queue: str, done: int, backlog: Backlog) -> Backlog:
+    """Return the backlog, with a fault if the recorded position is in the future."""
+    if backlog.fault is not None:
+        return backlog
+    try:
+        check_head(broker, queue, done, backlog.head)
+    except PositionAheadError as error:
+        return replace(backlog, fault=str(error))
+    return backlog
 
 
 def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backlog:
@@ -111,97 +127,6 @@ def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int
 
 
 @dataclass(frozen=True, slots=True)
-class FleetNodes:
-    """The nodes of an app that the account may read.
-
-    :ivar queues: names of the queue nodes; None if they cannot be listed.
-    :ivar workers: the nodes of the registered workers, by name; None if they cannot be listed.
-    :ivar components: the nodes of the worker processes; None if they cannot be listed.
-    :ivar unread: what cannot be listed, with the reason.
-    """
-
-    queues: Collection[str] | None
-    workers: Mapping[str, NodeValue] | None
-    components: Sequence[NodeValue] | None
-    unread: Mapping[str, str]
-
-    def filters(self) -> set[QueueFilter]:
-        parsed = [WorkerNode.parse(node.data) for node in (self.workers or {}).values()]
-        return {node.filter for node in parsed if not node.draining}
-
-
-# The nodes if there is no coordinator.
-NO_NODES = FleetNodes((), {}, (), {})
-
-
-def read_fleet_nodes(client: Client, layout: Layout) -> FleetNodes:
-    """Read the nodes of an app. A folder that cannot be listed hides no other."""
-    unread: dict[str, str] = {}
-
-    def below(folder: str, content: str) -> list[str] | None:
-        names = read_permitted_children(client, [folder]).get(folder, [])
-        if names is None:
-            error = NodeRefusedError(path=folder, account=client.access.account_name())
-            unread[content] = str(error)
-            return None
-        return [f"{folder}/{name}" for name in names]
-
-    queues = below(layout.queues, "the list of queues in the coordinator")
-    workers = below(layout.workers, "the list of workers")
-    components = below(f"{layout.components}/worker", "the reports of workers")
-    return FleetNodes(
-        queues=None if queues is None else [_name(path) for path in queues],
-        workers=None if workers is None else _by_name(client, workers),
-        components=None if components is None else read_nodes(client, components),
-        unread=unread,
-    )
-
-
-def unclaimed_queues(
-    client: Client, layout: Layout, fleet: FleetNodes, free: Set[str]
-) -> dict[str, str]:
-    """Return why queues without an owner are not processed although a worker should.
-
-    A worker claims a queue within milliseconds. Another program that registers as a worker gets
-    queues, too, until the rebalancer notices that it claims none.
-
-    :param free: the queues without an owner; if there are none, nothing is read.
-    """
-    workers = fleet.workers or {}
-    if not free or not workers:
-        return {}
-    components = fleet.components
-    reporting = None if components is None else {read.session for read in components}
-    found: dict[str, str] = {}
-    for name, read in _by_name(client, [layout.assignment(name) for name in workers]).items():
-        foreign = reporting is not None and workers[name].session not in reporting
-        which = "which no process of qdo reports for" if foreign else "not claimed yet"
-        reason = f"assigned to {name}, {which}"
-        found.update(dict.fromkeys((parse_assignment(read.data) or frozenset()) & free, reason))
-    return found
-
-
-def _by_name(client: Client, paths: Sequence[str]) -> dict[str, NodeValue]:
-    return {_name(read.path): read for read in read_nodes(client, paths)}
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def crowded_out(broker: Broker | None, nodes: int, names: Collection[str]) -> dict[str, str]:
-    """Return why queues are not processed, by queue.
-
-    :param names: queues that have no node.
-    """
-    limit = None if broker is None else broker.max_queues
-    if limit is None or nodes < limit:
-        return {}
-    reason = f"the app has {nodes} queues, and max_queues is {limit}; see `qdo delete`"
-    return dict.fromkeys(names, reason)
-
-
-@dataclass(frozen=True, slots=True)
 class LongRun:
     """A message in flight.
 
@@ -236,227 +161,208 @@ def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All data that was read about the queues of an app; `QueueStatus` explains the facts by queue.
+    """Everything that the statuses of queues need, as it was read once."""
 
-    :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
-    :ivar workers: registered workers; None if they are unknown.
-    :ivar filters: the different filters of the workers that stay.
-    :ivar pools: the numbers of their requests, by pool.
-    :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
-    :ivar lags: seconds by queue; workers report these, `faults` and `long_runs`.
-    :ivar unasked: number of backlogs that were not requested.
-    :ivar unread: what could not be read, with the reason.
-    :ivar at: Unix time of the reader's clock.
-    :ivar timed: positions are times.
-    :ivar reported: when the process of each worker last reported, by the coordinator's clock.
-    :ivar reports: the reports, by worker.
-    :ivar end: text of the position of a finished queue, None if queues never finish.
-    """
+    def __init__(
+        self,
+        client: Client | None,
+        layout: Layout,
+        broker: Broker | None,
+        glob: str,
+        budget: int | None,
+        fault: QdoError | None = None,
+    ) -> None:
+        self._client = client
+        self._layout = layout
+        self._broker = broker
+        # What could not be read, with the reason.
+        self.unread: dict[str, str] = {}
+        self._read_fleet()
+        self.listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset[str]()
+        stored = frozenset(_matching(self.listed, glob))
+        # By queue; None if the broker did not return them.
+        self.dead_letters = self._dead_letters(fault)
+        dead = self.dead_letters or {}
+        # Text of the position of a finished queue, None if queues never finish.
+        self.end = broker.capabilities.end_position_text if broker else None
+        self.reads = self._queue_nodes(_matching(self._named(dead), glob))
+        nodes = {name: self._with_fault(name, node) for name, node in _parsed(self.reads).items()}
+        self.names = self._to_report(nodes, stored, frozenset(_matching(dead, glob)))
+        whole = [
+            name for name in self.names if name in stored and nodes.get(name, NEW).fault is None
+        ]
+        backlogs = ask(broker, whole, nodes, self.workers or (), budget) if broker else {}
+        self.unasked = len(whole) - len(backlogs)
+        # As far as the broker was asked; or the error of the request.
+        self.backlogs = backlogs if fault is None else dict.fromkeys(self.names, fault)
+        nodeless = [name for name in self.names if name not in nodes]
+        self.parents = self._parents(nodeless) | hidden_parents(broker, nodeless)
+        others = {each for found in self.parents.values() for each in found} - nodes.keys()
+        self.nodes = {**nodes, **_parsed(self._queue_nodes(others))}
+        self.unclaimed = self._unclaimed()
+        self.missing = frozenset(self.names) - self.listed if broker else frozenset[str]()
+        self.pools = self._pools(glob)
+        self._take_reports(self._components or ())
+        self.faults |= self._crowded_out(nodeless)
+        self.pauses = self._pauses()
+        self.countable = broker is not None and broker.capabilities.countable
+        # Positions are times.
+        self.timed = broker is not None and broker.positions is TIME_POSITIONS
+        self.at = time.time()
 
-    names: Sequence[str]
-    nodes: Mapping[str, QueueNode]
-    workers: Collection[str] | None
-    filters: Collection[QueueFilter]
-    unclaimed: Mapping[str, str]
-    listed: Collection[str]
-    missing: Collection[str]
-    dead_letters: Mapping[str, int] | None
-    pools: Mapping[str, PoolCounts]
-    backlogs: Mapping[str, Backlog | QdoError | None]
-    lags: Mapping[str, float]
-    faults: Mapping[str, str]
-    parents: Mapping[str, Sequence[str]]
-    unasked: int
-    unread: Mapping[str, str]
-    countable: bool
-    pauses: Sequence[Pause]
-    end: str | None
-    at: float
-    timed: bool
-    reads: Mapping[str, NodeValue]
-    reported: Mapping[str, float]
-    reports: Mapping[str, WorkerReport]
-    long_runs: Mapping[str, LongRun]
+    def _read_fleet(self) -> None:
+        """Read the nodes of workers. A folder that cannot be listed, None, hides no other."""
+        layout = self._layout
+        queues = self._below(layout.queues, "the list of queues in the coordinator")
+        workers = self._below(layout.workers, "the list of workers")
+        components = self._below(f"{layout.components}/worker", "the reports of workers")
+        if queues is None and workers is None and components is None and self._client is not None:
+            account = self._client.access.account_name()
+            raise NodeRefusedError(path=layout.queues, account=account)
+        self._queues = None if queues is None else [_name(path) for path in queues]
+        self.workers = None if workers is None else self._read_by_name(workers)
+        self._components = None if components is None else self._read(components)
+        parsed = [WorkerNode.parse(node.data) for node in (self.workers or {}).values()]
+        # Of the workers that stay.
+        self.filters = {node.filter for node in parsed if not node.draining}
 
+    def _take_reports(self, nodes: Sequence[NodeValue]) -> None:
+        reports = [WorkerReport.parse(node.data) for node in nodes]
+        self.reports = {str(each.worker): each for each in reports}
+        # When the process of each worker last reported, by the coordinator's clock.
+        self.reported = {
+            str(report.worker): node.written for report, node in zip(reports, nodes, strict=True)
+        }
+        has_lags = self._broker is not None and self._broker.capabilities.doorbell
+        self.lags = _lags(reports) if has_lags else {}
+        self.faults = {queue: why for each in reports for queue, why in each.faults.items()}
+        self.long_runs = long_runs(reports)
 
-def read_snapshot(
-    client: Client | None,
-    layout: Layout,
-    broker: Broker | None,
-    glob: str,
-    budget: int | None,
-    fault: QdoError | None = None,
-) -> Snapshot:
-    """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
-    fleet = _fleet(client, layout)
-    unread = dict(fleet.unread)
-    listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset()
-    stored = frozenset(_matching(listed, glob))
-    counted = _dead_letters(broker, unread, fault)
-    dead = counted or {}
-    end = broker.capabilities.end_position_text if broker else None
-    reads = _read_queue_nodes(client, layout, _matching(_named(fleet, listed, dead), glob))
-    nodes = {name: _with_fault(name, each, broker, listed) for name, each in _parsed(reads).items()}
-    names = _to_report(nodes, stored, frozenset(_matching(dead, glob)), end)
-    whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
-    backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
-    nodeless = [name for name in names if name not in nodes]
-    parents = _parents(client, broker, nodeless, listed) | hidden_parents(broker, nodeless)
-    reports = [WorkerReport.parse(read.data) for read in fleet.components or ()]
-    return Snapshot(
-        names=names,
-        nodes=_with_parents(client, layout, nodes, parents),
-        workers=fleet.workers,
-        filters=fleet.filters(),
-        unclaimed=_unclaimed(client, layout, fleet, names, nodes),
-        listed=listed,
-        missing=frozenset(names) - listed if broker else frozenset(),
-        dead_letters=counted,
-        pools=_pools(broker, glob, unread),
-        backlogs=backlogs if fault is None else dict.fromkeys(names, fault),
-        lags=_lags(reports) if broker and broker.capabilities.doorbell else {},
-        faults=_faults(reports) | crowded_out(broker, len(fleet.queues or ()), nodeless),
-        parents=parents,
-        unasked=len(whole) - len(backlogs),
-        unread=unread,
-        pauses=_pauses(client, layout),
-        countable=broker is not None and broker.capabilities.countable,
-        end=end,
-        at=time.time(),
-        timed=broker is not None and broker.positions is TIME_POSITIONS,
-        reads=reads,
-        reported=_reported(reports, fleet.components or ()),
-        reports={str(each.worker): each for each in reports},
-        long_runs=long_runs(reports),
-    )
+    def _below(self, folder: str, content: str) -> list[str] | None:
+        if self._client is None:
+            return []
+        names = read_permitted_children(self._client, [folder]).get(folder, [])
+        if names is None:
+            error = NodeRefusedError(path=folder, account=self._client.access.account_name())
+            self.unread[content] = str(error)
+            return None
+        return [f"{folder}/{name}" for name in names]
 
+    def _read(self, paths: Sequence[str]) -> list[NodeValue]:
+        return read_nodes(self._client, paths) if self._client else []
 
-def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
-    if client is None:
-        return NO_NODES
-    fleet = read_fleet_nodes(client, layout)
-    if fleet.queues is None and fleet.workers is None and fleet.components is None:
-        raise NodeRefusedError(path=layout.queues, account=client.access.account_name())
-    return fleet
+    def _read_by_name(self, paths: Sequence[str]) -> dict[str, NodeValue]:
+        return {_name(read.path): read for read in self._read(paths)}
 
+    def _queue_nodes(self, names: Iterable[str]) -> dict[str, NodeValue]:
+        return self._read_by_name([self._layout.queue(name) for name in names])
 
-def _named(fleet: FleetNodes, listed: Collection[str], dead: Collection[str]) -> Collection[str]:
-    """Return which queues may have a node, also where the folder of nodes cannot be listed."""
-    return {*listed, *dead} if fleet.queues is None else fleet.queues
+    def _named(self, dead: Collection[str]) -> Collection[str]:
+        """Return which queues may have a node, also where the folder of nodes cannot be listed."""
+        return {*self.listed, *dead} if self._queues is None else self._queues
 
+    def _to_report(
+        self, nodes: Mapping[str, QueueNode], stored: Set[str], dead: Set[str]
+    ) -> list[str]:
+        over = {name for name, node in nodes.items() if self._is_over(name, node, stored)}
+        return sorted((stored | dead | nodes.keys()) - (over - dead))
 
-def _to_report(
-    nodes: Mapping[str, QueueNode], stored: Set[str], dead: Set[str], end: str | None
-) -> list[str]:
-    over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
-    return sorted((stored | dead | nodes.keys()) - (over - dead))
+    def _is_over(self, name: str, node: QueueNode, stored: Collection[str]) -> bool:
+        if node.deleted and name not in stored:
+            return True
+        # A finished queue is over even before a leader has marked it as deleted.
+        return self.is_finished(node) and not node.owner and node.fault is None
 
+    def is_finished(self, node: QueueNode | None) -> bool:
+        """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
+        return node is not None and self.end is not None and node.position == self.end
 
-def _with_parents(
-    client: Client | None,
-    layout: Layout,
-    nodes: Mapping[str, QueueNode],
-    parents: Mapping[str, Collection[str]],
-) -> dict[str, QueueNode]:
-    others = {each for found in parents.values() for each in found} - nodes.keys()
-    return {**nodes, **_parsed(_read_queue_nodes(client, layout, others))}
+    def _with_fault(self, name: str, node: QueueNode) -> QueueNode:
+        """Return a node whose fault is the reason why the queue is not processed."""
+        broker = self._broker
+        if broker is None:
+            return node
+        node = node.checked(broker.positions)
+        finished = self.is_finished(node)
+        if node.fault is None and finished and broker.catalog.is_reopened(name):
+            return replace(node, fault="it was finished, but a queue of the same name was created")
+        if node.deleted and node.fault is None and not finished:
+            begun = "its deletion was begun and has not finished"
+            fault = begun if name in self.listed else "it is marked as deleted"
+            return replace(node, fault=fault)
+        return node
 
+    def _unclaimed(self) -> dict[str, str]:
+        """Return why queues without an owner are not processed although a worker should.
 
-def _read_queue_nodes(
-    client: Client | None, layout: Layout, names: Iterable[str]
-) -> dict[str, NodeValue]:
-    found = read_nodes(client, [layout.queue(name) for name in names]) if client else []
-    return {read.path.rpartition("/")[2]: read for read in found}
+        A worker claims a queue within milliseconds.
+        """
+        workers = self.workers or {}
+        found = ((name, self.nodes.get(name, NEW)) for name in self.names)
+        free = {name for name, node in found if not node.fault and node.owner not in workers}
+        if not free or not workers:
+            return {}
+        # Another program that registers as a worker gets queues, too, until the rebalancer notices
+        # that it claims none.
+        components = self._components
+        reporting = None if components is None else {read.session for read in components}
+        reasons: dict[str, str] = {}
+        shares = self._read_by_name([self._layout.assignment(name) for name in workers])
+        for name, read in shares.items():
+            foreign = reporting is not None and workers[name].session not in reporting
+            which = "which no process of qdo reports for" if foreign else "not claimed yet"
+            assigned = parse_assignment(read.data) or frozenset()
+            reasons.update(dict.fromkeys(assigned & free, f"assigned to {name}, {which}"))
+        return reasons
+
+    def _parents(self, names: Iterable[str]) -> dict[str, Sequence[str]]:
+        broker = self._broker
+        if self._client is None or broker is None or self.end is None:
+            return {}
+        return {name: broker.catalog.parents(name) for name in names if name in self.listed}
+
+    def _crowded_out(self, names: Collection[str]) -> dict[str, str]:
+        """Return why queues without a node are not processed: the app has too many."""
+        limit = None if self._broker is None else self._broker.max_queues
+        count = len(self._queues or ())
+        if limit is None or count < limit:
+            return {}
+        reason = f"the app has {count} queues, and max_queues is {limit}; see `qdo delete`"
+        return dict.fromkeys(names, reason)
+
+    def _dead_letters(self, fault: QdoError | None) -> Mapping[str, int] | None:
+        """Return the number of dead letters by queue; an error hides no queue."""
+        if self._broker is None:
+            self.unread.update({} if fault is None else {MESSAGES: str(fault)})
+            return None
+        try:
+            return self._broker.dead_letters.counts()
+        except QdoError as error:
+            self.unread["the number of dead letters"] = str(error)
+            return None
+
+    def _pools(self, glob: str) -> dict[str, PoolCounts]:
+        """Return the numbers of requests by pool; an error hides no queue."""
+        if self._broker is None or not self._broker.capabilities.requests:
+            return {}
+        try:
+            counts = self._broker.requests.counts()
+        except QdoError as error:
+            self.unread[REQUESTS] = str(error)
+            return {}
+        return {pool: counts[pool] for pool in sorted(_matching(counts, glob))}
+
+    def _pauses(self) -> tuple[Pause, ...]:
+        if self._client is None:
+            return ()
+        nodes = self._read([self._layout.fleet.holds])
+        pauses = [pause for node in nodes for pause in PauseNode.parse(node.data).pauses]
+        return in_force(self._client, pauses)
 
 
 def _parsed(reads: Mapping[str, NodeValue]) -> dict[str, QueueNode]:
     return {name: QueueNode.parse(read.data, read.refused) for name, read in reads.items()}
-
-
-def _unclaimed(
-    client: Client | None,
-    layout: Layout,
-    fleet: FleetNodes,
-    names: Iterable[str],
-    nodes: Mapping[str, QueueNode],
-) -> dict[str, str]:
-    if client is None or fleet.workers is None:
-        return {}
-    read = ((name, nodes.get(name, NEW)) for name in names)
-    free = {name for name, node in read if not node.fault and node.owner not in fleet.workers}
-    return unclaimed_queues(client, layout, fleet, free)
-
-
-def _parents(
-    client: Client | None, broker: Broker | None, names: Iterable[str], listed: Collection[str]
-) -> dict[str, Sequence[str]]:
-    if client is None or broker is None or broker.capabilities.end_position_text is None:
-        return {}
-    return {name: broker.catalog.parents(name) for name in names if name in listed}
-
-
-def _with_fault(
-    name: str, node: QueueNode, broker: Broker | None, listed: Collection[str]
-) -> QueueNode:
-    """Return a node whose fault is the reason why the queue is not processed."""
-    if broker is None:
-        return node
-    node = node.checked(broker.positions)
-    finished = is_finished(node, broker.capabilities.end_position_text)
-    if node.fault is None and finished and broker.catalog.is_reopened(name):
-        return replace(node, fault="it was finished, but a queue of the same name was created")
-    if node.deleted and node.fault is None and not finished:
-        begun = "its deletion was begun and has not finished"
-        return replace(node, fault=begun if name in listed else "it is marked as deleted")
-    return node
-
-
-def _dead_letters(
-    broker: Broker | None, unread: dict[str, str], fault: QdoError | None
-) -> Mapping[str, int] | None:
-    """Return the number of dead letters by queue; an error hides no queue."""
-    if broker is None:
-        unread.update({} if fault is None else {MESSAGES: str(fault)})
-        return None
-    try:
-        return broker.dead_letters.counts()
-    except QdoError as error:
-        unread["the number of dead letters"] = str(error)
-        return None
-
-
-def _pools(broker: Broker | None, glob: str, unread: dict[str, str]) -> dict[str, PoolCounts]:
-    """Return the numbers of requests by pool; an error hides no queue."""
-    if broker is None or not broker.capabilities.requests:
-        return {}
-    try:
-        found = broker.requests.counts()
-    except QdoError as error:
-        unread[REQUESTS] = str(error)
-        return {}
-    return {pool: found[pool] for pool in sorted(_matching(found, glob))}
-
-
-def is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:
-    """Return whether nothing but the node is left of a queue.
-
-    A finished queue is over even before a leader has marked it as deleted.
-    """
-    return (node.deleted and name not in stored) or (
-        is_finished(node, end) and not node.owner and node.fault is None
-    )
-
-
-def is_finished(node: QueueNode | None, end: str | None) -> bool:
-    """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
-    return node is not None and end is not None and node.position == end
-
-
-def _reported(reports: Iterable[WorkerReport], components: Iterable[NodeValue]) -> dict[str, float]:
-    pairs = zip(reports, components, strict=True)
-    return {str(report.worker): read.written for report, read in pairs}
 
 
 def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
@@ -468,43 +374,8 @@ def _lags(reports: Iterable[WorkerReport]) -> dict[str, float]:
     }
 
 
-def _faults(reports: Iterable[WorkerReport]) -> dict[str, str]:
-    return {queue: why for report in reports for queue, why in report.faults.items()}
-
-
-def _backlogs(
-    broker: Broker,
-    names: list[str],
-    nodes: Mapping[str, QueueNode],
-    workers: Collection[str],
-    budget: int | None,
-) -> dict[str, Backlog | QdoError | None]:
-    answers = ask(broker, names, nodes, workers, budget)
-    return {
-        name: _reached(broker, name, nodes.get(name, NEW), each) for name, each in answers.items()
-    }
-
-
-def _reached(
-    broker: Broker, queue: str, node: QueueNode, answer: Backlog | QdoError | None
-) -> Backlog | QdoError | None:
-    """Return the backlog, with a fault if the recorded position is in the future."""
-    if isinstance(answer, Backlog) and answer.fault is None:
-        try:
-            done = broker.positions.resume_after(node.last, node.position)
-            check_head(broker, queue, done, answer.head)
-        except PositionAheadError as error:
-            return replace(answer, fault=str(error))
-    return answer
-
-
-def _pauses(client: Client | None, layout: Layout) -> tuple[Pause, ...]:
-    if client is None:
-        return ()
-    nodes = read_nodes(client, [layout.fleet.holds])
-    return in_force(
-        client, [pause for node in nodes for pause in PauseNode.parse(node.data).pauses]
-    )
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _matching(names: Iterable[str], glob: str) -> Iterable[str]:

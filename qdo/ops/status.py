@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from qdo.brokers.base import Broker
-from qdo.brokers.catalog import Backlog
+from qdo.brokers.catalog import NO_BACKLOG, Backlog
 from qdo.brokers.requests import PoolCounts
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -19,13 +19,14 @@ from qdo.errors import QdoError
 from qdo.fleet.pause_machine import pauses_of
 from qdo.fleet.pauses import pause_text
 from qdo.jobs.policy_tables import literal_characters
-from qdo.ops.snapshot import LongRun, Snapshot, is_finished, read_snapshot
+from qdo.ops.snapshot import LongRun, Snapshot
 from qdo.positions import format_last, time_of_position
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
 from qdo.text import pluralize
 
 # A larger number was written by another program.
 MOST_PACE = 1e12
+NO_REPORT = WorkerReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,68 +177,76 @@ def queue_statuses(
     :param fault: why there is no broker although messages were sent.
     :raises UnreachableError: the broker cannot be read.
     """
-    return assemble(read_snapshot(client, layout, broker, glob, budget, fault))
-
-
-def assemble(snapshot: Snapshot) -> Statuses:
-    queues = [_queue_status(name, snapshot) for name in snapshot.names]
-    workers = None if snapshot.workers is None else len(snapshot.workers)
-    return Statuses(queues, snapshot.unasked, snapshot.unread, snapshot.at, workers, snapshot.pools)
+    snapshot = Snapshot(client, layout, broker, glob, budget, fault)
+    return Statuses(
+        queues=[_queue_status(name, snapshot) for name in snapshot.names],
+        unasked=snapshot.unasked,
+        unread=snapshot.unread,
+        at=snapshot.at,
+        workers=None if snapshot.workers is None else len(snapshot.workers),
+        pools=snapshot.pools,
+    )
 
 
 def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     node = snapshot.nodes.get(queue, NEW)
+    read = snapshot.reads.get(queue)
     answer = snapshot.backlogs.get(queue)
-    backlog = answer if isinstance(answer, Backlog) else None
-    dead, read = snapshot.dead_letters, snapshot.reads.get(queue)
-    age = _age(queue, backlog, snapshot)
+    is_known = isinstance(answer, Backlog)
+    backlog = answer if isinstance(answer, Backlog) else NO_BACKLOG
+    dead = snapshot.dead_letters
+    age = _age(queue, backlog, is_known, snapshot)
     running = snapshot.long_runs.get(queue)
-    waits = running is None and (bool(age) or bool(backlog and backlog.count))
-    report = snapshot.reports.get(node.owner)
-    wait = wait_of(queue, report) if waits else NO_WAIT
+    report = snapshot.reports.get(node.owner, NO_REPORT)
+    waits = running is None and (bool(age) or backlog.count > 0)
+    glob = _job_of(queue, report) if waits else ""
+    limits = report.waits.get(glob, ())
+    unusable = (report.unusable[name] for name in limits if name in report.unusable)
+    pace = _pace(queue, report)
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
         owner_gone=_is_gone(node.owner, snapshot.workers),
         last=node.last,
-        backlog=backlog.count if backlog and snapshot.countable else None,
-        oldest=backlog.oldest if backlog else None,
+        backlog=backlog.count if is_known and snapshot.countable else None,
+        oldest=backlog.oldest,
         dead_letters=None if dead is None else dead.get(queue, 0),
-        fault=node.fault
-        or (backlog.fault if backlog else None)
-        or snapshot.faults.get(queue)
-        or wait.fault,
-        delayed=backlog.delayed if backlog else 0,
+        fault=node.fault or backlog.fault or snapshot.faults.get(queue) or next(unusable, None),
+        delayed=backlog.delayed,
         marks=node.failure,
         also_blocking=_others(node, blocked=True),
         also_failing=_others(node, blocked=False),
         untaken=why_untaken(queue, snapshot.filters),
         unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
-        approximate=backlog is not None and backlog.approximate,
-        in_flight=backlog.in_flight if backlog else 0,
+        approximate=backlog.approximate,
+        in_flight=backlog.in_flight,
         behind_seconds=age,
-        waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
+        waits_for=_pending_parents(queue, snapshot),
         error=str(answer) if isinstance(answer, QdoError) else None,
-        retention_seconds=backlog.retention_seconds if backlog else None,
-        held=_paused(queue, snapshot) if snapshot.pauses else None,
+        retention_seconds=backlog.retention_seconds,
+        held="; ".join(map(pause_text, pauses_of(queue, snapshot.pauses))) or None,
         missing=queue in snapshot.missing,
         deleted=node.deleted,
-        lost=backlog is not None and backlog.lost,
+        lost=backlog.lost,
         seek=node.seek,
         written=read.written if read else 0.0,
         created=read.created if read else 0,
         reported=snapshot.reported.get(node.owner),
         sent_per_second=_sent_per_second(backlog, age),
-        **pace_of(queue, report),
+        per_second=pace[0],
+        message_seconds=pace[1],
         running=running,
-        **wait.facts(),
+        limits=limits,
+        in_line=_in_line(report) if waits else None,
+        rest_seconds=report.rests.get(glob, 0.0),
+        paused_job=report.paused_jobs.get(glob),
     )
 
 
-def _sent_per_second(backlog: Backlog | None, age: float | None) -> float | None:
+def _sent_per_second(backlog: Backlog, age: float | None) -> float | None:
     """Return the mean since the next message was sent, or of the last second if that is less."""
-    if backlog is None or not backlog.count or age is None:
+    if not backlog.count or age is None:
         return None
     return float(f"{backlog.count / max(1.0, age):.3g}")
 
@@ -247,18 +256,14 @@ def _others(node: QueueNode, *, blocked: bool) -> tuple[FailureRecord, ...]:
     return tuple(each for each in others if each.blocked is blocked)
 
 
-def _paused(queue: str, snapshot: Snapshot) -> str | None:
-    return "; ".join(map(pause_text, pauses_of(queue, snapshot.pauses))) or None
-
-
 def _pending_parents(queue: str, snapshot: Snapshot) -> tuple[str, ...]:
     found = snapshot.parents.get(queue, ())
     return tuple(name for name in found if _is_pending(name, snapshot))
 
 
-def _age(queue: str, backlog: Backlog | None, snapshot: Snapshot) -> float | None:
+def _age(queue: str, backlog: Backlog, is_known: bool, snapshot: Snapshot) -> float | None:
     lag = snapshot.lags.get(queue)
-    if backlog is None or lag is not None:
+    if not is_known or lag is not None:
         return lag
     if backlog.behind_seconds is not None or not snapshot.timed:
         return backlog.behind_seconds
@@ -276,70 +281,24 @@ def _is_gone(owner: str, workers: Collection[str] | None) -> bool | None:
 def _is_pending(parent: str, snapshot: Snapshot) -> bool:
     """Return whether a queue exists and is not finished yet."""
     exists = parent in snapshot.nodes or parent in snapshot.listed
-    return exists and not is_finished(snapshot.nodes.get(parent), snapshot.end)
+    return exists and not snapshot.is_finished(snapshot.nodes.get(parent))
 
 
-# --- why a healthy owner runs none of a queue's messages now ---------------------------------
+def _job_of(queue: str, report: WorkerReport) -> str:
+    """Return the glob of the job of a queue that may wait, "" without one."""
+    # Workers report jobs and counts instead of names of queues: thousands may wait. So each queue
+    # of a job that waits has the reason.
+    if not (report.waits or report.rests or report.paused_jobs):
+        return ""
+    filters = _most_specific_first(report.jobs)
+    return next((each.jobs[0] for each in filters if each.takes(queue)), "")
 
 
-# Workers report jobs and counts instead of names of queues: thousands may wait. So each queue of
-# a job that waits has the reason.
-
-
-@dataclass(frozen=True, slots=True)
-class QueueWait:
-    """The reasons why a queue waits; `QueueStatus` explains them.
-
-    :ivar fault: why none of its messages can run before an operator acts.
-    """
-
-    limits: tuple[str, ...] = ()
-    fault: str | None = None
-    in_line: str | None = None
-    rest_seconds: float = 0.0
-    paused_job: str | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields that `QueueStatus` has, too."""
-        return {
-            "limits": self.limits,
-            "in_line": self.in_line,
-            "rest_seconds": self.rest_seconds,
-            "paused_job": self.paused_job,
-        }
-
-
-NO_WAIT = QueueWait()
-
-
-def wait_of(queue: str, report: WorkerReport | None) -> QueueWait:
-    """Return the reasons why a queue with messages may wait at its owner."""
-    if report is None:
-        return NO_WAIT
-    by_glob = report.waits or report.rests or report.paused_jobs
-    glob = _job_of(queue, report.jobs) if by_glob else ""
-    limits = report.waits.get(glob, ())
-    fault = next((report.unusable[name] for name in limits if name in report.unusable), None)
-    return QueueWait(
-        limits=limits,
-        fault=fault,
-        in_line=_in_line(report),
-        rest_seconds=report.rests.get(glob, 0.0),
-        paused_job=report.paused_jobs.get(glob),
-    )
-
-
-def pace_of(queue: str, report: WorkerReport | None) -> dict[str, Any]:
-    """Return the facts `per_second` and `message_seconds` of `QueueStatus`, {} if unknown."""
-    pace = None if report is None else report.paces.get(queue)
+def _pace(queue: str, report: WorkerReport) -> tuple[float | None, float | None]:
+    pace = report.paces.get(queue)
     if pace is None or not all(0.0 < each < MOST_PACE for each in pace):
-        return {}
-    return {"per_second": pace[0], "message_seconds": pace[1]}
-
-
-def _job_of(queue: str, globs: tuple[str, ...]) -> str:
-    """Return the glob of the job that takes a queue, "" without one."""
-    return next((each.jobs[0] for each in _most_specific_first(globs) if each.takes(queue)), "")
+        return None, None
+    return pace
 
 
 @functools.lru_cache(maxsize=64)
