@@ -61,7 +61,7 @@ class QueueSample:
 
 
 class QueueCase:
-    """The facts about a queue, from its samples."""
+    """Derives facts about a queue from its samples."""
 
     def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
         self.rules = rules
@@ -91,25 +91,33 @@ class QueueCase:
         return self.status.owner is not None and not self.status.owner_gone
 
     @property
-    def seconds(self) -> float:
-        """Time between the first and the last sample."""
-        return self.sample.at - self.first.at
+    def is_late(self) -> bool:
+        return (self.age or 0.0) >= self.rules.late_seconds
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a worker owns it, and messages wait."""
+        return self.owned and bool(self.waiting)
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long its owner has not reported: its report may be wrong."""
+        reported = self.status.reported
+        return 0.0 if reported is None else self.now - reported
 
     @property
     def is_silent(self) -> bool:
-        """Whether its owner has not reported for so long that its report may be wrong."""
-        return (self.silent_seconds or 0.0) >= self.rules.still_seconds
-
-    @property
-    def silent_seconds(self) -> float | None:
-        reported = self.status.reported
-        return None if reported is None else self.now - reported
+        return self.silent_seconds >= self.rules.still_seconds
 
     @property
     def still_seconds(self) -> float | None:
         """How long nothing was recorded; None if that is unknown."""
         written = self.status.written
         return max(0.0, self.now - written) if written else None
+
+    def waits(self, reason: str, remedy: str = "") -> Verdict:
+        """Return the verdict on a queue that waits for a good reason."""
+        return Verdict(QueueHealth.LAGGING if self.is_late else QueueHealth.OK, reason, remedy)
 
 
 class QueueHealth(enum.Enum):
@@ -219,7 +227,8 @@ def _lost(case: QueueCase) -> Verdict | None:
 
 def _with_expiry(case: QueueCase, verdict: Verdict) -> Verdict:
     """Return a verdict that warns of the broker's retention, which deletes unread messages."""
-    kept, age = case.status.retention_seconds, case.age
+    kept = case.status.retention_seconds
+    age = case.age
     if not kept or not age or age < kept * case.rules.expiring_share or case.status.lost:
         return verdict
     left = short_duration(max(0.0, kept - age))
@@ -242,9 +251,10 @@ def _blocked(case: QueueCase) -> Verdict | None:
     others = len(case.status.also_blocking)
     if others:
         reason += f" {pluralize(others, 'more message')} {'does' if others == 1 else 'do'} so."
+    position = str(marks.position)
     retry = command_text("retry-now", case.queue)
-    named = case.queue, str(marks.position)
-    skip, add = command_text("skip", *named), command_text("dead-letters add", *named)
+    add = command_text("dead-letters add", case.queue, position)
+    skip = command_text("skip", case.queue, position)
     # The last one drops the message.
     remedy = f"{retry}, {add} or {skip}"
     return Verdict(QueueHealth.BLOCKED, reason, remedy, choices=(retry, add, skip))
@@ -252,17 +262,17 @@ def _blocked(case: QueueCase) -> Verdict | None:
 
 def _paused(case: QueueCase) -> Verdict | None:
     held = case.status.held
-    return (
-        None if held is None else Verdict(QueueHealth.PAUSED, _sentence(held), "qdo pause --list")
-    )
+    if held is None:
+        return None
+    return Verdict(QueueHealth.PAUSED, _sentence(held), "qdo pause --list")
 
 
 def _stuck(case: QueueCase) -> Verdict | None:
-    run, rules = case.status.running, case.rules
+    run = case.status.running
     if run is None:
         return None
-    unusual = run.usual_seconds is not None and run.seconds >= rules.unusual_seconds
-    if run.seconds < rules.stuck_seconds and not unusual:
+    unusual = run.usual_seconds is not None and run.seconds >= case.rules.unusual_seconds
+    if run.seconds < case.rules.stuck_seconds and not unusual:
         return None
     reason = f"{run.text()} on {case.status.owner or 'its worker'}, attempt {run.attempt}."
     return Verdict(QueueHealth.STUCK, reason, _ps(case))
@@ -303,11 +313,11 @@ def _untaken(case: QueueCase) -> Verdict | None:
     if untaken == POOL:
         reason = "It has the name of a pool, whose job gets requests and no messages."
         return Verdict(QueueHealth.NO_JOB, reason, "use app.request")
-    state = QueueHealth.NO_JOB if untaken == "no job" else QueueHealth.NO_WORKER
-    reason = "No worker has a job whose glob matches its name."
-    if state is QueueHealth.NO_WORKER:
-        reason = "The settings queues and exclude of all workers leave it out."
-    return Verdict(state, reason, "qdo workers")
+    if untaken == "no job":
+        reason = "No worker has a job whose glob matches its name."
+        return Verdict(QueueHealth.NO_JOB, reason, "qdo workers")
+    reason = "The settings queues and exclude of all workers leave it out."
+    return Verdict(QueueHealth.NO_WORKER, reason, "qdo workers")
 
 
 def _without_worker(case: QueueCase) -> Verdict | None:
@@ -317,15 +327,13 @@ def _without_worker(case: QueueCase) -> Verdict | None:
 
 
 def _unowned(case: QueueCase) -> Verdict | None:
-    status, still = case.status, case.rules.still_seconds
+    status = case.status
+    still = case.rules.still_seconds
     if case.owned or not case.waiting or (status.owner_gone is None and status.owner):
         return None
     if status.waits_for:
-        names = ", ".join(status.waits_for)
-        late = (case.age or 0.0) >= case.rules.late_seconds
-        remedy = command_text("queues", status.waits_for[0]) if late else ""
-        reason = f"It begins once {names} is finished."
-        return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, remedy)
+        remedy = command_text("queues", status.waits_for[0]) if case.is_late else ""
+        return case.waits(f"It begins once {', '.join(status.waits_for)} is finished.", remedy)
     # A handover takes less than a second; a new queue is noticed within ten.
     if min(case.age or still, case.still_seconds or still) < still:
         return Verdict(QueueHealth.OK, "It has no owner yet.")
@@ -334,7 +342,8 @@ def _unowned(case: QueueCase) -> Verdict | None:
 
 
 def _rewound(case: QueueCase) -> Verdict | None:
-    before, after = case.first.status, case.status
+    before = case.first.status
+    after = case.status
     if after.last >= before.last or after.seek != before.seek:
         return None
     return Verdict(
@@ -347,7 +356,7 @@ def _rewound(case: QueueCase) -> Verdict | None:
 def _of_a_paused_job(case: QueueCase) -> Verdict | None:
     """Judge a queue whose job is paused: neither its message nor its owner is to blame."""
     error = case.status.paused_job
-    if error is None or not case.owned or not case.waiting or case.is_silent:
+    if error is None or not case.has_work or case.is_silent:
         return None
     reason = f"Its job is paused, because all that it does fails: {error}. One message at a time"
     reason += " is tried, and no attempt counts."
@@ -362,9 +371,7 @@ def _failing(case: QueueCase) -> Verdict | None:
     if marks.decision:
         return _decided(case, marks)
     if not marks.attempts:  # the job asked for it, see `qdo.Retry`
-        late = (case.age or 0.0) >= case.rules.late_seconds
-        reason = f"Its next message waits before it runs again: {marks.error}."
-        return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason)
+        return case.waits(f"Its next message waits before it runs again: {marks.error}.")
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
     return Verdict(QueueHealth.FAILING, reason, command_text("retry-now", case.queue))
@@ -389,32 +396,30 @@ def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
 
 def _limited(case: QueueCase) -> Verdict | None:
     names = case.status.limits
-    if not case.owned or not case.waiting or not names or case.is_silent:
+    if not case.has_work or not names or case.is_silent:
         return None
-    late = (case.age or 0.0) >= case.rules.late_seconds
     word = "limit" if len(names) == 1 else "limits"
     reason = f"Its next message waits for permits of the {word} {', '.join(names)}."
-    return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, "qdo limits list")
+    return case.waits(reason, "qdo limits list")
 
 
 def _stopped(case: QueueCase) -> Verdict | None:
     """Judge an owner that does nothing: its process hangs, or it waits for something."""
-    status, still = case.status, case.rules.still_seconds
-    if not case.owned or not case.waiting or status.running is not None:
+    status = case.status
+    if not case.has_work or status.running is not None:
         return None
+    remedy = f"qdo action {status.owner} stacks"
     if case.is_silent:
-        silent = short_duration(case.silent_seconds or 0.0)
-        reason = f"{status.owner} has not reported for {silent}."
-    elif status.in_line or (case.still_seconds or 0.0) < still + status.rest_seconds:
+        reason = f"{status.owner} has not reported for {short_duration(case.silent_seconds)}."
+        return Verdict(QueueHealth.STOPPED, reason, remedy)
+    still = case.still_seconds or 0.0
+    least = case.rules.still_seconds
+    if status.in_line or still < least + status.rest_seconds or (case.age or least) < least:
         return None
-    elif (case.age or still) >= still:
-        moved = short_duration(case.still_seconds or 0.0)
-        reason = f"{status.owner} has recorded nothing for {moved}."
-        if status.in_flight:
-            return _starved(reason, status.in_flight)
-    else:
-        return None
-    return Verdict(QueueHealth.STOPPED, reason, f"qdo action {status.owner} stacks")
+    reason = f"{status.owner} has recorded nothing for {short_duration(still)}."
+    if status.in_flight:
+        return _starved(reason, status.in_flight)
+    return Verdict(QueueHealth.STOPPED, reason, remedy)
 
 
 def _starved(reason: str, in_flight: int) -> Verdict:
@@ -429,17 +434,17 @@ def _starved(reason: str, in_flight: int) -> Verdict:
 
 
 def _late(case: QueueCase) -> Verdict | None:
-    age, status = case.age, case.status
+    status = case.status
     if not case.waiting:
         return None
     eta = _eta(case)
     needed = _needed_seconds(case)
-    if (age or 0.0) < case.rules.late_seconds:
+    if not case.is_late:
         return _burst(case, needed if eta is None else eta)
     if eta is not None:
         reason = f"It will have caught up in about {short_duration(eta)}{_numbers(case)}."
         return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
-    why = f"Its next message is {short_duration(age or 0.0)} old"
+    why = f"Its next message is {short_duration(case.age or 0.0)} old"
     remedy = ""
     if needed is not None:
         why = f"Its backlog needs about {short_duration(needed)}"
@@ -488,20 +493,21 @@ def _numbers(case: QueueCase) -> str:
 
 
 def _rate(per_second: float) -> str:
-    for word, seconds in (("a second", 1), ("a minute", 60), ("an hour", 3600)):
-        if per_second * seconds >= 1 or seconds == 3600:
+    for word, seconds in (("a second", 1), ("a minute", 60)):
+        if per_second * seconds >= 1:
             return f"{per_second * seconds:,.3g} {word}"
-    return ""
+    return f"{per_second * 3600:,.3g} an hour"
 
 
 def _eta(case: QueueCase) -> float | None:
     """Return when a queue has caught up; None if it does not catch up, or nothing is known."""
+    seconds = case.now - case.first.at
     for before, after in (
         (case.first.status.backlog, case.status.backlog),
         (case.first.status.behind_seconds, case.status.behind_seconds),
     ):
-        if before is not None and after is not None and after < before and case.seconds > 0:
-            return after / ((before - after) / case.seconds)
+        if before is not None and after is not None and after < before and seconds > 0:
+            return after / ((before - after) / seconds)
     return None
 
 
