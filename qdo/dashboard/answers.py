@@ -173,14 +173,12 @@ def requests(board: Board, pool: str | None = None, state: str = "") -> list[Ite
 
 @dataclass(frozen=True, slots=True)
 class ShownSettings:
-    """The live settings in force.
-
-    :ivar late: number of workers that do not use this version yet.
-    """
+    """The live settings in force."""
 
     number: int
     items: Sequence[Item]
     workers: int
+    # Number of workers that do not use this version yet.
     late: int
 
 
@@ -385,14 +383,12 @@ def letter(board: Board, queue: str, id: str) -> tuple[Letter, Item] | None:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[_Item]):
-    """One page of a list.
-
-    :ivar first: number of its first item, from 1; 0 if there are none.
-    """
+    """One page of a list."""
 
     items: Sequence[_Item]
     number: int
     pages: int
+    # Number of its first item, from 1; 0 if there are none.
     first: int
     last: int
     total: int

@@ -113,19 +113,17 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The parts that all pages share.
+    """The parts that all pages share."""
 
-    :ivar settings: the settings in force, with the name of the app.
-    :ivar direct: reads that some pages need.
-    :ivar asking: questions to workers, which take longer: other pages do not wait for them.
-    :ivar acting: actions of operators, which no read delays.
-    """
-
+    # The settings in force, with the name of the app.
     settings: Settings
     options: DashboardOptions
     reader: FleetReader
+    # Reads that some pages need.
     direct: DirectReads
+    # Questions to workers, which take longer: other pages do not wait for them.
     asking: DirectReads
+    # Actions of operators, which no read delays.
     acting: Actions
 
     @property

@@ -367,15 +367,13 @@ def _waiting_requests(statuses: Statuses) -> int | None:
 
 @dataclass(slots=True)
 class _DirectRead:
-    """A read, its result, and the number of requests that wait for it.
-
-    :ivar until: when the result is too old.
-    :ivar bytes: size of the bodies in the result.
-    """
+    """A read, its result, and the number of requests that wait for it."""
 
     future: Future[Any] = field(default_factory=Future)
+    # When the result is too old.
     until: float = math.inf
     waiting: int = 0
+    # Size of the bodies in the result.
     bytes: int = 0
 
     @property

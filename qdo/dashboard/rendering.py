@@ -161,21 +161,19 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Values over time.
-
-    :ivar dot: place of the last value, None if it is unknown.
-    :ivar begin: Unix time of the left edge.
-    :ivar top: value at the upper edge.
-    :ivar first: Unix time of the first point, and `first_x` its place.
-    """
+    """Values over time."""
 
     line: str
+    # Place of the last value, None if it is unknown.
     dot: tuple[float, float] | None
+    # Unix time of the left edge.
     begin: float
     end: float
+    # Value at the upper edge.
     top: float
     last: float | None
     most: float
+    # Unix time of the first point, and `first_x` its place.
     first: float
     first_x: float
 

@@ -70,17 +70,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """The result for one message.
-
-    :ivar id: the message's id; None if it was not found.
-    :ivar outcome: a value of `CancelOutcome`, or one of the further outcomes of this module.
-    :ivar reason: why the owner did not answer, what it said, or why the message may have run.
-    """
+    """The result for one message."""
 
     name: str
+    # The message's id; None if it was not found.
     id: str | None
     position: int | None
+    # A value of `CancelOutcome`, or one of the further outcomes of this module.
     outcome: str
+    # Why the owner did not answer, what it said, or why the message may have run.
     reason: str = ""
 
 

@@ -22,11 +22,9 @@ _NAME_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A change; `before` and `after` are "" for nothing.
+    """A change; `before` and `after` are "" for nothing."""
 
-    :ivar kind: "worker", "queue", "owner" or "state"; for a command of an operator, its name.
-    """
-
+    # "worker", "queue", "owner" or "state"; for a command of an operator, its name.
     kind: str
     subject: str
     before: str
@@ -42,15 +40,13 @@ class ChangeSum(Difference):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The app at one time.
-
-    :ivar entries: the newest of the action log, the newest first.
-    :ivar ends: see `ends_of`.
-    """
+    """The app at one time."""
 
     judged: Judged
     workers: Sequence[str]
+    # The newest of the action log, the newest first.
     entries: Sequence[AuditEntry]
+    # See `ends_of`.
     ends: Sequence[tuple[float, Difference]] = ()
 
 

@@ -57,16 +57,14 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """The first line of a file.
+    """The first line of a file."""
 
-    :ivar id: random name of the export. A queue node that was moved by an import has it.
-    :ivar broker: the kind of the app's broker, such as "sqlite".
-    :ivar time: when it was exported, ISO 8601 in UTC.
-    """
-
+    # Random name of the export. A queue node that was moved by an import has it.
     id: str
     app: str
+    # The kind of the app's broker, such as "sqlite".
     broker: str
+    # When it was exported, ISO 8601 in UTC.
     time: str
     queues: int
 
@@ -85,18 +83,16 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The progress of one queue.
-
-    :ivar last: UUIDv1 time; 0 before the first message.
-    :ivar position: the broker's own position, None if it has none.
-    :ivar seek: how often operators had moved the queue.
-    :ivar failing: number of failing messages, which nothing but this line remembers.
-    """
+    """The progress of one queue."""
 
     queue: str
+    # UUIDv1 time; 0 before the first message.
     last: int
+    # The broker's own position, None if it has none.
     position: str | None = None
+    # How often operators had moved the queue.
     seek: int = 0
+    # Number of failing messages, which nothing but this line remembers.
     failing: int = 0
 
     def encode(self) -> str:
@@ -204,17 +200,15 @@ def _count(value: dict[str, Any], name: str, where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ImportStep:
-    """The effect of an import on one queue.
-
-    :ivar before: the recorded position, None without a node, or if it cannot be read.
-    :ivar after: the position after which the queue resumes, None if it is skipped.
-    :ivar note: why it is skipped, or why it gets another position than that in the file.
-    """
+    """The effect of an import on one queue."""
 
     queue: str
     outcome: str
+    # The recorded position, None without a node, or if it cannot be read.
     before: QueuePosition | None
+    # The position after which the queue resumes, None if it is skipped.
     after: QueuePosition | None
+    # Why it is skipped, or why it gets another position than that in the file.
     note: str | None = None
     error: str | None = None
     done: bool = False

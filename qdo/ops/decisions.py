@@ -96,16 +96,14 @@ def check_store(broker: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecisionPlan:
-    """The messages that an operator named.
+    """The messages that an operator named."""
 
-    :ivar node: the node of the queue, in which those of `running` fail as well.
-    :ivar ids: the ids of its failing messages, by position.
-    :ivar running: records of messages that run and have not failed.
-    """
-
+    # The node of the queue, in which those of `running` fail as well.
     node: QueueNode
+    # The ids of its failing messages, by position.
     ids: Mapping[int, str | None]
     which: Which
+    # Records of messages that run and have not failed.
     running: tuple[FailureRecord, ...]
 
 

@@ -29,11 +29,9 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """The messages of a queue at one time. Later ones are not deleted with it.
+    """The messages of a queue at one time. Later ones are not deleted with it."""
 
-    :ivar newest: position of the newest message that waits.
-    """
-
+    # Position of the newest message that waits.
     newest: int
     delayed: Sequence[int]
     dead: Sequence[int]
@@ -41,19 +39,17 @@ class QueueContents:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The parts of one queue that a deletion removes.
-
-    :ivar owner: the worker that must release it first, None if there is none.
-    :ivar waiting: number of messages that wait, as `delayed` and `dead_letters` are numbers.
-    :ivar contents: the messages that may be deleted with the queue, None if none may.
-    """
+    """The parts of one queue that a deletion removes."""
 
     queue: str
+    # The worker that must release it first, None if there is none.
     owner: str | None
+    # Number of messages that wait, as `delayed` and `dead_letters` are numbers.
     waiting: int
     delayed: int
     dead_letters: int
     stored: bool
+    # The messages that may be deleted with the queue, None if none may.
     contents: QueueContents | None = None
 
     def check_empty(self) -> None:

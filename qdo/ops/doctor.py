@@ -429,17 +429,15 @@ def _counts(counts: Counter[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """One check."""
 
-    :ivar name: stable, for programs.
-    :ivar needs: what must be reachable: "coordinator", "broker", both, or nothing.
-    :ivar first: `qdo status` and the dashboard make it, too: it is cheap, and finds a fault that
-        the states of queues do not name.
-    """
-
+    # Stable, for programs.
     name: str
     find: Callable[[Case], Diagnosis]
+    # What must be reachable: "coordinator", "broker", both, or nothing.
     needs: tuple[str, ...] = ()
+    # `qdo status` and the dashboard make it, too: it is cheap, and finds a fault that the states of
+    # queues do not name.
     first: bool = False
 
 

@@ -52,24 +52,22 @@ def unknown(text: str, remedy: str | None = None) -> Diagnosis:
 
 @dataclass(slots=True)
 class Case:
-    """An app and its services.
+    """An app and its services."""
 
-    :ivar client: None if the coordinator cannot be reached, or is a file that does not exist.
-    :ivar broker: None for the same reasons.
-    :ivar faults: why "coordinator" or "broker" is None.
-    :ivar jobs: the jobs of the app, None if only its name is known.
-    :ivar declared: the limits that its workers make unless an operator has.
-    :ivar timers: the timers of the app, None if only its name is known.
-    """
-
+    # None if the coordinator cannot be reached, or is a file that does not exist.
     client: Client | None
+    # None for the same reasons.
     broker: Broker | None
     layout: Layout
+    # Why "coordinator" or "broker" is None.
     faults: Mapping[str, str]
     coordinator_url: str
     broker_url: str
+    # The jobs of the app, None if only its name is known.
     jobs: Sequence[Job] | None = None
+    # The limits that its workers make unless an operator has.
     declared: Collection[str] = ()
+    # The timers of the app, None if only its name is known.
     timers: Mapping[str, Timer] | None = None
     policy_of: Callable[[str], PolicyInForce] | None = None
     _read: dict[str, Any] = field(default_factory=dict)

@@ -17,11 +17,9 @@ from qdo.queues import check_path_part
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The coordinator and the broker of an app.
+    """The coordinator and the broker of an app."""
 
-    :ivar client: None if the coordinator is a file that does not exist yet.
-    """
-
+    # None if the coordinator is a file that does not exist yet.
     client: Client | None
     layout: Layout
     broker: Broker

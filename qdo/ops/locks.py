@@ -13,17 +13,15 @@ from qdo.fleet.lock_contender import Contender
 
 @dataclass(frozen=True, slots=True)
 class LockRow:
-    """One contender for a lock.
-
-    :ivar who: user, host and process; "" if unknown.
-    :ivar since: when it began to contend, Unix time by its own clock; None if unknown.
-    """
+    """One contender for a lock."""
 
     lock: str
     shared: bool
     holds: bool
+    # User, host and process; "" if unknown.
     who: str
     why: str
+    # When it began to contend, Unix time by its own clock; None if unknown.
     since: float | None
 
 

@@ -47,14 +47,12 @@ BODY_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A message that was found.
-
-    :ivar position: None for a delayed message, which has none yet.
-    :ivar row: the message in its queue, None for a delayed one.
-    """
+    """A message that was found."""
 
     id: str
+    # None for a delayed message, which has none yet.
     position: int | None = None
+    # The message in its queue, None for a delayed one.
     row: Row | None = None
     delayed: DelayedMessage | None = None
 

@@ -35,14 +35,12 @@ from qdo.text import pluralize
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """A queue, and the worker that it shall have.
-
-    :ivar assigned: the worker that an operator had moved it to before, None for none.
-    """
+    """A queue, and the worker that it shall have."""
 
     queue: str
     owner: str | None
     worker: str
+    # The worker that an operator had moved it to before, None for none.
     assigned: str | None
 
     @property
@@ -148,19 +146,17 @@ def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The leader's input, as this account reads it.
+    """The leader's input, as this account reads it."""
 
-    :ivar queues: the queues that are not marked as deleted.
-    :ivar unable: by worker, why it gets no queues.
-    :ivar left: the queues in assignments of workers that are gone, with that worker.
-    :ivar moves: the worker of each queue that an operator moved.
-    """
-
+    # The queues that are not marked as deleted.
     queues: Sequence[str]
     workers: Mapping[str, WorkerNode]
+    # By worker, why it gets no queues.
     unable: Mapping[str, str]
     current: Mapping[str, list[str]]
+    # The queues in assignments of workers that are gone, with that worker.
     left: Mapping[str, str]
+    # The worker of each queue that an operator moved.
     moves: Mapping[str, str]
 
 
@@ -214,14 +210,12 @@ def _live(client: Client, layout: Layout, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """A queue that the leader would assign to another worker.
-
-    :ivar before: the worker that it is assigned to, None for none.
-    :ivar after: the next one, None if no worker takes it.
-    """
+    """A queue that the leader would assign to another worker."""
 
     queue: str
+    # The worker that it is assigned to, None for none.
     before: str | None
+    # The next one, None if no worker takes it.
     after: str | None
     why: str
 

@@ -19,15 +19,13 @@ from qdo.text import one_line, printable_lines
 
 @dataclass(slots=True)
 class RunsRead:
-    """The answers of workers.
+    """The answers of workers."""
 
-    :ivar items: those of qdo.runs/1, the longest first.
-    :ivar blocked: why the loop of a worker cannot answer; its parent process did, with the message
-        that blocks it.
-    """
-
+    # Those of qdo.runs/1, the longest first.
     items: list[dict[str, Any]] = field(default_factory=list)
     total: int = 0
+    # Why the loop of a worker cannot answer; its parent process did, with the message that blocks
+    # it.
     blocked: dict[str, str] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
 

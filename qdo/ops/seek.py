@@ -47,38 +47,32 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A position in a queue, as its node records it.
+    """A position in a queue, as its node records it."""
 
-    :ivar last: UUIDv1 time; 0 before the first message.
-    :ivar position: the broker's own position, None if it has none, or for a time.
-    """
-
+    # UUIDv1 time; 0 before the first message.
     last: int
+    # The broker's own position, None if it has none, or for a time.
     position: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeekPlan:
-    """The effect of a seek on one queue.
-
-    :ivar after: the position after which the queue resumes.
-    :ivar waiting_before: number of messages after `before`. If `waiting_after` is larger,
-        messages are processed again; if it is smaller, messages are skipped. None if the broker
-        cannot count.
-    :ivar behind_before: age in seconds of the first message after `before`, None if the broker
-        does not report it.
-    :ivar fault: why the node could not be read; a seek repairs it.
-    :ivar finished: the broker's recorded position of a finished queue.
-    """
+    """The effect of a seek on one queue."""
 
     queue: str
     before: QueuePosition | None
+    # The position after which the queue resumes.
     after: QueuePosition
+    # Number of messages after `before`. If `waiting_after` is larger, messages are processed again;
+    # if it is smaller, messages are skipped. None if the broker cannot count.
     waiting_before: int | None
     waiting_after: int | None
+    # Why the node could not be read; a seek repairs it.
     fault: str | None
+    # Age in seconds of the first message after `before`, None if the broker does not report it.
     behind_before: float | None = None
     behind_after: float | None = None
+    # The broker's recorded position of a finished queue.
     finished: str | None = None
 
 
@@ -264,13 +258,11 @@ def _head(broker: Broker, queue: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """The messages that a purge drops.
+    """The messages that a purge drops."""
 
-    :ivar seek: the seek that drops the messages that wait.
-    :ivar delayed: numbers of delayed messages to delete, None: they stay.
-    """
-
+    # The seek that drops the messages that wait.
     seek: SeekPlan
+    # Numbers of delayed messages to delete, None: they stay.
     delayed: tuple[int, ...] | None
 
     @property

@@ -128,17 +128,15 @@ def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """A message in flight.
+    """A message in flight."""
 
-    :ivar id: `message.id`.
-    :ivar seconds: for how long it had been running when its worker reported it.
-    :ivar usual_seconds: what messages of its queue usually take at most, if this one runs for much
-        longer; otherwise None.
-    """
-
+    # `message.id`.
     id: str
     attempt: int
+    # For how long it had been running when its worker reported it.
     seconds: float
+    # What messages of its queue usually take at most, if this one runs for much longer; otherwise
+    # None.
     usual_seconds: float | None = None
 
     def text(self) -> str:

@@ -34,90 +34,85 @@ class QueueStatus:
     """The owner and the progress of a queue.
 
     The fields before `marks` are published as they are named, see `dump`.
-
-    :ivar owner: worker in its node, None if the queue is free.
-    :ivar owner_gone: that worker is no longer registered: the queue is free as well. None if it is
-        unknown, because the workers cannot be listed.
-    :ivar last: position up to which everything is done, 0 before the first message.
-    :ivar position: the broker's own position for it, None if its positions are times.
-    :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot count
-        or was not asked, or if `last` cannot be read.
-    :ivar in_flight: messages of the backlog that a consumer has received, as far as the broker
-        hides these.
-    :ivar behind_seconds: age of the next message, 0 at the tip; None if unknown.
-    :ivar oldest: position of the first message of the backlog.
-    :ivar delayed: messages that are not due yet; they are not in the backlog.
-    :ivar dead_letters: number of dead letters; None if the broker did not return it.
-    :ivar fault: why the queue is not processed: its node cannot be read, for instance.
-    :ivar error: why the broker did not return the backlog.
-    :ivar untaken: why no registered worker takes this queue, None if one does.
-    :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an owner
-        or is not assigned.
-    :ivar waits_for: queues that must be finished before this one may begin.
-    :ivar retention_seconds: age at which the broker deletes messages, also unread ones; None if it
-        does not, or if that is unknown.
-    :ivar held: why it is paused in the whole fleet, None if it is not.
-    :ivar missing: the broker does not have the queue: nothing waits.
-    :ivar deleted: it is marked as deleted, by `qdo delete` or because the broker lost it.
-    :ivar lost: messages were deleted before they were read; `fault` says which.
-    :ivar seek: how often operators moved `last`.
-    :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it has
-        none.
-    :ivar created: number of the transaction that created its node, 0 if it has none. A queue that
-        was deleted and created again has another.
-    :ivar reported: when its owner last reported, by the same clock; None if that is unknown.
-    :ivar limits: the limits for whose permits it waits.
-    :ivar in_line: why its owner runs none of its messages now, although it is healthy; None if the
-        owner does not say.
-    :ivar rest_seconds: most time between two messages of its job.
-    :ivar paused_job: the error for which its owner has paused its job, None if it has not.
-    :ivar per_second: how many of its messages end in a second, as its owner has measured; None if
-        it does not say.
-    :ivar sent_per_second: how many were sent in a second since its next message was, None if that
-        is unknown.
-    :ivar message_seconds: how long one takes, as its owner has measured.
-    :ivar running: the message that has run for longest, None if none runs for long.
-    :ivar marks: failure record of the failing message; it shows whether the queue is blocked.
-    :ivar also_blocking: failure records of further messages that wait for an operator.
-    :ivar also_failing: those of further messages that do not.
     """
 
     queue: str
+    # Worker in its node, None if the queue is free.
     owner: str | None
+    # That worker is no longer registered: the queue is free as well. None if it is unknown, because
+    # the workers cannot be listed.
     owner_gone: bool | None
+    # Why no registered worker takes this queue, None if one does.
     untaken: str | None = None
+    # Which worker it is assigned to that has not claimed it, None if it has an owner or is not
+    # assigned.
     unclaimed: str | None = None
+    # Queues that must be finished before this one may begin.
     waits_for: tuple[str, ...] = ()
+    # The limits for whose permits it waits.
     limits: tuple[str, ...] = ()
+    # Position up to which everything is done, 0 before the first message.
     last: int
+    # The broker's own position for it, None if its positions are times.
     position: str | None = None
+    # Messages after `last`; None if the broker does not know the queue, cannot count or was not
+    # asked, or if `last` cannot be read.
     backlog: int | None
     approximate: bool = False
+    # Age of the next message, 0 at the tip; None if unknown.
     behind_seconds: float | None = None
+    # Age at which the broker deletes messages, also unread ones; None if it does not, or if that is
+    # unknown.
     retention_seconds: float | None = None
+    # Position of the first message of the backlog.
     oldest: int | None
+    # Messages that are not due yet; they are not in the backlog.
     delayed: int = 0
+    # Number of dead letters; None if the broker did not return it.
     dead_letters: int | None
+    # Why the queue is not processed: its node cannot be read, for instance.
     fault: str | None
+    # Why the broker did not return the backlog.
     error: str | None = None
+    # Why it is paused in the whole fleet, None if it is not.
     held: str | None = None
+    # How many of its messages end in a second, as its owner has measured; None if it does not say.
     per_second: float | None = None
+    # How many were sent in a second since its next message was, None if that is unknown.
     sent_per_second: float | None = None
+    # How long one takes, as its owner has measured.
     message_seconds: float | None = None
+    # The message that has run for longest, None if none runs for long.
     running: LongRun | None = None
+    # Failure record of the failing message; it shows whether the queue is blocked.
     marks: FailureRecord | None = None
+    # Failure records of further messages that wait for an operator.
     also_blocking: tuple[FailureRecord, ...] = ()
+    # Those of further messages that do not.
     also_failing: tuple[FailureRecord, ...] = ()
+    # Messages of the backlog that a consumer has received, as far as the broker hides these.
     in_flight: int = 0
+    # The broker does not have the queue: nothing waits.
     missing: bool = False
+    # It is marked as deleted, by `qdo delete` or because the broker lost it.
     deleted: bool = False
+    # Messages were deleted before they were read; `fault` says which.
     lost: bool = False
+    # How often operators moved `last`.
     seek: int = 0
+    # When its node was last written, Unix time of the coordinator's clock; 0 if it has none.
     written: float = 0.0
+    # Number of the transaction that created its node, 0 if it has none. A queue that was deleted
+    # and created again has another.
     created: int = 0
+    # When its owner last reported, by the same clock; None if that is unknown.
     reported: float | None = None
+    # Why its owner runs none of its messages now, although it is healthy; None if the owner does
+    # not say.
     in_line: str | None = None
+    # Most time between two messages of its job.
     rest_seconds: float = 0.0
+    # The error for which its owner has paused its job, None if it has not.
     paused_job: str | None = None
 
     def dump(self) -> dict[str, Any]:
@@ -140,20 +135,18 @@ _PUBLISHED = tuple(takewhile("marks".__ne__, (each.name for each in fields(Queue
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """The status of queues, by name.
-
-    :ivar unasked: how many backlogs were not requested from the broker, to save requests.
-    :ivar unread: what could not be read about the queues, with the reason.
-    :ivar at: when they were read, Unix time of the reader's clock.
-    :ivar workers: number of registered workers; None if it is unknown.
-    :ivar pools: the numbers of requests, by pool.
-    """
+    """The status of queues, by name."""
 
     queues: list[QueueStatus]
+    # How many backlogs were not requested from the broker, to save requests.
     unasked: int = 0
+    # What could not be read about the queues, with the reason.
     unread: Mapping[str, str] = field(default_factory=dict)
+    # When they were read, Unix time of the reader's clock.
     at: float = 0.0
+    # Number of registered workers; None if it is unknown.
     workers: int | None = None
+    # The numbers of requests, by pool.
     pools: Mapping[str, PoolCounts] = field(default_factory=dict)
 
 

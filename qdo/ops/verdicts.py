@@ -28,19 +28,17 @@ MANY = 1000
 
 @dataclass(frozen=True, slots=True)
 class VerdictRules:
-    """The times from which a queue is worth a look.
+    """The times from which a queue is worth a look."""
 
-    :ivar late_seconds: age of its next message.
-    :ivar stuck_seconds: how long one message may run.
-    :ivar unusual_seconds: how long it may run if that is much longer than usual.
-    :ivar expiring_share: age of its next message, as a share of the broker's retention.
-    :ivar still_seconds: how long nothing may happen: no owner, nothing recorded, no report.
-    """
-
+    # Age of its next message.
     late_seconds: float = 60.0
+    # How long one message may run.
     stuck_seconds: float = 300.0
+    # How long it may run if that is much longer than usual.
     unusual_seconds: float = 60.0
+    # How long nothing may happen: no owner, nothing recorded, no report.
     still_seconds: float = 30.0
+    # Age of its next message, as a share of the broker's retention.
     expiring_share: float = 0.5
 
 
@@ -49,14 +47,12 @@ RULES = VerdictRules()
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """A queue at one time.
+    """A queue at one time."""
 
-    :ivar at: Unix time of the reader's clock.
-    :ivar workers: number of registered workers, None if it is unknown.
-    """
-
+    # Unix time of the reader's clock.
     at: float
     status: QueueStatus
+    # Number of registered workers, None if it is unknown.
     workers: int | None
 
 
@@ -164,18 +160,16 @@ _RANKS = {state: rank for rank, state in enumerate(QueueHealth)}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a queue.
-
-    :ivar reason: a sentence, "" if there is nothing to say.
-    :ivar remedy: what to do: most often a command; "" if nothing is to be done.
-    :ivar choices: the commands of a remedy that has several.
-    :ivar eta_seconds: when it will have caught up, None if that is unknown.
-    """
+    """The state of a queue."""
 
     state: QueueHealth
+    # A sentence, "" if there is nothing to say.
     reason: str = ""
+    # What to do: most often a command; "" if nothing is to be done.
     remedy: str = ""
+    # When it will have caught up, None if that is unknown.
     eta_seconds: float | None = None
+    # The commands of a remedy that has several.
     choices: tuple[str, ...] = ()
 
     @property

@@ -16,23 +16,21 @@ from qdo.queues import EVERYTHING, QueueFilter
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A registered worker.
-
-    :ivar assigned: how many queues the rebalancer assigns to it.
-    :ivar takes: filter of the queues that may be assigned to it.
-    :ivar reported: when it last wrote its nodes, Unix time of the coordinator's clock. A dead
-        worker stays registered until its session ends.
-    :ivar fault: why it gets no queues: its node cannot be read, or does not belong to a session.
-    :ivar process: host, process and parent process, for people; "" if it is not known.
-    """
+    """A registered worker."""
 
     worker: str
     queues: int
+    # How many queues the rebalancer assigns to it.
     assigned: int
+    # When it last wrote its nodes, Unix time of the coordinator's clock. A dead worker stays
+    # registered until its session ends.
     reported: float
     report: WorkerReport
+    # Filter of the queues that may be assigned to it.
     takes: QueueFilter = EVERYTHING
+    # Why it gets no queues: its node cannot be read, or does not belong to a session.
     fault: str | None = None
+    # Host, process and parent process, for people; "" if it is not known.
     process: str = ""
 
 
@@ -86,12 +84,10 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
 
 
 class ProcessDeath(NamedTuple):
-    """A worker process that ended unasked; its parent has started another one in its place.
-
-    :ivar at: Unix time of the host's clock.
-    """
+    """A worker process that ended unasked; its parent has started another one in its place."""
 
     pid: int
+    # Unix time of the host's clock.
     at: float
     how: str
 
