@@ -17,16 +17,18 @@ from qdo._version import FORMAT_LEVEL
 from qdo.coordination.bulk_reads import names_below, read_nodes
 from qdo.coordination.session_setup import SAFE, ServerReport, is_safe, read_server
 from qdo.coordination.znodes.worker_node import parse_leader
+from qdo.coordination.znodes.worker_report import STARVED_SECONDS
 from qdo.errors import QdoError, UnreachableError
 from qdo.fleet.chores import read_records
 from qdo.fleet.components import AppLevel, skew
 from qdo.fleet.limits import list_limits
 from qdo.ops.acl import differences_of
 from qdo.ops.doctor_case import Case, Diagnosis, failed, ok, unknown, warning
+from qdo.ops.items import SILENT_SECONDS, silent
 from qdo.ops.requests import check_dead_letters, check_requests
 from qdo.ops.timers import check_outboxes, check_timers
-from qdo.ops.verdicts import QueueHealth, Verdict
-from qdo.ops.worker_checks import dead_processes, lost, starved, workers
+from qdo.ops.verdicts import QueueHealth
+from qdo.ops.worker_status import deaths, lost_workers
 from qdo.queues import POOL, QueueFilter, why_untaken
 from qdo.system.files import sqlite_path
 from qdo.system.native import run_parallel
@@ -57,16 +59,21 @@ CHECK_SECONDS = 5.0
 # Time limit of the checks that `qdo status` makes.
 FIRST_SECONDS = 2.0
 BOTH = ("coordinator", "broker")
+LOST_SECONDS = 3600.0
+REACH = "do what it says, start it, or correct its address"
+JOBS_UNKNOWN = unknown("the jobs are not known", "name the app as MODULE:APP")
 
 
 def latency(case: Case) -> Diagnosis:
     """Time a few reads of the node of the app."""
-    client, times = case.connected(), []
+    client = case.connected()
+    times = []
     for _ in range(READS):
         began = time.monotonic()
         client.exists(case.layout.root)
         times.append(time.monotonic() - began)
-    median, worst = sorted(times)[len(times) // 2], max(times)
+    median = sorted(times)[len(times) // 2]
+    worst = max(times)
     text = f"{READS} reads took {median * 1000:.1f} ms (median) and {worst * 1000:.1f} ms (worst)"
     if median > SLOW_SECONDS or worst > SLOWEST_SECONDS:
         return warning(
@@ -77,30 +84,27 @@ def latency(case: Case) -> Diagnosis:
 
 def servers(case: Case) -> Diagnosis:
     """Ask each server of the address for its version and mode."""
-    client = case.connected()
-    if not client.address.has_servers:
-        return ok(f"the coordinator is the database {client.server}")
-    if client.access.tls is not None:
-        return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
-    return judge_servers(_reports(case))
+    none = f"the coordinator is the database {case.connected().server}"
+    return _of_servers(case, judge_servers, none)
 
 
 def server_versions(case: Case) -> Diagnosis:
     """Look for versions that are too old or may lose transactions."""
+    none = "the coordinator is a database: no ZooKeeper server has a version"
+    return _of_servers(case, judge_versions, none)
+
+
+def _of_servers(
+    case: Case, judge: Callable[[list[ServerReport]], Diagnosis], none: str
+) -> Diagnosis:
     client = case.connected()
     if not client.address.has_servers:
-        return ok("the coordinator is a database: no ZooKeeper server has a version")
+        return ok(none)
     if client.access.tls is not None:
         return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
-    return judge_versions(_reports(case))
-
-
-def _reports(case: Case) -> list[ServerReport]:
-    def ask() -> list[ServerReport]:
-        hosts = case.connected().address.hosts.split(",")[:MOST_SERVERS]
-        return run_parallel(lambda host: read_server(host, SERVER_SECONDS), hosts)
-
-    return case.once("servers", ask)
+    hosts = client.address.hosts.split(",")[:MOST_SERVERS]
+    read = partial(run_parallel, lambda host: read_server(host, SERVER_SECONDS), hosts)
+    return judge(case.once("servers", read))
 
 
 def judge_servers(reports: list[ServerReport]) -> Diagnosis:
@@ -149,7 +153,8 @@ def clock(case: Case) -> Diagnosis:
     Nothing is written, so only nodes of other processes show the coordinator's time: a clock
     that is behind others is certain, by how much is not.
     """
-    client, now = case.connected(), time.time()
+    client = case.connected()
+    now = time.time()
     found = [each for each in case.processes() if each.reported and each.fault is None]
     if not found:
         return unknown("no process has reported, so the clocks cannot be compared")
@@ -157,8 +162,8 @@ def clock(case: Case) -> Diagnosis:
     ahead = []
     for each, path in zip(found, paths, strict=False):
         stat = client.exists(path)
-        if stat is not None and each.started and each.started > stat.ctime / 1000 + SKEW_SECONDS:
-            behind = each.started - stat.ctime / 1000
+        behind = 0.0 if stat is None else (each.started or 0.0) - stat.ctime / 1000
+        if behind > SKEW_SECONDS:
             ahead.append(f"{each.host} (by {behind:.0f} s or more)")
     newest = max(each.reported or 0.0 for each in found)
     if not ahead and case.coordinator_url.startswith("sqlite:"):
@@ -185,7 +190,8 @@ def clock(case: Case) -> Diagnosis:
 
 def rights(case: Case) -> Diagnosis:
     """Compare the rights on some nodes with the settings."""
-    client, layout = case.connected(), case.layout
+    client = case.connected()
+    layout = case.layout
     names = names_below(client, layout.queues)[:ACL_QUEUES]
     paths = [*map(layout.queue, names), *layout.persistent, layout.root]
     different = differences_of(client, paths)
@@ -274,7 +280,7 @@ def configuration(case: Case) -> Diagnosis:
     if found:
         return warning(join_some(found, 1), "correct the named settings; workers log each warning")
     if known is None:
-        return unknown("the jobs are not known", "name the app as MODULE:APP")
+        return JOBS_UNKNOWN
     return ok(f"the settings of {pluralize(len(names), 'queue')} fit the failure policies")
 
 
@@ -284,7 +290,7 @@ def deadlines(case: Case) -> Diagnosis:
     if hold is None:
         return ok("this broker can hold a message for any time")
     if case.jobs is None:
-        return unknown("the jobs are not known", "name the app as MODULE:APP")
+        return JOBS_UNKNOWN
     long = [each.name for each in case.jobs if each.timeout_seconds and each.timeout_seconds > hold]
     if long:
         return failed(
@@ -292,12 +298,11 @@ def deadlines(case: Case) -> Diagnosis:
             " broker can hide a message",
             f"set it to {hold:g} or less; workers do not start with such a job",
         )
+    limit = short_duration(hold)
     without = [each.name for each in case.jobs if each.timeout_seconds is None]
     if without:
-        return ok(
-            f"{join_some(without)} may take {short_duration(hold)}, without a limit of theirs"
-        )
-    return ok(f"every job ends within the {short_duration(hold)} that a message can be hidden")
+        return ok(f"{join_some(without)} may take {limit}, without a limit of theirs")
+    return ok(f"every job ends within the {limit} that a message can be hidden")
 
 
 def retention(case: Case) -> Diagnosis:
@@ -335,10 +340,10 @@ def disk(case: Case) -> Diagnosis:
     urls = (case.coordinator_url, case.broker_url)
     paths = [path.partition("?")[0] for path in map(sqlite_path, urls) if path is not None]
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
-    found = [(shutil.disk_usage(each).free, each) for each in folders if os.path.isdir(each)]
-    if not found:
+    rooms = [(shutil.disk_usage(each).free, each) for each in folders if os.path.isdir(each)]
+    if not rooms:
         return ok("neither messages nor progress are in a file of this machine")
-    free, folder = min(found)
+    free, folder = min(rooms)
     text = f"{free / (1 << 30):.1f} GiB are free at {folder}"
     if free < LITTLE_BYTES:
         answer = failed if free < TOO_LITTLE_BYTES else warning
@@ -348,7 +353,8 @@ def disk(case: Case) -> Diagnosis:
 
 def queues(case: Case) -> Diagnosis:
     """Count the queues whose state needs attention; those that were not asked for need none."""
-    judged = [each for each in case.judged() if each[0].error or not _is_unasked(each[1])]
+    unasked = QueueHealth.UNKNOWN
+    judged = [each for each in case.judged() if each[0].error or each[1].state is not unasked]
     critical = Counter(each.state.value for _, each in judged if each.state.is_critical)
     late = Counter(each.state.value for _, each in judged if each.state.is_warning)
     remedy = "see `qdo status` for the worst of them and the next step"
@@ -356,13 +362,9 @@ def queues(case: Case) -> Diagnosis:
         return failed(f"of {pluralize(len(judged), 'queue')}: {_counts(critical + late)}", remedy)
     if late:
         return warning(f"of {pluralize(len(judged), 'queue')}: {_counts(late)}", remedy)
-    unasked = len(case.judged()) - len(judged)
-    more = f"; {unasked} were not asked" if unasked else ""
+    count = len(case.judged()) - len(judged)
+    more = f"; {count} were not asked" if count else ""
     return ok(f"no queue of {len(judged)} needs attention{more}")
-
-
-def _is_unasked(verdict: Verdict) -> bool:
-    return verdict.state is QueueHealth.UNKNOWN
 
 
 def limits(case: Case) -> Diagnosis:
@@ -377,14 +379,14 @@ def limits(case: Case) -> Diagnosis:
             f"see `qdo limits list`; run `qdo limits set {first}` with --max or --rate",
         )
     if case.jobs is None:
-        return unknown("the jobs are not known", "name the app as MODULE:APP")
+        return JOBS_UNKNOWN
     return ok(f"the {pluralize(len(named), 'limit')} of the jobs exist")
 
 
 def jobs_without_queues(case: Case) -> Diagnosis:
     """Look for jobs whose globs match no queue."""
     if case.jobs is None:
-        return unknown("the jobs are not known", "name the app as MODULE:APP")
+        return JOBS_UNKNOWN
     names = case.names()
     idle = [
         f"{each.name} ({each.queues})"
@@ -427,17 +429,80 @@ def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
+def workers(case: Case) -> Diagnosis:
+    """Look for workers that do not report, or get no queues."""
+    found = case.workers()
+    if not found:
+        return failed("no worker is registered", "start one with `qdo-worker`")
+    faulty = [f"{each.worker} ({each.fault})" for each in found if each.fault is not None]
+    if faulty:
+        return warning(f"workers get no queues: {join_some(faulty)}", "see `qdo workers`")
+    quiet = silent(found)
+    if quiet:
+        return warning(
+            f"{join_some(quiet)} of {pluralize(len(found), 'worker')} did not report for"
+            f" {SILENT_SECONDS:g} s",
+            "see `qdo workers NAME`; a job may block the process, or the process is frozen",
+        )
+    return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
+
+
+def lost(case: Case) -> Diagnosis:
+    """Look for workers that went without releasing their queues, and did not come back."""
+    now = time.time()
+    found = lost_workers(case.workers(), now - LOST_SECONDS)
+    if not found:
+        return ok(f"no worker was lost in the last {short_duration(LOST_SECONDS)}")
+    names = [
+        f"{each.name} ({each.process or 'host unknown'}, {short_duration(now - each.at)} ago)"
+        for each in reversed(found)
+    ]
+    return warning(
+        f"{join_some(names)} went without releasing queues; other workers have taken them",
+        "look for that process with `ps`: STAT T is stopped; without it, see the end of its log,"
+        " and whether its host is up",
+    )
+
+
+def dead_processes(case: Case) -> Diagnosis:
+    """Look for worker processes that died and were replaced."""
+    now = time.time()
+    found = deaths(case.workers(), now - LOST_SECONDS)
+    if not found:
+        return ok(f"no worker process died in the last {short_duration(LOST_SECONDS)}")
+    worker, last = found[-1]
+    count = f"{pluralize(len(found), 'worker')} died and {'was' if len(found) == 1 else 'were'}"
+    count += f" replaced in the last {short_duration(LOST_SECONDS)}"
+    return warning(
+        f"{count}; {last.text(worker.report.host)}, {short_duration(now - last.at)} ago",
+        "see the log of qdo-worker there; without an operator, SIGKILL comes from the kernel when"
+        " memory is short (dmesg): limit jobs with memory_mib, or run fewer at once",
+    )
+
+
+def starved(case: Case) -> Diagnosis:
+    """Look for workers whose machine or quota hardly lets them run."""
+    found = [
+        f"{each.worker} ({each.report.host}, process {each.report.pid}: {each.report.starved:.0%})"
+        for each in case.workers()
+        if each.report.starved is not None
+    ]
+    if not found:
+        return ok("each worker gets the processor that it needs")
+    return warning(
+        f"{join_some(found)} waited for a processor for that share of {STARVED_SECONDS:g} s",
+        "see `top` on that host: raise the CPU quota of the worker, or run fewer processes there",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check."""
-
     # Stable, for programs.
     name: str
     find: Callable[[Case], Diagnosis]
     # What must be reachable: "coordinator", "broker", both, or nothing.
     needs: tuple[str, ...] = ()
-    # `qdo status` and the dashboard make it, too: it is cheap, and finds a fault that the states of
-    # queues do not name.
+    # Cheap, and finds faults that no queue's state names: `qdo status` and the dashboard make it.
     first: bool = False
 
 
@@ -512,7 +577,7 @@ def _answer(check: Check, case: Case) -> Diagnosis:
     try:
         return check.find(case)
     except UnreachableError as error:
-        return failed(str(error), "do what it says, start it, or correct its address")
+        return failed(str(error), REACH)
     except QdoError as error:
         return unknown(str(error))
     except Exception as error:  # noqa: BLE001 - one check must not hide the others
@@ -527,10 +592,9 @@ def _reach(case: Case, name: str) -> Diagnosis:
     url = case.coordinator_url if name == "coordinator" else case.broker_url
     fault = case.faults.get(name)
     if fault is not None:
-        return failed(fault, "do what it says, start it, or correct its address")
+        return failed(fault, REACH)
     if _is_missing(case, name):
         what = "worker has used it" if name == "coordinator" else "message was sent to it"
-        return failed(
-            f"{url} does not exist: no {what}", "correct the address, or start qdo-worker"
-        )
-    return Diagnosis("ok", f"{url} can be reached")
+        remedy = "correct the address, or start qdo-worker"
+        return failed(f"{url} does not exist: no {what}", remedy)
+    return ok(f"{url} can be reached")

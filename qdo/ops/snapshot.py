@@ -209,6 +209,9 @@ class Snapshot:
         self.timed = broker is not None and broker.positions is TIME_POSITIONS
         self.at = time.time()
 
+    def count_dead(self, queue: str) -> int | None:
+        return None if self.dead_letters is None else self.dead_letters.get(queue, 0)
+
     def _read_fleet(self) -> None:
         """Read the nodes of workers. A folder that cannot be listed, None, hides no other."""
         layout = self._layout

@@ -187,13 +187,12 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     answer = snapshot.backlogs.get(queue)
     is_known = isinstance(answer, Backlog)
     backlog = answer if isinstance(answer, Backlog) else NO_BACKLOG
-    dead = snapshot.dead_letters
     age = _age(queue, backlog, is_known, snapshot)
     running = snapshot.long_runs.get(queue)
     report = snapshot.reports.get(node.owner, NO_REPORT)
     waits = running is None and (bool(age) or backlog.count > 0)
-    glob = _job_of(queue, report) if waits else ""
-    limits = report.waits.get(glob, ())
+    wait = _wait(queue, report) if waits else {}
+    limits = wait.get("limits", ())
     unusable = (report.unusable[name] for name in limits if name in report.unusable)
     pace = _pace(queue, report)
     return QueueStatus(
@@ -203,7 +202,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         last=node.last,
         backlog=backlog.count if is_known and snapshot.countable else None,
         oldest=backlog.oldest,
-        dead_letters=None if dead is None else dead.get(queue, 0),
+        dead_letters=snapshot.count_dead(queue),
         fault=node.fault or backlog.fault or snapshot.faults.get(queue) or next(unusable, None),
         delayed=backlog.delayed,
         marks=node.failure,
@@ -230,10 +229,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         per_second=pace[0],
         message_seconds=pace[1],
         running=running,
-        limits=limits,
-        in_line=_in_line(report) if waits else None,
-        rest_seconds=report.rests.get(glob, 0.0),
-        paused_job=report.paused_jobs.get(glob),
+        **wait,
     )
 
 
@@ -277,14 +273,19 @@ def _is_pending(parent: str, snapshot: Snapshot) -> bool:
     return exists and not snapshot.is_finished(snapshot.nodes.get(parent))
 
 
-def _job_of(queue: str, report: WorkerReport) -> str:
-    """Return the glob of the job of a queue that may wait, "" without one."""
+def _wait(queue: str, report: WorkerReport) -> dict[str, Any]:
+    """Return why a healthy owner runs none of a queue's messages now, as facts of `QueueStatus`."""
     # Workers report jobs and counts instead of names of queues: thousands may wait. So each queue
     # of a job that waits has the reason.
-    if not (report.waits or report.rests or report.paused_jobs):
-        return ""
-    filters = _most_specific_first(report.jobs)
-    return next((each.jobs[0] for each in filters if each.takes(queue)), "")
+    by_glob = report.waits or report.rests or report.paused_jobs
+    filters = _most_specific_first(report.jobs) if by_glob else ()
+    glob = next((each.jobs[0] for each in filters if each.takes(queue)), "")
+    return {
+        "limits": report.waits.get(glob, ()),
+        "in_line": _in_line(report),
+        "rest_seconds": report.rests.get(glob, 0.0),
+        "paused_job": report.paused_jobs.get(glob),
+    }
 
 
 def _pace(queue: str, report: WorkerReport) -> tuple[float | None, float | None]:

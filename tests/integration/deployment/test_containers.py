@@ -37,7 +37,7 @@ MODE = "exec 3<>/dev/tcp/localhost/2181; echo srvr >&3; cat <&3"
 START_SECONDS = 60.0
 
 
-class Fleet:
+class ContainerFleet:
     """All services of the compose file.
 
     :ivar running: containers by their host names.
@@ -114,11 +114,11 @@ def probe(pod: Container, path: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerFleet]:
     engine.require(tmp_path_factory.mktemp("attempt"))
     zookeeper.require()
     commands.require()
-    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    made = ContainerFleet(tmp_path_factory.mktemp("fleet"))
     try:
         made.start()
         yield made
@@ -126,7 +126,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         made.compose.close()
 
 
-def test_the_compose_fleet_processes_messages(fleet: Fleet) -> None:
+def test_the_compose_fleet_processes_messages(fleet: ContainerFleet) -> None:
     """Each message once, on both workers, whose processes are those of no root user."""
     assert set(fleet.wait_processed(fleet.send()).values()) == {1}
     for worker in fleet.workers():
@@ -136,7 +136,7 @@ def test_the_compose_fleet_processes_messages(fleet: Fleet) -> None:
         assert worker.run(*check[1:]) == (0, "")
 
 
-def test_the_fleet_survives_the_leader_of_the_ensemble(fleet: Fleet) -> None:
+def test_the_fleet_survives_the_leader_of_the_ensemble(fleet: ContainerFleet) -> None:
     """No worker exits, and messages are processed; the server joins again with its files."""
     assert sorted(map(mode, fleet.servers())) == ["follower", "follower", "leader"]
     (leader,) = [each for each in fleet.servers() if mode(each) == "leader"]
@@ -149,7 +149,7 @@ def test_the_fleet_survives_the_leader_of_the_ensemble(fleet: Fleet) -> None:
     wait_until(lambda: mode(again) == "follower", "it is a follower", START_SECONDS)
 
 
-def test_sigterm_drains_a_container_within_its_grace(fleet: Fleet) -> None:
+def test_sigterm_drains_a_container_within_its_grace(fleet: ContainerFleet) -> None:
     """The message in flight ends, and no other container repeats it.
 
     The command leaves an orphan, which the parent process reaps as process 1.
@@ -181,7 +181,7 @@ def test_sigterm_drains_a_container_within_its_grace(fleet: Fleet) -> None:
     assert other.stop(grace) == 0
 
 
-def test_a_pod_of_the_manifests_starts_and_drains(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_pod_of_the_manifests_starts_and_drains(fleet: ContainerFleet, tmp_path: Path) -> None:
     """Its probes succeed once it is registered; it shares the queues, and drains at SIGTERM."""
     manifests = load_manifests(CONFIG / "kubernetes.yaml")
     name = "qdo-worker-7d9f8b6c5d-x2x4z"
@@ -204,7 +204,9 @@ def test_a_pod_of_the_manifests_starts_and_drains(fleet: Fleet, tmp_path: Path) 
     assert pod.stop(grace) == 0, pod.proc.output
 
 
-def test_the_command_of_the_systemd_unit_runs_as_confined(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_command_of_the_systemd_unit_runs_as_confined(
+    fleet: ContainerFleet, tmp_path: Path
+) -> None:
     """With the sample of settings, and rights to write to the folders of the unit only."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read(CONFIG / "qdo-worker.service")

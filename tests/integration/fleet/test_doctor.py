@@ -14,7 +14,6 @@ import pytest
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.values import encode
 from qdo.ops import doctor as checks
-from qdo.ops import worker_checks
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import BACKLOGS, Case
 from qdo.ops.worker_status import deaths, lost_workers
@@ -99,9 +98,9 @@ def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("qdo.ops.items.SILENT_SECONDS", 6.0)
     proc = runs.start(JOBS, "--session-timeout-seconds", "12")  # reports every 4 s
     case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
-    wait_until(lambda: worker_checks.workers(fresh(case)).status == "ok", "the worker")
+    wait_until(lambda: checks.workers(fresh(case)).status == "ok", "the worker")
     freeze(children(proc.pid)[0], runs.coordinator)
-    wait_until(lambda: worker_checks.workers(fresh(case)).status == "warning", "its silence")
+    wait_until(lambda: checks.workers(fresh(case)).status == "warning", "its silence")
 
 
 def test_a_process_that_was_killed_and_replaced_is_named(runs: AppRuns) -> None:
@@ -145,9 +144,7 @@ def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
     assert frozen.report.pid is not None
     freeze(frozen.report.pid, runs.coordinator)
     try:
-        wait_until(
-            lambda: worker_checks.lost(fresh(case)).status == "warning", "the leader notices", 60.0
-        )
+        wait_until(lambda: checks.lost(fresh(case)).status == "warning", "the leader notices", 60.0)
         (lost,) = lost_workers(fresh(case).workers(), 0.0)
         assert (lost.name, lost.process) == (frozen.worker, frozen.process)
         assert lost.process.endswith(f" of parent process {frozen.report.parent}")
@@ -155,7 +152,7 @@ def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
         assert lost.name in str(notice["reason"])
     finally:
         os.kill(frozen.report.pid, signal.SIGCONT)
-    wait_until(lambda: worker_checks.lost(fresh(case)).status == "ok", "it registers again")
+    wait_until(lambda: checks.lost(fresh(case)).status == "ok", "it registers again")
 
 
 def fresh(case: Any) -> Any:

@@ -17,7 +17,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_report import WorkerReport
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job
-from qdo.ops import doctor, worker_checks
+from qdo.ops import doctor
 from qdo.ops.doctor import CHECKS, Check, diagnose, judge_servers, judge_versions, notices
 from qdo.ops.doctor_case import Case, Diagnosis, ok
 from qdo.ops.requests import MANY_DEAD, check_requests
@@ -243,7 +243,7 @@ def test_a_starved_worker_is_named(
     """By `status`, too."""
     report = WorkerReport(host="h1", pid=7, starved=starved)
     monkeypatch.setattr(Case, "workers", lambda self: [WorkerStatus("w", 0, 0, 0.0, report)])
-    found = worker_checks.starved(case_of())
+    found = doctor.starved(case_of())
     assert found.status == status
     assert ("w (h1, process 7: 97%)" in found.text) == (starved is not None)
-    assert next(each for each in CHECKS if each.find is worker_checks.starved).first
+    assert next(each for each in CHECKS if each.find is doctor.starved).first
