@@ -95,12 +95,8 @@ def pause() -> str | Response:
     what = f"Pause {pluralize(len(names), 'queue')}: {printable(glob)}"
     if not _confirmed(len(names)):
         return _ask(what, names, len(names), glob=glob, lasting=lasting)
-    by, shown = operator_name(), board()
-
-    def change(connections: Connections) -> None:
-        pause_queues(*shown.coordinator(connections), replace(pause, who=by), by)
-
-    _do(what, change)
+    by = operator_name()
+    _do(what, lambda client, layout: pause_queues(client, layout, replace(pause, who=by), by))
     return redirect(url_for("pages.pauses"))
 
 
@@ -110,15 +106,17 @@ def resume() -> str | Response:
     what = f"Resume the queues of pause {printable(id)}"
     if not _confirmed(1):
         return _ask(what, [], 1, id=id)
-    reason, by, shown = _reason(), operator_name(), board()
-    _do(what, lambda opened: resume_pause(*shown.coordinator(opened), id, reason, by))
+    reason = _reason()
+    by = operator_name()
+    _do(what, lambda client, layout: resume_pause(client, layout, id, reason, by))
     return redirect(url_for("pages.pauses"))
 
 
 @actions.post("/decide")
 def decide() -> str | Response:
     """Decide about one failing message of a queue, named by its position."""
-    queue, position = request.form.get("queue", ""), request.form.get("position", "")
+    queue = request.form.get("queue", "")
+    position = request.form.get("position", "")
     decision = next((each for each in _DECISIONS if each == request.form.get("decision")), None)
     is_number = position.isascii() and position.isdecimal() and len(position) <= MOST_DIGITS
     if decision is None or not is_number:
@@ -128,10 +126,10 @@ def decide() -> str | Response:
     what = f"{_DECISIONS[decision]} message {position} of queue {printable(queue)}"
     if not _confirmed(1):
         return _ask(what, [], 1, queue=queue, position=position, decision=decision)
-    reason, by, shown = _reason(), operator_name(), board()
+    reason = _reason()
+    by = operator_name()
 
-    def change(connections: Connections) -> None:
-        client, layout = shown.coordinator(connections)
+    def change(client: Client, layout: Layout) -> None:
         decide_in_queue(client, layout, queue, decision, (int(position),), reason, by)
 
     _do(what, change)
@@ -160,22 +158,23 @@ def dead_letters() -> str | Response:
     results = _changed(change)
     done = sum(each.done for each in results)
     kept = [each.error for each in results if each.error is not None]
-    told = f"{'Retried' if what == 'retry' else 'Discarded'} {pluralize(done, 'dead letter')}"
+    verb = "retried" if what == "retry" else "discarded"
+    text = f"{verb.capitalize()} {pluralize(done, 'dead letter')}"
     if kept:
-        told += f"; {len(kept)} stayed: {kept[0]}"
+        text += f"; {len(kept)} stayed: {kept[0]}"
     if gone := len(chosen) - done - len(kept):
-        told += f"; {gone} {'was' if gone == 1 else 'were'} gone: another operator was faster"
-    _tell(told)
+        text += f"; {gone} {'was' if gone == 1 else 'were'} gone: another operator was faster"
+    _tell(text)
     if done:
         queues = " ".join(sorted({each.entry.queue for each in chosen}))
-        changed = {"retried" if what == "retry" else "discarded": done}
-        _note(f"dead-letters {what}", queues, {"dead_letters": len(chosen)}, changed)
+        _note(f"dead-letters {what}", queues, {"dead_letters": len(chosen)}, {verb: done})
     return redirect(url_for("queues.dead_letters"))
 
 
 @actions.post("/cancel-request")
 def cancel_request() -> str | Response:
-    id, shown = request.form.get("id", ""), board()
+    id = request.form.get("id", "")
+    shown = board()
     if not _confirmed(1):
         return _ask(f"Cancel request {printable(id)}", [], 1, id=id)
     reason = _reason()
@@ -192,7 +191,8 @@ def cancel_request() -> str | Response:
         return before, broker.requests.find(id)
 
     record, after = _changed(change)
-    was, state = requests.state_text(record), None if after is None else requests.state_text(after)
+    was = requests.state_text(record)
+    state = None if after is None else requests.state_text(after)
     _tell(f"Request {printable(id)} was {was}, and is {state or 'deleted'}")
     _note("requests cancel", id, {"state": was}, {"pool": record.pool, "state": state})
     return redirect(url_for("pages.requests"))
@@ -224,7 +224,8 @@ def _queue_in(name: str) -> str | None:
 
 
 def _note(command: str, target: str, before: Values, after: Values) -> None:
-    reason, by = _reason(), operator_name()
+    reason = _reason()
+    by = operator_name()
 
     def trail(client: Client, layout: Layout) -> AuditTrail:
         return AuditTrail(client, layout, command, reason, by)
@@ -261,8 +262,9 @@ def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[
     )
 
 
-def _do(what: str, change: Callable[[Connections], Any]) -> None:
-    _changed(change)
+def _do(what: str, change: Callable[[Client, Layout], Any]) -> None:
+    shown = board()  # the thread of actions answers no request
+    _changed(lambda opened: change(shown.coordinator(opened), opened.layout))
     _tell(f"Done: {what}")
 
 
@@ -285,12 +287,15 @@ _waiting = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 @asking.post("/runs")
 def runs() -> str:
-    queue, by, shown = request.form.get("queue", ""), operator_name(), board()
+    queue = request.form.get("queue", "")
+    by = operator_name()
+    shown = board()
     if not _waiting.acquire(blocking=False):
         abort(503, f"{MOST_AT_ONCE} questions wait for their answers; ask again in a few seconds")
     try:
         owner, found = shown.asking.get(
-            ("runs", queue), lambda opened: _ask_owner(*shown.coordinator(opened), queue, by)
+            ("runs", queue),
+            lambda opened: _ask_owner(shown.coordinator(opened), opened.layout, queue, by),
         )
     finally:
         _waiting.release()

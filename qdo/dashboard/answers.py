@@ -6,11 +6,13 @@ import fnmatch
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from qdo.connections.opened import Connections
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_report import MINUTES
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading import Reading
@@ -27,16 +29,9 @@ from qdo.history.recorder import RecordedRun
 from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_reports, owners
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter
+from qdo.ops.fleet import Fleet
 from qdo.ops.items import Judged, audit_item, limit_item, pause_item
-from qdo.ops.peek import (
-    KINDS,
-    RECORDED,
-    Kind,
-    PeekedMessage,
-    peek,
-    peek_item,
-    peek_named,
-)
+from qdo.ops.peek import KINDS, RECORDED, Kind, PeekedMessage, peek, peek_item, peek_named
 from qdo.ops.requests import pool_items, records, request_item
 from qdo.ops.streams import shard_items
 from qdo.ops.timers import failed_elsewhere as read_failed_elsewhere
@@ -86,59 +81,75 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
     return found
 
 
-def pauses(board: Board) -> tuple[list[Item], PausesRead | None]:
-    def read(connections: Connections) -> PausesRead | None:
-        client = connections.client
-        return read_pauses(client, connections.layout) if client else None
+def _in_coordinator(
+    board: Board, key: Hashable, read: Callable[[Client, Layout], list[_Item]]
+) -> list[_Item]:
+    """Return a list that is read in the coordinator, empty before its file exists."""
 
-    found = board.direct.get("holds", read)
-    if found is None:
+    def opened(connections: Connections) -> list[_Item]:
+        client = connections.client
+        return [] if client is None else read(client, connections.layout)
+
+    return board.direct.get(key, opened)
+
+
+def _in_broker(
+    board: Board,
+    key: Hashable,
+    read: Callable[[Fleet], list[_Item]],
+    body_bytes: Callable[[list[_Item]], int] = lambda result: 0,
+) -> list[_Item]:
+    """Return a list that is read in the broker, empty before the first message."""
+
+    def opened(connections: Connections) -> list[_Item]:
+        fleet = connections.known_fleet()
+        return [] if fleet is None else read(fleet)
+
+    return board.direct.get(key, opened, body_bytes)
+
+
+def pauses(board: Board) -> tuple[list[Item], PausesRead | None]:
+    reads = _in_coordinator(board, "holds", lambda client, layout: [read_pauses(client, layout)])
+    if not reads:
         return [], None
-    if found.node.fault is not None:
-        raise PausesUnreadableError(reason=found.node.fault)
-    return [pause_item(each) for each in found.node.pauses], found
+    node = reads[0].node
+    if node.fault is not None:
+        raise PausesUnreadableError(reason=node.fault)
+    return [pause_item(each) for each in node.pauses], reads[0]
 
 
 def timers(board: Board) -> list[Item]:
-    def read(connections: Connections) -> list[Item]:
-        client = connections.client
-        return timer_items(read_timers(client, connections.layout), time.time()) if client else []
+    def read(client: Client, layout: Layout) -> list[Item]:
+        return timer_items(read_timers(client, layout), time.time())
 
-    return board.direct.get("timers", read)
+    return _in_coordinator(board, "timers", read)
 
 
 def limits(board: Board) -> list[Item]:
+    def read(client: Client, layout: Layout) -> list[Item]:
+        nodes = list_limits(client, layout)
+        return [limit_item(name, node) for name, node in nodes.items()]
 
-    def read(connections: Connections) -> list[Item]:
-        client = connections.client
-        found = list_limits(client, connections.layout) if client else {}
-        return [limit_item(name, node) for name, node in found.items()]
-
-    return board.direct.get("limits", read)
+    return _in_coordinator(board, "limits", read)
 
 
 def streams(board: Board) -> list[Item]:
     """Return the shards that are not done, as `qdo streams list` does."""
 
-    def read(connections: Connections) -> list[Item]:
-        fleet = connections.known_fleet()
-        if fleet is None or not fleet.broker.capabilities.streams:
+    def read(fleet: Fleet) -> list[Item]:
+        if not fleet.broker.capabilities.streams:
             return []
         items = shard_items(fleet, fleet.broker.streams.shards())
         return [each for each in items if each["state"] != "done"]
 
-    return board.direct.get("streams", read)
+    return _in_broker(board, "streams", read)
 
 
 def audit(board: Board, glob: str = "*") -> list[Item]:
-    def read(connections: Connections) -> list[Item]:
-        client = connections.client
-        if client is None:
-            return []
-        found = read_entries(client, connections.layout, limit=MOST_ENTRIES)
-        return [audit_item(each) for each in found]
+    def read(client: Client, layout: Layout) -> list[Item]:
+        return [audit_item(each) for each in read_entries(client, layout, limit=MOST_ENTRIES)]
 
-    items = board.direct.get("audit", read)
+    items = _in_coordinator(board, "audit", read)
     return [each for each in items if is_selected(each["command"], each["target"], glob)]
 
 
@@ -148,11 +159,7 @@ def audit_of(board: Board, queue: str) -> list[Item]:
 
 
 def pools(board: Board) -> list[Item]:
-    def read(connections: Connections) -> list[Item]:
-        broker = connections.known_broker()
-        return pool_items(broker.requests, time.time()) if broker else []
-
-    return board.direct.get("pools", read)
+    return _in_broker(board, "pools", lambda fleet: pool_items(fleet.broker.requests, time.time()))
 
 
 def requests(board: Board, pool: str | None = None, state: str = "") -> list[Item]:
@@ -161,14 +168,11 @@ def requests(board: Board, pool: str | None = None, state: str = "") -> list[Ite
     :param state: a state or an outcome; without one, all that are not over.
     """
 
-    def read(connections: Connections) -> list[Item]:
-        broker = connections.known_broker()
-        if broker is None:
-            return []
-        found = records(broker.requests, pool, state, REQUESTS)
-        return [request_item(each, time.time()) for each in found]
+    def read(fleet: Fleet) -> list[Item]:
+        newest = records(fleet.broker.requests, pool, state, REQUESTS)
+        return [request_item(each, time.time()) for each in newest]
 
-    return board.direct.get(("requests", pool, state), read)
+    return _in_broker(board, ("requests", pool, state), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ class ShownSettings:
 
 def live_settings(board: Board) -> ShownSettings:
     def read(connections: Connections) -> ShownSettings:
-        client, layout = connections.client, connections.layout
+        client = connections.client
+        layout = connections.layout
         node = read_settings(client, layout) if client else SettingsNode()
         answers = read_answers(client, layout) if client else []
         uses = [0 if each.report is None else each.report.uses for each in answers]
@@ -250,24 +255,22 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def late_workers(found: PausesRead | None) -> list[str]:
-    obeyed: Mapping[str, int] = {} if found is None else found.obeyed
-    return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]
+    if found is None:
+        return []
+    return [name for name, upto in found.obeyed.items() if upto < found.zxid]
 
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:
-    """Return the dead letters of queues that match a glob, newest first.
+    """Return the dead letters of queues that match a glob, newest first."""
+    # All globs share one read: a visitor could make up any number of them.
+    shared = "*" if is_glob(queues) else queues
 
-    All globs share one read: a visitor could make up any number of them.
-    """
-    wanted = "*" if is_glob(queues) else queues
+    def read(fleet: Fleet) -> list[Letter]:
+        letters = ops.find(fleet.broker, Filter(shared), time.time())
+        return sorted(letters, key=lambda each: -each.entry.dead_at)
 
-    def read(connections: Connections) -> list[Letter]:
-        broker = connections.known_broker()
-        found = ops.find(broker, Filter(wanted), time.time()) if broker else []
-        return sorted(found, key=lambda each: -each.entry.dead_at)
-
-    found = board.direct.get(("letters", wanted), read)
-    if queues == wanted:
+    found = _in_broker(board, ("letters", shared), read)
+    if queues == shared:
         return found
     matches = re.compile(fnmatch.translate(queues)).match
     return [each for each in found if matches(each.entry.queue)]
@@ -276,23 +279,19 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
 def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
     """Return the failures that are no dead letters: of timers and outboxes."""
 
-    def read(connections: Connections) -> list[ops.ErrorGroup]:
-        client = connections.client
-        if client is None:
-            return []
-        return read_failed_elsewhere(client, connections.layout, time.time())
+    def read(client: Client, layout: Layout) -> list[ops.ErrorGroup]:
+        return read_failed_elsewhere(client, layout, time.time())
 
-    return board.direct.get("failed-elsewhere", read)
+    return _in_coordinator(board, "failed-elsewhere", read)
 
 
 def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
     """Return items of qdo.dead-letters/2; without bodies unless they may be shown."""
 
-    def read(connections: Connections) -> list[dict[str, Any]]:
-        broker = connections.known_broker()
-        if broker is None:
-            return []
-        shown = board.options.show_bodies
+    shown = board.options.show_bodies
+
+    def read(fleet: Fleet) -> list[Item]:
+        broker = fleet.broker
         vault = vault_of(board.settings, board.app, broker.stream_of) if shown else None
 
         def item(letter: Letter) -> Item:
@@ -300,12 +299,11 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
 
         return list(_items(chosen, item, shown))
 
+    def size(items: list[Item]) -> int:
+        return sum(each["body_bytes"] for each in items) if shown else 0
+
     key = tuple((each.entry.queue, each.place) for each in chosen)
-
-    def size(found: list[dict[str, Any]]) -> int:
-        return sum(each["body_bytes"] for each in found) if board.options.show_bodies else 0
-
-    return board.direct.get(("exported", key), read, size)
+    return _in_broker(board, ("exported", key), read, size)
 
 
 def _items(
@@ -340,37 +338,34 @@ def messages(
     Of SQS, only those that the coordinator records.
     """
 
-    def read(connections: Connections) -> list[Item]:
-        fleet = connections.known_fleet()
-        if fleet is None:
-            return []
+    shown = board.options.show_bodies
+
+    def read(fleet: Fleet) -> list[Item]:
         able = [each for each in kinds if fleet.broker.capabilities.peek or each in RECORDED]
         present = [each for each in able if each != "delayed"]
-        found = (
-            [peek_named(fleet, queue, name)] if name else [*peek(fleet, queue, present, MESSAGES)]
-        )
-        if "delayed" in able and not name:
-            found += peek(fleet, queue, ["delayed"], MESSAGES)
-        shown = board.options.show_bodies
+        if name:
+            found = [peek_named(fleet, queue, name)]
+        else:
+            found = list(peek(fleet, queue, present, MESSAGES))
+            if "delayed" in able:
+                found += peek(fleet, queue, ["delayed"], MESSAGES)
         vault = vault_of(board.settings, board.app, fleet.broker.stream_of) if shown else None
 
-        def item(each: PeekedMessage) -> Item:
-            is_long = (each.body_bytes or 0) > LONG_BYTES
-            made = peek_item(queue, each, vault, shown and not is_long)
+        def item(message: PeekedMessage) -> Item:
+            is_long = (message.body_bytes or 0) > LONG_BYTES
+            values = peek_item(queue, message, vault, shown and not is_long)
             if is_long:
                 command = command_text("peek", queue, options="--body")
-                made["body_error"] = f"Too long for a page: {command}"
-            return made
+                values["body_error"] = f"Too long for a page: {command}"
+            return values
 
         return list(_items(found, item, shown))
 
-    return board.direct.get(
-        ("messages", queue, name, tuple(kinds)),
-        read,
-        lambda found: sum(
-            each["body_bytes"] for each in found if "body" in each or "body_base64" in each
-        ),
-    )
+    def size(items: list[Item]) -> int:
+        with_body = (each for each in items if "body" in each or "body_base64" in each)
+        return sum(each["body_bytes"] for each in with_body)
+
+    return _in_broker(board, ("messages", queue, name, tuple(kinds)), read, size)
 
 
 def letter(board: Board, queue: str, id: str) -> tuple[Letter, Item] | None:

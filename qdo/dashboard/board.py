@@ -10,7 +10,6 @@ from flask import current_app
 
 from qdo.connections.opened import Connections
 from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 from qdo.dashboard.reading import Actions, DirectReads, FleetReader, Reading
 from qdo.errors import DashboardUnsafeError, NotFoundError
 from qdo.ops.verdicts import RULES, VerdictRules
@@ -80,11 +79,9 @@ class DashboardOptions:
         return bool(self.viewer_token or self.operator_token)
 
     def serves(self, host: str) -> bool:
-        """Return whether browsers may use this Host header.
-
-        An attacker may point another name at this machine, to read pages through a browser that
-        can reach it. An address points nowhere else.
-        """
+        """Return whether browsers may use this Host header."""
+        # An attacker may point another name at this machine, to read pages through a browser that
+        # can reach it. An address points nowhere else.
         name = host_name(host)
         if name in ("localhost", *(each.lower() for each in self.hosts)):
             return True
@@ -140,14 +137,11 @@ class Board:
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"
 
-    def coordinator(self, connections: Connections) -> tuple[Client, Layout]:
-        """Return the coordinator of open connections, also in a thread that answers no request.
-
-        :raises NotFoundError: its file does not exist yet.
-        """
+    def coordinator(self, connections: Connections) -> Client:
+        """Return the coordinator of open connections; raise NotFoundError without its file."""
         if connections.client is None:
             raise NotFoundError(what="coordinator", name=self.settings.coordinator)
-        return connections.client, connections.layout
+        return connections.client
 
     def close(self) -> None:
         self.reader.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import takewhile
 from typing import Any
@@ -191,9 +191,8 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     running = snapshot.long_runs.get(queue)
     report = snapshot.reports.get(node.owner, NO_REPORT)
     waits = running is None and (bool(age) or backlog.count > 0)
-    wait = _wait(queue, report) if waits else {}
-    limits = wait.get("limits", ())
-    unusable = (report.unusable[name] for name in limits if name in report.unusable)
+    wait = wait_of(queue, report) if waits else {}
+    unusable = unusable_of(wait.get("limits", ()), report)
     pace = _pace(queue, report)
     return QueueStatus(
         queue=queue,
@@ -203,7 +202,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         backlog=backlog.count if is_known and snapshot.countable else None,
         oldest=backlog.oldest,
         dead_letters=snapshot.count_dead(queue),
-        fault=node.fault or backlog.fault or snapshot.faults.get(queue) or next(unusable, None),
+        fault=node.fault or backlog.fault or snapshot.faults.get(queue) or unusable,
         delayed=backlog.delayed,
         marks=node.failure,
         also_blocking=_others(node, blocked=True),
@@ -273,7 +272,7 @@ def _is_pending(parent: str, snapshot: Snapshot) -> bool:
     return exists and not snapshot.is_finished(snapshot.nodes.get(parent))
 
 
-def _wait(queue: str, report: WorkerReport) -> dict[str, Any]:
+def wait_of(queue: str, report: WorkerReport) -> dict[str, Any]:
     """Return why a healthy owner runs none of a queue's messages now, as facts of `QueueStatus`."""
     # Workers report jobs and counts instead of names of queues: thousands may wait. So each queue
     # of a job that waits has the reason.
@@ -286,6 +285,11 @@ def _wait(queue: str, report: WorkerReport) -> dict[str, Any]:
         "rest_seconds": report.rests.get(glob, 0.0),
         "paused_job": report.paused_jobs.get(glob),
     }
+
+
+def unusable_of(limits: Iterable[str], report: WorkerReport) -> str | None:
+    """Return why one of these limits permits nothing, None if each may permit something."""
+    return next((report.unusable[name] for name in limits if name in report.unusable), None)
 
 
 def _pace(queue: str, report: WorkerReport) -> tuple[float | None, float | None]:

@@ -12,7 +12,7 @@ import pytest
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.coordination.znodes.worker_report import MOST_RUNS, WorkerReport
 from qdo.ops.snapshot import LongRun, long_runs
-from qdo.ops.status import NO_WAIT, QueueStatus, QueueWait, Statuses, wait_of
+from qdo.ops.status import QueueStatus, Statuses, unusable_of, wait_of
 from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
 from qdo.queues import MAX_GLOBS_CHARACTERS, POOL, command_text
 from tests.support.fakes.statuses import queue_status
@@ -287,10 +287,12 @@ def test_the_most_specific_job_of_a_queue_has_the_reason() -> None:
     """A report names jobs; one that is too large, or names no such job, gives no reason."""
     facts = {"jobs": ["*", "vip-*"], "waits": {"*": ["crm"]}, "unusable": {"crm": "gone"}}
     (report,) = reported(facts)
-    assert wait_of("q", report) == QueueWait(("crm",), "gone")
-    assert wait_of("vip-1", report) == wait_of("q", None) == NO_WAIT
+    nothing = {"limits": (), "in_line": None, "rest_seconds": 0.0, "paused_job": None}
+    assert wait_of("q", report) == {**nothing, "limits": ("crm",)}
+    assert unusable_of(("crm",), report) == "gone"
+    assert wait_of("vip-1", report) == wait_of("q", WorkerReport()) == nothing
     (large,) = reported(facts | {"jobs": ["*", *["x" * 100] * (MAX_GLOBS_CHARACTERS // 100 + 1)]})
-    assert wait_of("q", large) == NO_WAIT
+    assert wait_of("q", large) == nothing
 
 
 def test_messages_beyond_the_longest_runs_may_run() -> None:
@@ -298,7 +300,7 @@ def test_messages_beyond_the_longest_runs_may_run() -> None:
     runs = [[f"q{number}", "id", 1, 50, None] for number in range(MOST_RUNS)]
     for busy, may_run in ((MOST_RUNS, False), (MOST_RUNS + 1, True)):
         (report,) = reported({"busy": busy, "concurrency": 500, "long_runs": runs})
-        assert (wait_of("q", report).in_line is not None) == may_run
+        assert (wait_of("q", report)["in_line"] is not None) == may_run
 
 
 def reported(*values: Any) -> list[WorkerReport]:
