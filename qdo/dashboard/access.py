@@ -118,8 +118,9 @@ def _check_origin() -> None:
 
 
 def _check_csrf() -> None:
-    given, expected = request.form.get("csrf", ""), session.get("csrf", "")
-    if not expected or not hmac.compare_digest(given.encode(), str(expected).encode()):
+    token = request.form.get("csrf", "")
+    expected = session.get("csrf", "")
+    if not expected or not hmac.compare_digest(token.encode(), str(expected).encode()):
         abort(403, "the form is too old; load the page again")
 
 

@@ -17,7 +17,7 @@ from qdo.dashboard.board import ANSWER_WAIT_SECONDS, Board, board
 from qdo.dashboard.reading import EVENT_KINDS, Reading
 from qdo.errors import NotFoundError, QdoError, UnreachableError, UnreadError, UsageError
 from qdo.ops.changes import event_item
-from qdo.ops.items import QUEUE_SORTS, component_item, overview, queue_item, worker_item
+from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
@@ -63,13 +63,6 @@ def _page(found: Sequence[Any], size: int) -> Sequence[Any]:
     return found[(int(number[:9]) - 1) * size :][:size]
 
 
-def _status(shown: Board) -> _Items:
-    found = _read(shown)
-    read = found.statuses
-    facts = shown.app, found.workers, found.judged, found.notices
-    return [overview(*facts, unread=read.unread, pools=read.pools)]
-
-
 def _queues(shown: Board) -> _Items:
     sort = request.args.get("sort", "name")
     states = request.args.getlist("state")
@@ -109,7 +102,7 @@ def _events(shown: Board) -> _Items:
 
 # By path, the schema of the items and the function that returns them.
 _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
-    "status": ("qdo.status/1", _status),
+    "status": ("qdo.status/1", lambda shown: [_read(shown).overview(shown.app)]),
     "queues": ("qdo.queues/1", _queues),
     "queue": ("qdo.queues/1", _queue),
     "workers": ("qdo.workers/1", lambda shown: map(worker_item, _read(shown).workers)),

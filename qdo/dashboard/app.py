@@ -32,7 +32,8 @@ def create_app(settings: Settings, **options: Any) -> Flask:
     chosen.check()
     if not settings.app:
         raise UsageError(reason="the settings must name an app, got none")
-    flask, room = Flask(__name__), threading.BoundedSemaphore(MOST_WAITING)
+    flask = Flask(__name__)
+    room = threading.BoundedSemaphore(MOST_WAITING)
     flask.extensions[EXTENSION] = Board(
         settings,
         chosen,

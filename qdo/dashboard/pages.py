@@ -24,7 +24,6 @@ from qdo.fleet.names import exactly
 from qdo.ops import dead_letters as ops
 from qdo.ops.changes import MOST_OF_A_KIND
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, silent, worker_item
-from qdo.ops.items import overview as overview_of
 from qdo.ops.peek import RECORDED
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
@@ -80,31 +79,28 @@ def reading() -> tuple[str, dict[str, str]]:
 def overview(reading: Reading) -> str:
     """Show workers, states of queues, and the worst queues."""
     content = reading.once("overview", lambda: _overview(reading))
-    newest = board().reader.events.newest()[:NEWEST_EVENTS]
     history, fault = answers.attempt(lambda: answers.history(board()))
-    rates = _rates(history) if board().settings.history else _reported_rates(reading)
-    content |= {"events": newest, "rates": rates, "rates_fault": fault}
-    content |= {"is_recorded": bool(board().settings.history), "backlogs": _backlogs(reading)}
-    return page("overview.html", reading=reading, **content)
+    is_recorded = bool(board().settings.history)
+    return page(
+        "overview.html",
+        reading=reading,
+        events=board().reader.events.newest()[:NEWEST_EVENTS],
+        rates=_rates(history) if is_recorded else _reported_rates(reading),
+        rates_fault=fault,
+        is_recorded=is_recorded,
+        backlogs=_backlogs(reading),
+        **content,
+    )
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
-    unpaused = [each for each, verdict in reading.judged if verdict.state is not QueueHealth.PAUSED]
-    ages = [each.behind_seconds for each in unpaused]
-    unread = reading.statuses.unread
+    paused = QueueHealth.PAUSED
+    ages = [each.behind_seconds for each, verdict in reading.judged if verdict.state is not paused]
     return {
-        "item": overview_of(
-            board().app,
-            reading.workers,
-            reading.judged,
-            reading.notices,
-            WORST,
-            unread,
-            reading.statuses.pools,
-        ),
+        "item": reading.overview(board().app, WORST),
         "oldest": max((each for each in ages if each is not None), default=None),
         "skew": skew(list(reading.processes)),
-        "unread": unread,
+        "unread": reading.statuses.unread,
     }
 
 
@@ -152,7 +148,8 @@ def requests() -> str:
 @pages.get("/events")
 @with_reading
 def events(reading: Reading) -> str:
-    log, text = board().reader.events, request.args.get("glob", "").strip()
+    log = board().reader.events
+    text = request.args.get("glob", "").strip()
     kinds = [each for each in EVENT_KINDS if each in request.args.getlist("kind")]
     matching = log.newest(glob_of(text))
     chosen = [each for each in matching if each.kind in kinds] if kinds else matching
@@ -193,7 +190,8 @@ def timers() -> str:
 @pages.get("/streams")
 def streams() -> str:
     found, fault = answers.attempt(lambda: answers.streams(board()))
-    part, reading = _listed(found), board().reading()
+    part = _listed(found)
+    reading = board().reading()
     judged = {} if reading is None else reading.by_name
     names = [each["shard"] for each in part.items if each["shard"] in judged]
     verdicts = {each: judged[each][1] for each in names}
@@ -203,7 +201,9 @@ def streams() -> str:
 @pages.get("/limits")
 def limits() -> str:
     found, fault = answers.attempt(lambda: answers.limits(board()))
-    reading, waits, unusable = board().reading(), dict[str, set[str]](), dict[str, str]()
+    reading = board().reading()
+    waits: dict[str, set[str]] = {}
+    unusable: dict[str, str] = {}
     for worker in [] if reading is None else reading.workers:
         unusable |= worker.report.unusable
         for glob, names in worker.report.waits.items():
@@ -305,7 +305,8 @@ def queue(reading: Reading) -> _Answer:
 @queue_pages.get("/messages")
 def messages() -> str:
     """Show the next messages of a queue, or search one."""
-    queue, name = request.args.get("queue", ""), request.args.get("id", "").strip()
+    queue = request.args.get("queue", "")
+    name = request.args.get("id", "").strip()
     found, fault = answers.attempt(lambda: answers.messages(board(), queue, name))
     return page("messages.html", queue=queue, id=name, items=found or [], messages_fault=fault)
 
@@ -316,8 +317,8 @@ def _failing(name: str) -> list[dict[str, Any]]:
 
 
 def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
-    found = answers.letters(board(), name) if count else []
-    own = [each for each in found if each.entry.queue == name]
+    letters = answers.letters(board(), name) if count else []
+    own = [each for each in letters if each.entry.queue == name]
     items = answers.exported(board(), own[:1])
     return items[0] if items else None
 
@@ -329,14 +330,10 @@ def _holding(name: str, pauses: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _drawings(reading: Reading, name: str) -> dict[str, Any]:
     samples = board().reader.samples.of(name)
     history = answers.history(board(), name)
-    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
-    ages = [(each.at, each.age_seconds) for each in samples]
-    backlogs = [
-        (each.at, None if each.backlog is None else float(each.backlog)) for each in samples
-    ]
+    gap = _gap(reading)
     return {
-        "ages": line_chart(ages, gap, 10.0),
-        "backlogs": line_chart(backlogs, gap, 10.0),
+        "ages": line_chart([(each.at, each.age_seconds) for each in samples], gap, 10.0),
+        "backlogs": line_chart([(each.at, each.backlog) for each in samples], gap, 10.0),
         "history": history,
         "rates": _rates(history),
     }
@@ -378,8 +375,11 @@ def _hour() -> tuple[int, int]:
 
 def _backlogs(reading: Reading) -> LineChart | None:
     span = _hour()
-    gap = GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
-    return line_chart(board().reader.samples.backlogs(span[0]), gap, 10.0, span)
+    return line_chart(board().reader.samples.backlogs(span[0]), _gap(reading), 10.0, span)
+
+
+def _gap(reading: Reading) -> float:
+    return GAP_PAUSES * (reading.pause_seconds + POLL_SECONDS)
 
 
 @queue_pages.get("/dead-letters")
@@ -411,7 +411,8 @@ def dead_letters() -> str:
 
 @queue_pages.get("/dead-letter")
 def dead_letter() -> _Answer:
-    queue, id = request.args.get("queue", ""), request.args.get("id", "")
+    queue = request.args.get("queue", "")
+    id = request.args.get("id", "")
     found, fault = answers.attempt(lambda: answers.letter(board(), queue, id))
     if found is None:
         code = 404 if fault is None else 503

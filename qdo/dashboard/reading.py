@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from qdo.connections.opened import Connections, connections_of
 from qdo.dashboard.samples import QueueSamples
@@ -31,7 +31,7 @@ from qdo.fleet.components import ProcessDescription, read_components
 from qdo.ops.changes import KINDS, ChangeSum, Difference, Look, changes, ends_of, summed_up
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
-from qdo.ops.items import QUEUE_SORTS, Judged
+from qdo.ops.items import QUEUE_SORTS, WORST, Judged, overview
 from qdo.ops.snapshot import REQUESTS
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
@@ -152,14 +152,12 @@ class SeenChange:
 
 
 class EventLog:
-    """The newest changes, and the last look, with which the next one is compared.
-
-    :ivar begin: Unix time of the first reading, 0.0 before it.
-    :ivar fault: why commands of operators are missing, None if they are not.
-    """
+    """The newest changes, and the last look, with which the next one is compared."""
 
     def __init__(self) -> None:
+        # Unix time of the first reading, 0.0 before it.
         self.begin = 0.0
+        # Why commands of operators are missing, None if they are not.
         self.fault: str | None = None
         self._events: deque[SeenChange] = deque(maxlen=MOST_EVENTS)
         self._before: Look | None = None
@@ -175,24 +173,25 @@ class EventLog:
         entries: list[AuditEntry],
         ends: Sequence[tuple[float, Difference]] = (),
     ) -> None:
-        """Keep the changes since the last reading.
-
-        Unreadable parts have not changed: a reading is compared only if the same parts are missing.
-        """
-        before, after = self._before, Look(judged, workers, entries, ends)
+        """Keep the changes since the last reading."""
+        before = self._before
+        after = Look(judged, workers, entries, ends)
         if before is None:
             self.begin = at
         else:
             if set(unread) != set(self._unread):
+                # Unreadable parts have not changed, so only commands are compared.
                 before = Look(judged, workers, (), ends)
             self._events.extend(
                 SeenChange(at, _bounded(each)) for each in summed_up(changes(before, after))
             )
-        self._before, self._unread = replace(after, entries=()), unread
+        self._before = replace(after, entries=())
+        self._unread = unread
 
     def new_entries(self, connections: Connections) -> list[AuditEntry]:
         """Return the entries of the action log since the last call, newest first."""
-        client, layout = connections.client, connections.layout
+        client = connections.client
+        layout = connections.layout
         if client is None:
             return []
         try:
@@ -252,6 +251,12 @@ class Reading:
     def by_name(self) -> Mapping[str, tuple[QueueStatus, Verdict]]:
         return {each[0].queue: each for each in self.judged}
 
+    def overview(self, app: str, worst: int = WORST) -> dict[str, Any]:
+        statuses = self.statuses
+        return overview(
+            app, self.workers, self.judged, self.notices, worst, statuses.unread, statuses.pools
+        )
+
     def in_order(self, sort: str) -> Judged:
         return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
 
@@ -274,7 +279,6 @@ class FleetReader:
 
     :param pause_seconds: the shortest pause between two readings.
     :param room: how many requests of this dashboard may wait.
-    :ivar fault: why the last attempt to read failed, None if it did not.
     """
 
     def __init__(
@@ -295,6 +299,7 @@ class FleetReader:
         self._reading: Reading | None = None
         self.samples = QueueSamples()
         self.events = EventLog()
+        # Why the last attempt to read failed, None if it did not.
         self.fault: str | None = None
 
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
@@ -326,9 +331,10 @@ class FleetReader:
 
     def _read(self, connections: Connections) -> None:
         began = clock()
-        client, layout = connections.client, connections.layout
-        fault = connections.broker_fault
-        statuses = queue_statuses(client, layout, connections.broker, fault=fault)
+        client = connections.client
+        layout = connections.layout
+        broker = connections.broker
+        statuses = queue_statuses(client, layout, broker, fault=connections.broker_fault)
         workers = worker_statuses(client, layout) if client else []
         processes = read_components(client, layout) if client else []
         judged = judge_all([*self._earlier(statuses), statuses], self._rules)
@@ -339,24 +345,25 @@ class FleetReader:
         self.events.compare(statuses.at, judged, names, statuses.unread, entries, ends)
         seconds = clock() - began
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
-        places = self._settings.coordinator, self._settings.broker
-        case = Case(client, connections.broker, layout, {}, *places)
+        urls = self._settings
+        case = Case(client, broker, layout, {}, urls.coordinator, urls.broker)
         case.once("workers", lambda: workers)  # they are not read again
-        found = notices(case)
-        self._reading = Reading(statuses, judged, workers, processes, found, seconds, pause)
+        faults = notices(case)
+        self._reading = Reading(statuses, judged, workers, processes, faults, seconds, pause)
 
     def _ended(self, reading: Future[None]) -> None:
         """Note the result of a reading, or why there is none: the connections may be refused."""
         error = reading.exception()
-        failed = error is not None or self._reading is None
-        pause = self._shortest if failed else cast(Reading, self._reading).pause_seconds
+        last = self._reading
+        pause = self._shortest if error is not None or last is None else last.pause_seconds
         self._due = clock() + pause
         self.fault = None if error is None else describe_fault(error)
 
     def _earlier(self, statuses: Statuses) -> list[Statuses]:
         before = self._reading
-        recent = before is not None and statuses.at - before.at < JUDGED_SECONDS
-        return [before.statuses] if before is not None and recent else []
+        if before is None or statuses.at - before.at >= JUDGED_SECONDS:
+            return []
+        return [before.statuses]
 
 
 def _waiting_requests(statuses: Statuses) -> int | None:

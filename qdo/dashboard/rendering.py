@@ -116,10 +116,8 @@ def without_empty_cells(page: str) -> str:
 def prepare(flask: Flask) -> None:
     flask.jinja_env.finalize = shown
     flask.jinja_env.trim_blocks = flask.jinja_env.lstrip_blocks = True
-    for function in (
-        *(backlog, count, duration, exact, level, lines, moment, precise, pretty, short, since),
-        values,
-    ):
+    texts = (backlog, count, duration, exact, level, lines, moment, precise, pretty)
+    for function in (*texts, short, since, values):
         flask.jinja_env.filters[function.__name__] = function
     flask.jinja_env.filters["pluralize"] = plural
     flask.jinja_env.globals.update(command_text=command_text, params=params, toggled=toggled)
@@ -232,15 +230,16 @@ def bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> 
     most = max((done + failed for _, done, failed in counts), default=0)
     if not most or end <= begin:
         return []
-    width, found = 60.0 / (end - begin) * WIDTH, []
+    width = round(60.0 / (end - begin) * WIDTH * 0.8, 1)
+    parts = []
     for at, done, failed in counts:
         if not begin <= at < end:
             continue
-        x, bottom = (at - begin) / (end - begin) * WIDTH, HEIGHT
+        x = round((at - begin) / (end - begin) * WIDTH, 1)
+        bottom = HEIGHT
         for count, kind in ((done, "done"), (failed, "failed")):
             height = count / most * HEIGHT
             if count:
                 bottom -= height
-                left, top, wide, high = (round(n, 1) for n in (x, bottom, width * 0.8, height))
-                found.append(Bar(left, top, wide, high, kind))
-    return found
+                parts.append(Bar(x, round(bottom, 1), width, round(height, 1), kind))
+    return parts

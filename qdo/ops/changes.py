@@ -90,8 +90,9 @@ def changes(before: Look, after: Look) -> Iterator[Difference]:
         if was.owner != status.owner:
             yield Difference("owner", status.queue, was.owner or "", status.owner or "")
         if judged.state is not verdict.state:
-            words = judged.state.value, verdict.state.value
-            yield Difference("state", status.queue, *words, verdict.reason)
+            before_state = judged.state.value
+            after_state = verdict.state.value
+            yield Difference("state", status.queue, before_state, after_state, verdict.reason)
 
 
 def past_changes(
@@ -124,12 +125,9 @@ def _command(entry: AuditEntry) -> Difference:
     return Difference(entry.command, entry.target, "", "", entry.reason, entry.by)
 
 
-def _came_and_went(
-    kind: str,
-    before: Iterable[str],
-    after: Iterable[str],
-) -> Iterator[Difference]:
-    known, found = set(before), set(after)
+def _came_and_went(kind: str, before: Iterable[str], after: Iterable[str]) -> Iterator[Difference]:
+    known = set(before)
+    found = set(after)
     for name in sorted(known - found):
         yield Difference(kind, name, "there", "gone")
     for name in sorted(found - known):

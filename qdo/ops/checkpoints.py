@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -69,16 +69,7 @@ class CheckpointFile:
     queues: int
 
     def encode(self) -> str:
-        return json.dumps(
-            {
-                "schema": SCHEMA,
-                "id": self.id,
-                "app": self.app,
-                "broker": self.broker,
-                "time": self.time,
-                "queues": self.queues,
-            }
-        )
+        return json.dumps({"schema": SCHEMA, **asdict(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +171,9 @@ def _checkpoint(value: Any, where: str) -> Checkpoint:
     if position is not None and len(_text(value, "position", where)) > _MAX_POSITION:
         reason = f"position must have at most {_MAX_POSITION} characters"
         raise CheckpointFileError(where=where, reason=reason)
-    counts = _count(value, "seek", where), _count(value, "failing", where)
-    return Checkpoint(queue, last, position, *counts)
+    seek = _count(value, "seek", where)
+    failing = _count(value, "failing", where)
+    return Checkpoint(queue, last, position, seek, failing)
 
 
 def _text(value: dict[str, Any], name: str, where: str) -> str:
@@ -215,10 +207,7 @@ class ImportStep:
 
 
 def plan_import(fleet: Fleet, checkpoints: Sequence[Checkpoint], id: str) -> list[ImportStep]:
-    """Return the effect of an import, without changing anything.
-
-    :raises UnreachableError: the broker does not answer.
-    """
+    """Return the effect of an import, without changing anything."""
     broker = fleet.broker
     listed = frozenset(broker.catalog.names())
     paths = [fleet.layout.queue(each.queue) for each in checkpoints]
@@ -237,8 +226,9 @@ def _step(
     id: str,
 ) -> ImportStep:
     queue = checkpoint.queue
-    readable = node is not None and node.fault is None
-    before = QueuePosition(node.last, node.position) if node is not None and readable else None
+    before = None
+    if node is not None and node.fault is None:
+        before = QueuePosition(node.last, node.position)
     if node is not None and queue_admin.is_imported(node, id):
         return ImportStep(queue, IMPORTED, before, before, "this file has moved it before")
     if queue not in listed:
@@ -257,7 +247,9 @@ def _step(
 
 
 def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | None, str | None]:
-    queue, last, position = checkpoint.queue, checkpoint.last, checkpoint.position
+    queue = checkpoint.queue
+    last = checkpoint.last
+    position = checkpoint.position
     end = broker.capabilities.end_position_text
     if position is not None and position == end:
         if broker.catalog.is_reopened(queue):
@@ -278,10 +270,8 @@ def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | Non
 
 
 def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> ImportStep:
-    """Move one queue; its owner finishes its message in flight and resumes from there.
-
-    :returns: the step, done; or with the error of a node that this account may not write.
-    """
+    """Move one queue; return the step, done or with the error of its node."""
+    # The owner of the queue finishes its message in flight and resumes from the new position.
     if step.after is None or step.outcome == IMPORTED:
         return step
     client = fleet.connected(step.queue)

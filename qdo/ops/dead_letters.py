@@ -38,6 +38,14 @@ from qdo.text import describe, iso_time
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
+# Deepest nesting of a body that commands show as JSON: Python cannot indent 400 levels.
+MAX_DEPTH = 100
+CHUNK_LETTERS = 100
+# Limits of one transaction that retries or discards; its first dead letter may be larger.
+CHUNK_BYTES = 16 * 1024 * 1024
+KIND_CHARACTERS = 200
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
+
 
 def decrypted(
     queue: str, body: bytes, headers: str | None, vault: BodyVault | None
@@ -57,10 +65,6 @@ def decrypted(
         return body, headers, str(error)
 
 
-MAX_DEPTH = 100
-"""Deepest nesting of a body that commands show as JSON: Python cannot indent 400 levels."""
-
-
 def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
     """Return `body` if it is JSON that a copy can hold, and `body_base64` otherwise."""
     read = parsed(headers)
@@ -73,11 +77,6 @@ def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
             if not is_deeper(value, MAX_DEPTH):
                 return {"body": value}
     return {"body_base64": binascii.b2a_base64(body, newline=False).decode()}
-
-
-CHUNK_LETTERS = 100
-CHUNK_BYTES = 16 * 1024 * 1024
-"""Limits of one transaction that retries or discards; its first dead letter may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +150,8 @@ def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
 
     :param now: Unix time to which their ages refer.
     """
-    older, newer = wanted.older_seconds, wanted.newer_seconds
-    since = None if newer is None else now - newer
-    until = None if older is None else now - older
+    since = None if wanted.newer_seconds is None else now - wanted.newer_seconds
+    until = None if wanted.older_seconds is None else now - wanted.older_seconds
     queue = None if is_glob(wanted.queues) else wanted.queues
     entries = broker.dead_letters.find(queue, error=wanted.error, since=since, until=until)
     letters = [_letter(broker, each) for each in entries]
@@ -197,10 +195,6 @@ def counts(broker: Broker) -> dict[str, int]:
         if each.failed:
             found[pool] = found.get(pool, 0) + each.failed
     return found
-
-
-KIND_CHARACTERS = 200
-_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +328,7 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
             yield LetterResult(letter, False, error="its queue is busy")
         if sent.ended is not None:
             raise sent.ended
+    # A lambda, because `requests` raises for a broker without requests.
     yield from _each_request(letters, lambda id: broker.requests.retry(id))
 
 
@@ -351,10 +346,7 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]
 
 
 def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iterator[LetterResult]:
-    """Act on each failed request; one that the broker refuses concerns no other.
-
-    ``act`` reads ``broker.requests`` itself, since a broker without requests raises there.
-    """
+    """Act on each failed request; one that the broker refuses concerns no other."""
     for letter in letters:
         if letter.request is None:
             continue
@@ -435,6 +427,7 @@ def _chunks(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         size += letter.entry.body_bytes
         if len(chunk) == CHUNK_LETTERS or size > CHUNK_BYTES:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk

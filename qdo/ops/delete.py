@@ -18,12 +18,13 @@ from qdo.errors import NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.fleet import Fleet
+from qdo.ops.seek import discard_delayed
 from qdo.ops.snapshot import backlog_of
 from qdo.system.polling import polls
 
 _log = logging.getLogger(__name__)
 
-# Delayed messages, or dead letters, that one transaction deletes.
+# Dead letters that one transaction deletes.
 _AT_ONCE = 1000
 
 
@@ -68,9 +69,7 @@ def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> D
 
     :param with_messages: the messages that the queue has now may be deleted with it.
     :raises QueueNotEmptyError: it has messages that are not done, and `with_messages` is not set.
-    :raises NotFoundError: neither broker nor coordinator has the queue.
     :raises ShardStateError: it is a shard that gets messages, or for whose end others wait.
-    :raises CorruptNodeError: its progress cannot be read.
     """
     broker = fleet.broker
     node = fleet.node(queue)
@@ -109,9 +108,6 @@ def delete(
     Repeated after an interruption, it completes the deletion. A queue that received a message
     since the plan is restored, and keeps that message. Later messages create the queue again.
 
-    The action log gets an entry before messages are deleted, and another one if the queue is
-    restored. A repetition has its own.
-
     :param timeout_seconds: how long the owner may take to finish its running jobs.
     :raises QueueNotEmptyError: it has messages that are not part of the plan.
     :raises QueueOwnedError: its owner did not release it in time.
@@ -122,6 +118,8 @@ def delete(
     if client is None:
         _delete_stored(fleet.broker, deletion, NEW)
         return
+    # The action log gets an entry before messages are deleted, and another one if the queue is
+    # restored. A repetition has its own.
     audit = _DeletionAudit(client, fleet.layout, deletion, reason)
     node = NEW
     if fleet.node(queue) is not None:
@@ -139,7 +137,8 @@ def delete(
 
 def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
     """Delete a queue at the broker with the contents that the plan found, and nothing else."""
-    queue, contents = deletion.queue, deletion.contents
+    queue = deletion.queue
+    contents = deletion.contents
     if not deletion.stored:
         return
     last = _end(broker, queue, node)
@@ -150,8 +149,7 @@ def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
         except QueueNotEmptyError as error:
             if error.details["waiting"]:
                 raise
-        for start in range(0, len(contents.delayed), _AT_ONCE):
-            broker.delayed.discard(queue, contents.delayed[start : start + _AT_ONCE])
+        discard_delayed(broker, queue, contents.delayed)
         for start in range(0, len(contents.dead), _AT_ONCE):
             keys = [(queue, position) for position in contents.dead[start : start + _AT_ONCE]]
             broker.dead_letters.discard(keys)
@@ -162,51 +160,53 @@ class _DeletionAudit:
     """Changes the node of a queue, with an entry in the action log for its deletion."""
 
     def __init__(self, client: Client, layout: Layout, deletion: Deletion, reason: str) -> None:
-        self._nodes = client, layout, deletion.queue
+        self._client = client
+        self._layout = layout
+        self._queue = deletion.queue
         self._audit = AuditTrail(client, layout, "delete", reason)
         self._deletion = deletion
         self._logged = False
 
     def marked(self) -> None:
-        with self._audit.change(self._deletion.queue) as entry:
+        with self._audit.change(self._queue) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
                 self._logged = True
                 return entry(self._content(), {"deleted": True})
 
-            queue_admin.retire(*self._nodes, record=record)
+            queue_admin.retire(self._client, self._layout, self._queue, record=record)
 
     def restored(self) -> None:
-        with self._audit.change(self._deletion.queue) as entry:
+        with self._audit.change(self._queue) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
                 return entry({"deleted": True}, {"deleted": False})
 
-            queue_admin.restore(*self._nodes, record=record)
+            queue_admin.restore(self._client, self._layout, self._queue, record=record)
 
     def removed(self) -> str:
         """Delete the node; return its owner if it has one, see `queue_admin.remove`."""
-        with self._audit.change(self._deletion.queue) as entry:
+        with self._audit.change(self._queue) as entry:
 
             def removal() -> CreateOp:
                 self._logged = True
                 return entry(self._content(), {"deleted": True})
 
-            owner = queue_admin.remove(*self._nodes, entry=None if self._logged else removal)
+            chosen = None if self._logged else removal
+            owner = queue_admin.remove(self._client, self._layout, self._queue, entry=chosen)
         if not self._logged and not owner:  # the coordinator had no node of it
-            fault = self._audit.note(self._deletion.queue, self._content(), {"deleted": True})
+            fault = self._audit.note(self._queue, self._content(), {"deleted": True})
             if fault is not None:
                 _log.warning(
                     "queue %s: deleted, without an entry in the action log: %s",
-                    self._deletion.queue,
+                    self._queue,
                     fault,
                 )
         return owner
 
     def _content(self) -> Values:
-        left = self._deletion
-        counts = {"waiting": left.waiting, "delayed": left.delayed}
-        return {**counts, "dead_letters": left.dead_letters, "owner": left.owner}
+        names = ("waiting", "delayed", "dead_letters", "owner")
+        return {name: getattr(self._deletion, name) for name in names}
 
 
 def _released(fleet: Fleet, queue: str, timeout_seconds: float) -> QueueNode:

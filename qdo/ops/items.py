@@ -37,6 +37,10 @@ QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
     "backlog": lambda each: -(each[0].backlog or 0),
 }
 WORST = 10
+_WORST_FACTS = (
+    *("queue", "state", "behind_seconds", "backlog", "approximate", "owner"),
+    *("reason", "remedy", "remedies"),
+)
 # A worker reports every 10 s.
 SILENT_SECONDS = 30.0
 LONG_SECONDS = 30.0
@@ -59,28 +63,14 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
 
 def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
     """Return a queue in the item of qdo.status/1."""
-    return {
-        "queue": each.queue,
-        "state": verdict.state.value,
-        "behind_seconds": each.behind_seconds,
-        "backlog": each.backlog,
-        "approximate": each.approximate,
-        "owner": each.owner,
-        "reason": verdict.reason or None,
-        "remedy": verdict.remedy or None,
-        "remedies": list(verdict.remedies),
-    }
+    item = queue_item(each, verdict)
+    return {name: item[name] for name in _WORST_FACTS}
 
 
 def worker_item(each: WorkerStatus) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "worker": each.worker,
-        "queues": each.queues,
-        "assigned": each.assigned,
-        "reported": each.reported,
-        "fault": each.fault,
-        "filter": asdict(each.takes),
-    }
+    names = ("worker", "queues", "assigned", "reported", "fault")
+    known = {name: getattr(each, name) for name in names} | {"filter": asdict(each.takes)}
+    # The facts of the coordinator come first, and prevail.
     return {**known, **each.report.dump(), **known}
 
 
@@ -298,12 +288,11 @@ def _worst(members: Judged) -> Verdict:
 
 def _group(name: str, members: Judged) -> dict[str, Any]:
     ages = [each.behind_seconds for each, _ in members if each.behind_seconds is not None]
-    attention = [v for _, v in members if v.state.needs_attention]
     return {
         "group": name,
         "queues": len(members),
         "state": _worst(members).state.value,
-        "attention": len(attention),
+        "attention": sum(verdict.state.needs_attention for _, verdict in members),
         "behind_seconds": max(ages, default=None),
         "backlog": _sum([each.backlog for each, _ in members]),
         "approximate": any(each.approximate for each, _ in members),

@@ -44,7 +44,8 @@ def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:
         if contender.name not in values:
             continue  # it has left meanwhile
         value = values[contender.name]
-        who, why, at = value.get("who"), value.get("why"), value.get("at")
+        who = value.get("who")
+        why = value.get("why")
         rows.append(
             LockRow(
                 path.rpartition("/")[2],
@@ -52,7 +53,7 @@ def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:
                 not any(contender.waits_for(other) for other in contenders),
                 who if isinstance(who, str) else "",
                 why if isinstance(why, str) else "",
-                unix_time(at),
+                unix_time(value.get("at")),
             )
         )
     return rows

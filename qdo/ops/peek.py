@@ -74,13 +74,10 @@ def check_names(names: Sequence[str]) -> list[str]:
 def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -> dict[str, Found]:
     """Return the messages of a queue with these names, by name.
 
-    A message that is moved into its queue meanwhile is found: delayed messages are read first.
-    The id of a message that was delayed or sent again is in a header. Only the first `SEARCHED`
-    waiting messages are searched for it.
-
     :param names: from `check_names`.
     :param done: messages up to here are done; they may be missing.
     """
+    # Delayed ones are read first, so a message that is moved into its queue meanwhile is found.
     found = {
         each.id: Found(each.id, delayed=each)
         for each in broker.delayed.find(queue, len(names), names)
@@ -91,6 +88,7 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
         if row is not None:
             (found if row.position > done else passed)[name] = _found(broker, row)
     left = {name for name in names if name not in found}
+    # The id of a message that was delayed or sent again is in a header.
     if left:
         for row in waiting_rows(broker, queue, done, SEARCHED):
             own = _found(broker, row)
@@ -188,10 +186,6 @@ def peek(
     """Yield messages of a queue in the order in which they will run, the delayed ones last.
 
     A message in flight counts as waiting: its owner records it when it is done.
-
-    :raises UnsupportedError: see `check_kinds`.
-    :raises NotFoundError: neither coordinator nor broker has the queue.
-    :raises CorruptNodeError: the progress of the queue cannot be read.
     """
     check_kinds(fleet.broker, kinds)
     yield from peek_behind(fleet.broker, queue, fleet.known_node(queue), kinds, limit)
@@ -253,7 +247,8 @@ def _in_queue(
 def _rows(broker: Broker, queue: str, node: QueueNode) -> Iterator[Row]:
     """Yield the messages that are neither done nor cancelled, in order."""
     progress = node.out_of_order or OutOfOrderProgress()
-    cancelled, after = frozenset(progress.cancelled), done_of(broker, node)
+    cancelled = frozenset(progress.cancelled)
+    after = done_of(broker, node)
     for first, newest in (*progress.done_ranges, (None, None)):
         for row in waiting_rows(broker, queue, after, PASSED):
             if first is not None and row.position >= first:
@@ -275,9 +270,8 @@ def _recorded(broker: Broker, queue: str, position: int, failure: FailureRecord)
     row = row_at(broker, queue, position) if broker.positions is TIME_POSITIONS else None
     if row is not None:
         return _of_row(broker, row, {position: failure})
-    positions = broker.positions
-    times = positions is TIME_POSITIONS
-    id = None if times else positions.message_id(position, broker.id_node)
+    times = broker.positions is TIME_POSITIONS
+    id = None if times else broker.positions.message_id(position, broker.id_node)
     return PeekedMessage(_kind(failure), id, position, _sent(broker, position), failure=failure)
 
 

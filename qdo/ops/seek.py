@@ -91,8 +91,6 @@ def plan_seek(fleet: Fleet, queue: str, target: str) -> SeekPlan:
 
     :param target: "earliest", "latest", a position as the broker has them, or a time in ISO 8601
         (UTC if it has no zone).
-    :raises NotFoundError: the coordinator has no such queue.
-    :raises UnsupportedError: the broker cannot seek.
     :raises UsageError: `target` is not one of these, is in the future, or does not exist there.
     """
     broker = fleet.broker
@@ -137,11 +135,9 @@ def execute(
 ) -> None:
     """Execute a plan; a live owner finishes its message in flight and resumes from there.
 
-    :param reason: for the action log, with the name of the command.
     :param onward: only skip messages: a queue that has got farther meanwhile repeats none. With
         positions that are not times, it may repeat those of the last moment.
     """
-    place = seek.after
     with AuditTrail(client, layout, command, reason).change(seek.queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
@@ -151,8 +147,8 @@ def execute(
             client,
             layout,
             seek.queue,
-            place.last,
-            place.position,
+            seek.after.last,
+            seek.after.position,
             seek.finished,
             onward=onward,
             record=record,
@@ -169,16 +165,13 @@ def recorded(node: QueueNode) -> Values:
 def _waiting(
     broker: Broker, queue: str, node: QueueNode, place: QueuePosition
 ) -> tuple[int | None, float | None]:
-    """Return the number of messages after a position, and the age of the first one.
-
-    None where the messages cannot be read: then a seek is the way to skip them.
-    """
+    """Return the number of messages after a position, and the age of the first one."""
     try:
         after = broker.positions.resume_after(place.last, place.position)
         backlog = backlog_of(broker, queue, node, after)
     except UnreachableError:
         raise
-    except Exception as error:  # noqa: BLE001 - the seek needs no messages
+    except Exception as error:  # noqa: BLE001 - a seek is the way to skip unreadable messages
         _log.warning("queue %s: its backlog is unknown: %s", queue, describe(error))
         return None, None
     countable = broker.capabilities.countable
@@ -213,10 +206,7 @@ def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
 
 
 def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
-    """Return the position for a text in the broker's own form, None if it has another form.
-
-    Its `last` is just before the time of the next message.
-    """
+    """Return the position for a text in the broker's own form, None if it has another form."""
     if target == broker.capabilities.end_position_text:
         if broker.catalog.is_reopened(queue):
             raise UsageError(
@@ -235,6 +225,7 @@ def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
             f"position that has occurred in this queue, {EARLIEST}, {LATEST} or a time"
         )
     following = _following(broker, queue, position)
+    # `last` is just before the time of the next message.
     time = position_now() if following is None else broker.positions.to_time(following)
     return QueuePosition(max(0, time - 1), target)
 
@@ -291,13 +282,9 @@ def queues_to_purge(fleet: Fleet, glob: str) -> list[str]:
 
 
 def plan_purge(fleet: Fleet, queue: str, *, delayed: bool = False) -> PurgePlan:
-    """Return what a purge drops, without changing anything.
-
-    What arrives later is not part of it.
+    """Return what a purge drops, without changing anything; later messages are no part of it.
 
     :param delayed: also the delayed messages.
-    :raises NotFoundError: the coordinator has no such queue.
-    :raises UnsupportedError: see `check_purging`.
     """
     check_purging(fleet.broker)
     numbers = tuple(fleet.broker.delayed.numbers(queue)) if delayed else None
@@ -339,16 +326,12 @@ def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -
 def purge_all(
     fleet: Fleet, plans: Sequence[PurgePlan], glob: str, reason: str = ""
 ) -> Iterator[int]:
-    """Drop messages of queues as planned; yield the number of delayed ones of each.
-
-    For several queues, the action log gets one entry, before the first message is dropped: one for
-    each queue of a large app would push all others out of the log.
-
-    :raises AuditRefusedError: this account may not write the entry; nothing is changed.
-    """
+    """Drop messages of queues as planned; yield the number of delayed ones of each."""
     if len(plans) == 1:
         yield purge(fleet, plans[0], reason)
         return
+    # One entry, before the first message is dropped: one for each queue of a large app would push
+    # all others out of the log. Without the right to write it, nothing is changed.
     client = fleet.connected(glob)
     waiting = sum(plan.waiting or 0 for plan in plans)
     delayed = sum(len(plan.delayed or ()) for plan in plans)
@@ -359,13 +342,15 @@ def purge_all(
         chunk = plans[start : start + operator.AT_ONCE]
         places = {each.queue: (each.seek.after.last, each.seek.after.position) for each in chunk}
         operator.seek_many(client, fleet.layout, places, chunk[0].seek.finished, onward=onward)
-        yield from run_parallel(lambda plan: _discard(fleet.broker, plan), chunk)
+        yield from run_parallel(
+            lambda plan: discard_delayed(fleet.broker, plan.queue, plan.delayed or ()), chunk
+        )
 
 
-def _discard(broker: Broker, plan: PurgePlan) -> int:
-    numbers = plan.delayed or ()
+def discard_delayed(broker: Broker, queue: str, numbers: Sequence[int]) -> int:
+    """Delete delayed messages; return how many still existed."""
     chunks = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
-    return sum(len(broker.delayed.discard(plan.queue, chunk)) for chunk in chunks)
+    return sum(len(broker.delayed.discard(queue, chunk)) for chunk in chunks)
 
 
 def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
@@ -377,7 +362,7 @@ def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
     client = fleet.connected(plan.queue)
     onward = fleet.broker.positions is TIME_POSITIONS
     execute(client, fleet.layout, plan.seek, reason, command="purge", onward=onward)
-    dropped = _discard(fleet.broker, plan)
+    dropped = discard_delayed(fleet.broker, plan.queue, plan.delayed or ())
     if dropped:
         trail = AuditTrail(client, fleet.layout, "purge", reason)
         trail.note(plan.queue, {"delayed": len(plan.delayed or ())}, {"dropped": dropped})

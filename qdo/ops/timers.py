@@ -33,8 +33,10 @@ def timer_items(
     """
     items = []
     for name in sorted({*nodes, *(declared or ())}):
-        node, timer = nodes.get(name, TimerNode(0)), (declared or {}).get(name)
-        code, fault, next_ = timer or node, node.fault, node.next if node.when else 0
+        node = nodes.get(name, TimerNode(0))
+        code = (declared or {}).get(name) or node
+        fault = node.fault
+        next_ = node.next if node.when else 0
         if fault is None and (node.when, node.queue) != (code.when, code.queue):
             fault = "the leader runs another version, or none runs"
         elif fault is None and node.refused:

@@ -73,10 +73,10 @@ class QueueCase:
     def waiting(self) -> bool | None:
         if self.status.missing:
             return False
-        backlog, age = self.status.backlog, self.status.behind_seconds
-        if backlog is None and age is None:
+        backlog = self.status.backlog
+        if backlog is None and self.age is None:
             return None
-        return bool(backlog) or bool(age)
+        return bool(backlog) or bool(self.age)
 
     @property
     def age(self) -> float | None:
