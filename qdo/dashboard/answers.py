@@ -200,10 +200,8 @@ def live_settings(board: Board) -> ShownSettings:
 
 
 def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
-    """Return what all workers did in the hour up to a minute: its number, and three counts.
-
-    The counts are those of `LastHour`. Minutes of other times, as of a wrong clock, are left out.
-    """
+    """Return what all workers did in the hour up to a minute: its number, and three counts."""
+    # The counts of `LastHour`. Minutes of other times, as of a wrong clock, are left out.
     sums = {minute: [minute, 0, 0, 0] for minute in range(newest - MINUTES + 1, newest + 1)}
     for hour in filter(None, (each.report.last_hour for each in workers)):
         for place, counts in enumerate((hour.done, hour.failed, hour.dead_lettered), 1):

@@ -28,12 +28,10 @@ class QueuePoint:
 
 
 class QueueSamples:
-    """The samples of the last readings.
-
-    Each has two arrays of numbers, and shares an index of names with readings of the same queues.
-    """
+    """The samples of the last readings."""
 
     def __init__(self) -> None:
+        # Times, indexes of names, ages and backlogs; readings of the same queues share an index.
         self._readings: deque[tuple[float, Mapping[str, int], array[float], array[float]]] = deque()
         self._names: Sequence[str] = ()
         self._index: Mapping[str, int] = {}

@@ -40,15 +40,13 @@ def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
 
 
 def apply_acls(client: Client, differences: Sequence[AclDifference]) -> dict[str, str]:
-    """Give these nodes their lists; return the paths that were refused, with the reasons.
-
-    The order is kept, so the node of the app comes last: workers with acl = "required" check it,
-    and must not start while nodes below it are open.
-    """
+    """Give these nodes their lists; return the paths that were refused, with the reasons."""
 
     def send(path: str) -> Any:
         return client.set_acls_async(path, client.access.acl_of(path))
 
+    # In this order: the node of the app comes last. Workers with acl = "required" check it, and
+    # must not start while nodes below it are open.
     paths = [each.path for each in differences]
     return {
         path: describe(answer)

@@ -111,10 +111,7 @@ def cancel(
     :param logged: False: without entries in the action log. A delayed message that was cancelled
         before is then not found.
     :param really: False: only return what would happen, from the recorded state.
-    :raises UnsupportedError: see `check_cancelling`; or a worker is too old.
-    :raises UsageError: a name is neither an id nor a position; or there are too many.
-    :raises NotFoundError: neither coordinator nor broker has the queue.
-    :raises CorruptNodeError: the queue's node cannot be read.
+    :raises UnsupportedError: the broker cannot cancel; or the owner is too old.
     """
     broker = fleet.broker
     client = fleet.client
@@ -145,10 +142,8 @@ def cancel(
 
 
 def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
-    """Return which of these ids are of delayed messages that an operator has cancelled.
-
-    The broker has forgotten them. Without the right to read the log, none is.
-    """
+    """Return which of these ids are of delayed messages that an operator has cancelled."""
+    # The broker has forgotten them. Without the right to read the log, none is found.
     found: set[str] = set()
     if fleet.client is not None and ids:
         with suppress(NodeRefusedError):
@@ -190,11 +185,7 @@ def _planned(
 
 
 def check_outcomes(queue: str, results: Sequence[Cancellation]) -> None:
-    """Raise an error if messages are not cancelled.
-
-    :raises NotFoundError: the queue has none of them.
-    :raises PartialFailureError: some of them have begun, are done, or do not exist.
-    """
+    """Raise NotFoundError if the queue has no message, PartialFailureError if it kept one."""
     failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
     if failed and all(each.outcome == NOT_FOUND for each in results):
         names = join_some([each.name for each in failed])
@@ -252,12 +243,10 @@ class _Work:
         return {id for number, id in numbers.items() if number not in gone}
 
     def cancel(self, positions: Sequence[int], deadline: float) -> Outcomes:
-        """Cancel messages that have a position; return outcome and reason of each.
-
-        The owner of the queue may change at any time. So this begins again until the owner has
-        answered, or the node was changed while it had none.
-        """
+        """Cancel messages that have a position; return outcome and reason of each."""
         why = dead = ""
+        # The owner of the queue may change at any time. So this begins again until the owner has
+        # answered, or the node was changed while it had none.
         while True:
             owner = self._live_owner()
             answers: Mapping[int, CancelOutcome] | None = None
@@ -292,10 +281,8 @@ class _Work:
         return node
 
     def _live_owner(self) -> str | None:
-        """Return the owner if its session may be open, else None.
-
-        Its node is read after the queue's: an owner without a node is gone for good.
-        """
+        """Return the owner if its session may be open, else None."""
+        # Its node is read after the queue's: an owner without a node is gone for good.
         owner = self._node().owner
         return owner if owner and self._lives(owner) else None
 
@@ -378,12 +365,10 @@ class _Work:
 
 
 def _told(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
-    """Return outcome and reason of one message; a silent earlier owner may have cancelled it.
-
-    A dead owner may have run it since its last checkpoint.
-    """
+    """Return outcome and reason of one message; a silent earlier owner may have cancelled it."""
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why
+    # A dead owner may have run it since its last checkpoint.
     if dead and outcome is CancelOutcome.CANCELLED:
         return outcome.value, f"it may have run: {dead} has died without releasing the queue"
     return outcome.value, ""

@@ -62,9 +62,7 @@ def decide(
     one transaction, or about none.
 
     :param which: positions of messages, "first" or "all".
-    :param running: see `DecisionPlan`.
     :param logged: False: without an entry in the action log.
-    :raises NotFoundError: the queue does not exist.
     :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
         one of them.
     """
@@ -119,8 +117,6 @@ def plan_decision(
 ) -> DecisionPlan:
     """Find the messages that an operator names: by id or position, the first, or all.
 
-    :raises NotFoundError: the queue does not exist.
-    :raises NotFailingError: see `decide`.
     :raises UnreachableError: the owner does not tell which messages run.
     """
     node = read_queue(client, layout, queue)
@@ -176,11 +172,7 @@ def which_of(
     names: Sequence[str],
     every: bool,
 ) -> Which:
-    """Return which failing messages an operator names: by id or position, the first, or all.
-
-    :param ids: from `ids_of`.
-    :raises NotFailingError: see `decide`.
-    """
+    """Return which failing messages an operator names; raise NotFailingError for others."""
     positioned = tuple(_position(queue, name, node.failures, ids) for name in names)
     return positioned or ("all" if every else "first")
 
@@ -197,12 +189,10 @@ def _position(
 
 
 def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:
-    """Return the id of a message; None if it is unknown.
-
-    :param broker: only needed where positions are times: a delayed message has its id in a header.
-    """
+    """Return the id of a message; None if it is unknown."""
     if positions is not TIME_POSITIONS:
         return positions.message_id(position, 0)
+    # A message that was delayed has its id in a header.
     if broker is None or position > MAX_LAST:
         return None
     rows = [row for row in broker.reader(queue, position - 1).fetch(1) if row[0] == position]

@@ -148,11 +148,9 @@ def judge_versions(reports: list[ServerReport]) -> Diagnosis:
 
 
 def clock(case: Case) -> Diagnosis:
-    """Compare the clocks of this machine, of the coordinator and of the workers.
-
-    Nothing is written, so only nodes of other processes show the coordinator's time: a clock
-    that is behind others is certain, by how much is not.
-    """
+    """Compare the clocks of this machine, of the coordinator and of the workers."""
+    # Nothing is written, so only nodes of other processes show the coordinator's time: a clock
+    # that is behind others is certain, by how much is not.
     client = case.connected()
     now = time.time()
     found = [each for each in case.processes() if each.reported and each.fault is None]

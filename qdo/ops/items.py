@@ -271,10 +271,7 @@ GROUPINGS: Mapping[str, Callable[[QueueStatus, Verdict], str]] = MappingProxyTyp
 
 
 def group_items(judged: Judged, by: str) -> list[dict[str, Any]]:
-    """Return the items of qdo.groups/1, the worst state first.
-
-    A sum is None if a part of it is unknown; the greatest age is that of the known ones.
-    """
+    """Return the items of qdo.groups/1, the worst state first."""
     groups: dict[str, list[tuple[QueueStatus, Verdict]]] = {}
     for each in judged:
         groups.setdefault(GROUPINGS[by](*each), []).append(each)

@@ -52,7 +52,6 @@ class QueueMove:
 def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueMove:
     """Return a move, without changing anything.
 
-    :raises NotFoundError: there is no such queue, or no such worker is registered.
     :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take it.
     """
     node = read_queue(client, layout, queue)
@@ -67,8 +66,7 @@ def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueM
 def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = "") -> None:
     """Write the wish, with its entry in the action log; forget those for workers that are gone.
 
-    :raises NotFoundError: the worker is gone.
-    :raises MoveRefusedError: it is draining now, or the limit of moves is reached.
+    :raises MoveRefusedError: the worker is draining now, or the limit of moves is reached.
     """
     make_folder(client, layout.assignments)
     entry: CreateOp | None = None
@@ -98,12 +96,7 @@ def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = 
         change(client, layout.assignments, decide, root=layout.root, is_mine=is_mine)
 
 
-def wait_for_owner(
-    client: Client,
-    layout: Layout,
-    move: QueueMove,
-    timeout_seconds: float,
-) -> None:
+def wait_for_owner(client: Client, layout: Layout, move: QueueMove, timeout_seconds: float) -> None:
     """Wait until the worker owns the queue.
 
     :raises NotFoundError: the worker is gone: the leader assigns the queue to another one.

@@ -145,10 +145,7 @@ def check_change(change: str, record: RequestRecord) -> None:
 
 
 def retry(store: RequestStore, id: str) -> None:
-    """Let a request wait again that is over and not done.
-
-    :raises RequestStateError: it is done, or not over.
-    """
+    """Let a request wait again; raise RequestStateError if it is done, or not over."""
     if not store.retry(id):
         record = found(store, id)
         check_change("retry", record)

@@ -91,10 +91,7 @@ def _reached(broker: Broker, queue: str, done: int, backlog: Backlog) -> Backlog
 
 
 def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backlog:
-    """Return the backlog of a queue without its cancelled messages, which never run.
-
-    Kinesis cannot count messages, so there they are part of it until the queue has passed them.
-    """
+    """Return the backlog of a queue without its cancelled messages, which never run."""
     return _without_cancelled(broker, queue, node, after, broker.catalog.backlog(queue, after))
 
 
@@ -102,6 +99,7 @@ def _without_cancelled(
     broker: Broker, queue: str, node: QueueNode, after: int, found: Backlog
 ) -> Backlog:
     progress = node.out_of_order
+    # Kinesis cannot count messages, so there they stay until the queue has passed them.
     if progress is None or not progress.cancelled or not broker.capabilities.countable:
         return found
     cancelled = {each for each in progress.cancelled if each > after}
@@ -114,11 +112,9 @@ def _without_cancelled(
 
 
 def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int]:
-    """Return a sort key: queues that most probably need attention come first.
-
-    First queues with failing messages, then queues without an owner, then those with the longest
-    time without progress.
-    """
+    """Return a sort key: queues that most probably need attention come first."""
+    # First queues with failing messages, then queues without an owner, then those with the longest
+    # time without progress.
     if node is None:
         return 1, 0
     if node.failure is not None:
@@ -295,10 +291,7 @@ class Snapshot:
         return node
 
     def _unclaimed(self) -> dict[str, str]:
-        """Return why queues without an owner are not processed although a worker should.
-
-        A worker claims a queue within milliseconds.
-        """
+        """Return why queues without an owner are not processed although a worker should."""
         workers = self.workers or {}
         found = ((name, self.nodes.get(name, NEW)) for name in self.names)
         free = {name for name, node in found if not node.fault and node.owner not in workers}

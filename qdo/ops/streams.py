@@ -15,11 +15,7 @@ from qdo.ops.fleet import Fleet
 
 
 def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, Any]]:
-    """Return the items of qdo.streams/1.
-
-    The state "done" is that of a sealed shard whose `last` has reached its end, or that was
-    deleted. Shards are in the order of their ranges.
-    """
+    """Return the items of qdo.streams/1, in the order of their ranges."""
     shards = sorted(shards, key=lambda each: (each.stream, each.low))
     last = dict.fromkeys((each.queue for each in shards), 0)
     owners: dict[str, str] = {}
@@ -34,6 +30,7 @@ def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, A
     for each in shards:
         backlog = backlogs.get(each.queue, NO_BACKLOG)
         end = each.end
+        # A sealed shard whose `last` has reached its end, or that was deleted.
         is_over = end is not None and (last[each.queue] >= end or backlog.head < end)
         items.append(
             {

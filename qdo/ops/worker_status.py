@@ -35,13 +35,11 @@ class WorkerStatus:
 
 
 def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]:
-    """Return every registered worker, in the order of registration.
-
-    A worker and its component node are matched by their session.
-    """
+    """Return every registered worker, in the order of registration."""
     if client is None:
         return []
     workers = _below(client, layout.workers)
+    # A worker and its component node have the same session.
     described = {read.session: read for read in component_nodes(client, layout) if read.session}
     names = [path.rpartition("/")[2] for path in workers]
     assigned = {
@@ -69,10 +67,8 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
 
 
 def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWorker]:
-    """Return the workers that left queues unreleased `since` a Unix time, as the leader tells.
-
-    Those whose process has started another worker are left out.
-    """
+    """Return the workers that left queues unreleased `since` a Unix time, as the leader tells."""
+    # Those whose process has started another worker are left out.
     present = {each.process for each in workers}
     return [
         lost
@@ -98,11 +94,9 @@ class ProcessDeath(NamedTuple):
 def deaths(
     workers: Sequence[WorkerStatus], since: float
 ) -> list[tuple[WorkerStatus, ProcessDeath]]:
-    """Return the deaths `since` a Unix time, the oldest first, with the worker that reports each.
-
-    Only the parent process knows of them: the nodes of the dead are gone, and their queues are
-    free at once.
-    """
+    """Return the deaths `since` a Unix time, oldest first, with the worker that reports each."""
+    # Only the parent process knows of them: the nodes of the dead are gone, and their queues are
+    # free at once.
     found = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
     return sorted((pair for pair in found if pair[1].at >= since), key=lambda pair: pair[1].at)
 
