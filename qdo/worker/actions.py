@@ -23,7 +23,7 @@ from qdo.fleet.action_machine import CANCEL, FAILED, Finish, Perform, Result, Un
 from qdo.fleet.audit_entries import Values
 from qdo.settings.live import SettingsInForce
 from qdo.system import logs
-from qdo.worker.drain import StopRequests
+from qdo.worker.drain import StopSignals
 from qdo.worker.engine.cancellations import Cancellations, CannotCancelError
 from qdo.worker.engine.pipeline import running_in
 from qdo.worker.runs import Runs
@@ -36,7 +36,7 @@ AskParent = Callable[[str], None]
 class OwnActions:
     def __init__(
         self,
-        stop: StopRequests,
+        stop: StopSignals,
         in_force: SettingsInForce,
         ask_parent: AskParent | None,
         runs: Runs,

@@ -141,7 +141,7 @@ class Drain:
         )
 
 
-class StopRequests:
+class StopSignals:
     """Why and how urgently a worker should stop.
 
     :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.

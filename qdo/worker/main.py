@@ -11,7 +11,7 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``stacks``: descriptor of memory for its stacks, see `qdo.worker.stacks`;
 - ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.monitor`;
 - ``left``: descriptors of the receipt stores of dead processes;
-- ``restarted``: whether a process ran in this slot before;
+- ``restarted``: whether a process ran in this place before;
 - ``deaths``: process id, Unix time and end of those that ended unasked.
 
 gevent patches the process before any other import, above all before the app is imported.
@@ -168,7 +168,7 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session, child.get("name", ""))
     worker = Worker(app, settings, _context(settings, child, parent.ask), members)
-    stops = _StopRequests(worker)
+    stops = _StopCount(worker)
     _handle_signals(stops.by_signal)
     gevent.spawn(parent.watch, stops.by_parent, lambda: _parent_died(worker))
     if settings.reload:
@@ -201,7 +201,7 @@ def _context(
     )
 
 
-class _StopRequests:
+class _StopCount:
     """Requests to stop that come twice: as a signal, and from the parent over its socket.
 
     The signal reaches a process whose event loop is blocked, the socket one whose handler of the

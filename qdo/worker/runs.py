@@ -26,9 +26,9 @@ from qdo.message import Message
 from qdo.queues import command_text
 from qdo.system.clock import clock
 from qdo.text import fine_duration, short_duration
+from qdo.worker.engine.durations import Durations
 from qdo.worker.engine.slot import Slot, where
 from qdo.worker.executors.thread import job_frames
-from qdo.worker.metrics.durations import Durations
 
 _log = logging.getLogger(__name__)
 

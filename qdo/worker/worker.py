@@ -57,7 +57,7 @@ from qdo.system.logs import enable_again
 from qdo.system.processes import SIGN
 from qdo.text import pluralize
 from qdo.worker.actions import OwnActions
-from qdo.worker.drain import ABORT_SECONDS, Drain, StopRequests
+from qdo.worker.drain import ABORT_SECONDS, Drain, StopSignals
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.duty import (
     CheckpointProgress,
@@ -67,7 +67,7 @@ from qdo.worker.duties.duty import (
     Duty,
     HistoryDuty,
     LeftMessages,
-    QueueTimers,
+    QueueAlarms,
     TimeLimit,
 )
 from qdo.worker.duties.leading import Chores, further_chores
@@ -185,7 +185,7 @@ class Worker:
         self._process = process if process is not None else ProcessContext()
         self._members = members if members is not None else MemberFactory(settings)
         self._status_due = Event()
-        self._timers_changed = Event()
+        self._alarms_changed = Event()
         self._live = LiveSettings(
             settings,
             app.origin,
@@ -196,7 +196,7 @@ class Worker:
         )
         self._live.in_force.on_change(LogLevelFollower(settings).changed)
         self._executors = ExecutorRouter(settings, self._process.target, self._may_start)
-        self._stop = StopRequests(self._process.exit)
+        self._stop = StopSignals(self._process.exit)
         self._duties = Duties(self._stop.wakeup.set)
         self._current = CurrentMember()
         self._slots: dict[str, Slot] = {}
@@ -316,7 +316,7 @@ class Worker:
         )
         loop = Loop(
             spawn=self._duties.spawn,
-            schedule=self._timers_changed.set,
+            schedule=self._alarms_changed.set,
             on_quiet=self._stop.wakeup.set,
         )
         dispatcher = Dispatcher(
@@ -398,7 +398,7 @@ class Worker:
         )
         return [
             membership,
-            QueueTimers(dispatcher, self._timers_changed),
+            QueueAlarms(dispatcher, self._alarms_changed),
             CheckpointProgress(dispatcher, self.settings.checkpoint_seconds),
             running.status,
             running.discovery,

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Duty(abc.ABC):
     """A background task of a worker.
 
-    :cvar name: for `Duties.end` and the logs.
+    :cvar name: for the logs.
     :cvar ends_at_drain: False if the duty must also run while the worker drains.
     :ivar quiet: False while the duty has work to finish before a `burst` ends.
     """
@@ -133,10 +133,10 @@ class CheckpointProgress(Duty):
             self._dispatcher.note_progress()
 
 
-class QueueTimers(Duty):
+class QueueAlarms(Duty):
     """Ticks the dispatcher whenever a queue is due, or `changed` tells of an earlier time."""
 
-    name = "timers"
+    name = "alarms"
     ends_at_drain = False
 
     def __init__(self, dispatcher: Dispatcher, changed: Event) -> None:

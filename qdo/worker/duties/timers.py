@@ -1,4 +1,4 @@
-"""The duty "schedule": sends the messages of timers. Only the leader of the fleet does it.
+"""The duty "timers": sends the messages of timers. Only the leader of the fleet does it.
 
 ==============================  ===================================================================
 the leader dies                 consequence
@@ -61,7 +61,7 @@ class TimerSender(LeaderDuty):
     :raises UnsupportedError: `unless_waiting` needs a broker that counts messages.
     """
 
-    name = "schedule"
+    name = "timers"
 
     def __init__(
         self,

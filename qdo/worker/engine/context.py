@@ -21,10 +21,10 @@ from qdo.worker.engine.fetcher import Fetcher
 from qdo.worker.engine.jobs import Compatibility, JobTable
 from qdo.worker.engine.lane import LanePermits
 from qdo.worker.engine.limits import Limits
+from qdo.worker.engine.meters import JobMeters
 from qdo.worker.engine.observers import Observers
 from qdo.worker.engine.slot import Counters
 from qdo.worker.executors.base import Executor
-from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory import InFlightTable
 
 

@@ -54,7 +54,7 @@ PAUSE_CHECK_SECONDS = 0.05
 """How often the lease of paused queues is checked; only while there are any."""
 
 
-class SlotTimers:
+class SlotAlarms:
     """Keep waiting and paused slots.
 
     The generators yield each slot once. The caller makes it ready before it takes the next one.
@@ -160,7 +160,7 @@ class Dispatcher:
         self.slots: dict[str, Slot] = {} if slots is None else slots
         self.runners = 0
         self.concurrency = concurrency
-        self.timers = SlotTimers()
+        self.alarms = SlotAlarms()
         self._in_lanes = 0
         self._turns = turns
         self._loop = loop
@@ -241,18 +241,18 @@ class Dispatcher:
     def tick(self) -> None:
         """Make slots ready whose time has come, or whose lease is valid again."""
         now = self._loop.clock()
-        for slot in self.timers.take_due(now):
+        for slot in self.alarms.take_due(now):
             self._make_ready(slot)
         resumed = 0
-        for slot in self.timers.take_resumed(now):
+        for slot in self.alarms.take_resumed(now):
             self._make_ready(slot)
             resumed += 1
-        if resumed and not self.timers.any_paused:
+        if resumed and not self.alarms.any_paused:
             _log.info("the lease is valid again: resuming %s", pluralize(resumed, "queue"))
 
     def due(self) -> float:
         """Return the clock time at which `tick` must be called, `inf` for never."""
-        return self.timers.due()
+        return self.alarms.due()
 
     def _begin(self, slot: Slot, member: ClaimSink, claim: Claim) -> None:
         slot.member = member
@@ -360,7 +360,7 @@ class Dispatcher:
             self._turns.clear(slot)
         elif result is TurnResult.WAIT:
             slot.state = SlotState.WAITING
-            self.timers.wait(slot)
+            self.alarms.wait(slot)
             self._loop.schedule()
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
@@ -374,7 +374,7 @@ class Dispatcher:
 
     def _pause(self, slot: Slot) -> None:
         slot.state = SlotState.PAUSED
-        if self.timers.pause(slot, self._loop.clock()):
+        if self.alarms.pause(slot, self._loop.clock()):
             _log.warning("the lease expired: no message is started until the coordinator responds")
             self._loop.schedule()
 

@@ -27,10 +27,10 @@ from qdo.outcomes import FailedAt
 from qdo.text import describe, join_some
 from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.limits import Gate, Limits
+from qdo.worker.engine.meters import JobMeter
 from qdo.worker.engine.observers import Observers
 from qdo.worker.engine.slot import ClaimSink, Slot
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, check_lease
-from qdo.worker.metrics.meters import JobMeter
 
 if TYPE_CHECKING:
     from qdo.worker.pools.subscription import PoolSubscription

@@ -14,8 +14,8 @@ from qdo.callables import check_done
 from qdo.history.recorder import Recorder
 from qdo.message import Message
 from qdo.outcomes import Event, OutcomeName
+from qdo.worker.engine.meters import JobMeters
 from qdo.worker.executors.base import JobAborted, JobCall
-from qdo.worker.metrics.meters import JobMeters
 
 Observer = Callable[[Event], Any]
 

@@ -15,8 +15,8 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.message import UNKNOWN, Origin
 from qdo.system.logs import LogPlace
+from qdo.worker.engine.durations import Durations
 from qdo.worker.executors.base import AttemptEnded
-from qdo.worker.metrics.durations import Durations
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Subscription

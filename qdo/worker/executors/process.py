@@ -257,33 +257,35 @@ class ProcessExecutor(Executor):
         self._target = target
         self._folder = folder
         self._may_start = may_start
-        self._pools: list[_Pool] = []
+        self._bound: list[_JobProcesses] = []
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call that sends the message to a process and waits for its answer."""
-        pool = _Pool(
+        processes = _JobProcesses(
             job,
             lambda: JobProcess(self._settings, self._target, job.queues, self._folder),
             self._settings.executor_processes,
             self._may_start,
             on_start,
         )
-        self._pools.append(pool)
+        self._bound.append(processes)
 
         def call(message: Message, context: Any) -> None:
-            pool.run(message)
+            processes.run(message)
 
         return call
 
     def under_way(self) -> int:
-        return sum(pool.under_way for pool in self._pools)
+        return sum(each.under_way for each in self._bound)
 
     def close(self) -> None:
         """End every process; idle ones leave the job context first."""
-        gevent.joinall([gevent.spawn(pool.close) for pool in self._pools])
+        gevent.joinall([gevent.spawn(each.close) for each in self._bound])
 
 
-class _Pool:
+class _JobProcesses:
+    """The processes of one job."""
+
     def __init__(
         self,
         job: Job,

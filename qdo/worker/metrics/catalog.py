@@ -15,7 +15,7 @@ from typing import Any
 from qdo.coordination.protocol.checkpoints import LATENCY_BOUNDS
 from qdo.errors import SettingsError
 from qdo.text import how_to_install
-from qdo.worker.metrics.meters import DWELL_BOUNDS, JOB_BOUNDS
+from qdo.worker.engine.meters import DWELL_BOUNDS, JOB_BOUNDS
 
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 """Upper bounds of the classes of delays, in seconds."""

@@ -22,12 +22,12 @@ from qdo.system import logs
 from qdo.system.clock import Histogram, clock
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.meters import MOST_GLOBS
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot, SlotState
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import Metric
 from qdo.worker.metrics.facts import AppFacts, Rows, one, rows
-from qdo.worker.metrics.meters import MOST_GLOBS
 from qdo.worker.metrics.monitor import MetricsPage
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class MetricsDuty(Duty):
             catalog.CONCURRENCY: one(self._dispatcher.concurrency),
             catalog.OWNERSHIP: rows(changes),
             catalog.SESSIONS_LOST: one(counters.sessions_lost),
-            catalog.LEASES_EXPIRED: one(self._dispatcher.timers.expirations),
+            catalog.LEASES_EXPIRED: one(self._dispatcher.alarms.expirations),
             catalog.LEASE: one(lease),
             catalog.REGISTERED: one(member is not None),
             catalog.CHECKPOINTS: rows(checkpoints.results),

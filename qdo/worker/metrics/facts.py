@@ -37,9 +37,9 @@ from qdo.queues import POOL, QueueFilter, why_untaken
 from qdo.system.clock import clock
 from qdo.text import describe
 from qdo.worker.duties.duty import CurrentMember
+from qdo.worker.engine.meters import MOST_GLOBS, OTHERS
 from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import Metric
-from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
 
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Facts = dict[Metric, Rows]

@@ -146,7 +146,7 @@ class MonitoredChild(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotView:
+class PlaceView:
     """A place for one worker process.
 
     :ivar state: running, restarting (it waits for the next start) or ended.
@@ -168,7 +168,7 @@ class Monitor:
 
     def __init__(self, silent_after: float) -> None:
         self.silent_after = silent_after
-        self._slots: Sequence[SlotView] = ()
+        self._places: Sequence[PlaceView] = ()
         self._stepped_at = time.monotonic()
         self._changing = threading.Lock()
         self._living: dict[str, MonitoredChild] = {}
@@ -176,12 +176,12 @@ class Monitor:
         self._totals = MetricTotals()
         self._rendered: tuple[float, bytes] = (0.0, b"")
 
-    def look(self, slots: Sequence[SlotView]) -> None:
+    def look(self, places: Sequence[PlaceView]) -> None:
         """Record the processes; called in each step of the main loop."""
         self._stepped_at = time.monotonic()
-        living = {each.name: each.child for each in slots if each.child is not None}
+        living = {each.name: each.child for each in places if each.child is not None}
         with self._changing:
-            self._slots = slots
+            self._places = places
             for name, child in self._living.items():
                 if living.get(name) is not child:
                     self._totals.end(_published(child)[1])
@@ -234,11 +234,11 @@ class Monitor:
         silent = time.monotonic() - self._stepped_at
         if silent > SILENT_SECONDS:
             yield f"the parent process has not supervised for {silent:.0f} s"
-        for slot in self._slots:
-            if slot.state == "restarting":
-                yield f"{slot.name} has ended, and starts again soon"
-            elif slot.child is not None and (fault := self._standstill(slot.child)):
-                yield f"{slot.name} (pid {slot.child.pid}) {fault}"
+        for place in self._places:
+            if place.state == "restarting":
+                yield f"{place.name} has ended, and starts again soon"
+            elif place.child is not None and (fault := self._standstill(place.child)):
+                yield f"{place.name} (pid {place.child.pid}) {fault}"
 
     def _standstill(self, child: MonitoredChild) -> str:
         """Return why a process does nothing, "" if it works."""
@@ -250,28 +250,28 @@ class Monitor:
         return ""
 
     def _obstacles(self) -> Iterator[str]:
-        if not self._slots:
+        if not self._places:
             yield "no worker process has started"
-        for slot in self._slots:
-            if slot.state == "ended":
-                yield f"{slot.name} has ended"
-            elif slot.child is not None:
-                state, values = _published(slot.child)
-                if slot.stopping or state == "draining":
-                    yield f"{slot.name} drains"
-                elif not slot.child.registered or values[catalog.REGISTERED].get(()) != [1.0]:
-                    yield f"{slot.name} is not registered at the coordinator"
+        for place in self._places:
+            if place.state == "ended":
+                yield f"{place.name} has ended"
+            elif place.child is not None:
+                state, values = _published(place.child)
+                if place.stopping or state == "draining":
+                    yield f"{place.name} drains"
+                elif not place.child.registered or values[catalog.REGISTERED].get(()) != [1.0]:
+                    yield f"{place.name} is not registered at the coordinator"
                 elif values[catalog.LEASE].get(()) == [0.0]:
-                    yield f"{slot.name} starts no message: the coordinator does not respond"
+                    yield f"{place.name} starts no message: the coordinator does not respond"
 
     def _collect(self) -> dict[Metric, Series]:
         with self._changing:  # the main loop may wait for it: nothing is read here
-            slots, living, found = self._slots, [*self._living.values()], self._totals.copy()
+            places, living, found = self._places, [*self._living.values()], self._totals.copy()
             restarts = sum(self._started.values()) - len(self._started)
         for child in living:
             add(_published(child)[1], found)
         add({catalog.LOG_DROPPED: {(): [float(logs.lines_missing())]}}, found)
-        states = Counter(each.state for each in slots)
+        states = Counter(each.state for each in places)
         blocked = [_blocked_seconds(each) for each in living]
         found |= {
             catalog.BUILD: {(__version__, platform.python_version()): [1.0]},

@@ -45,7 +45,7 @@ CHILD_VARIABLE = "QDO_CHILD"
 every user of the machine can read a command line."""
 
 MOST_DEATHS = 20
-"""Deaths of one slot that its next process reports."""
+"""Deaths of one place that its next process reports."""
 Death: TypeAlias = tuple[int, float, str]
 """Process id, Unix time, and how it ended."""
 REPORT_BYTES = 4 << 20
@@ -71,8 +71,8 @@ class ChildProcess:
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
-    :param restarted: a process ran in this slot before.
-    :param deaths: the processes of this slot that ended unasked.
+    :param restarted: a process ran in this place before.
+    :param deaths: the processes of this place that ended unasked.
 
     Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
     id, so a signal never reaches an unrelated process.
@@ -349,7 +349,7 @@ class Reaper:
         return code
 
     def deaths(self, name: str) -> Sequence[Death]:
-        """Return the processes of a slot that ended unasked, the oldest first."""
+        """Return the processes of a place that ended unasked, the oldest first."""
         return tuple(self._deaths.get(name, ()))
 
     def step(self) -> None:

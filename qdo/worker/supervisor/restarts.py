@@ -1,6 +1,6 @@
 """Decides which worker processes a parent runs, and how it reacts when they exit. No I/O.
 
-There is one slot per worker process. Events come in as method calls, with the time as an
+There is one place per worker process. Events come in as method calls, with the time as an
 argument. The methods return a list of actions.
 
 =========  =====================================================  =======================
@@ -9,7 +9,7 @@ from       cause                                                  to
 (new)      `start`                                                running
 running    exit code 0: it finished on purpose                    ended
 running    exit code of a worker that cannot start (2, 3, 5, 6),  ended; the others drain
-           and no worker of any slot has ever registered
+           and no worker of any place has ever registered
 running    with `burst`: any error before it has registered       ended; the others drain
 running    any other exit, and no stop was requested              waiting (backoff)
 running    any exit after a stop was requested                    ended
@@ -52,7 +52,7 @@ KILLED_CODE = 1
 
 
 class Phase(enum.Enum):
-    """State of a slot."""
+    """State of a place."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -70,54 +70,54 @@ class StopLevel(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker process for a slot."""
+    """Start a worker process for a place."""
 
-    slot: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Send SIGTERM to the process of a slot: the first drains it, the second aborts its jobs."""
+    """Send SIGTERM to the process of a place: the first drains it, the second aborts its jobs."""
 
-    slot: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the process group of a slot; `reason` is for the log."""
+    """Kill the process group of a place; `reason` is for the log."""
 
-    slot: int
+    place: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Log that the process of a slot restarts in `after_seconds`; `Spawn` follows then."""
+    """Log that the process of a place restarts in `after_seconds`; `Spawn` follows then."""
 
-    slot: int
+    place: int
     after_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Log that the worker of a slot cannot start, and that therefore all workers stop."""
+    """Log that the worker of a place cannot start, and that therefore all workers stop."""
 
-    slot: int
+    place: int
     code: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForReload:
-    """Log that the worker of a slot cannot start, and waits until its files change."""
+    """Log that the worker of a place cannot start, and waits until its files change."""
 
-    slot: int
+    place: int
 
 
 Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
 
 
 @dataclass(slots=True)
-class ProcessSlot:
+class ProcessPlace:
     """A place that runs one process after the other."""
 
     phase: Phase = Phase.ENDED
@@ -130,7 +130,7 @@ class ProcessSlot:
     was_registered: bool = False
     """Its process has, or had, a coordinator session."""
     ever_registered: bool = False
-    """Any process of this slot has, or had, a coordinator session."""
+    """Any process of this place has, or had, a coordinator session."""
     code: int = 0
     kill_at: float | None = None
     """When a process that drains to be replaced is killed; None: it was not asked to drain."""
@@ -140,7 +140,7 @@ class ProcessSlot:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The slots of one parent.
+    """The places of one parent.
 
     :ivar size: number of worker processes to start with.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
@@ -154,93 +154,93 @@ class RestartPolicy:
     watching: bool = False
     burst: bool = False
     stop: StopLevel = StopLevel.NO
-    slots: list[ProcessSlot] = field(default_factory=list)
+    places: list[ProcessPlace] = field(default_factory=list)
     _start_failure: int | None = None
     _deadline: float | None = None
 
     def start(self, now: float) -> list[Action]:
-        """Start a process in every slot."""
+        """Start a process in every place."""
         return self.grow(self.size, now)
 
     def grow(self, size: int, now: float) -> list[Action]:
-        """Start processes in further slots until there are `size`."""
+        """Start processes in further places until there are `size`."""
         if self.stop:
             return []
-        first = len(self.slots)
-        self.slots += [ProcessSlot() for _ in range(first, size)]
-        return [self._spawn(slot, now) for slot in range(first, len(self.slots))]
+        first = len(self.places)
+        self.places += [ProcessPlace() for _ in range(first, size)]
+        return [self._spawn(place, now) for place in range(first, len(self.places))]
 
-    def registered(self, slot: int, open_session: bool) -> None:
-        """Record that the process of a slot opened a coordinator session, or closed its own."""
-        entry = self.slots[slot]
+    def registered(self, place: int, open_session: bool) -> None:
+        """Record that the process of a place opened a coordinator session, or closed its own."""
+        entry = self.places[place]
         entry.registered = open_session
         entry.was_registered = entry.was_registered or open_session
         entry.ever_registered = entry.ever_registered or open_session
 
-    def has_registered(self, slot: int) -> bool:
-        return self.slots[slot].ever_registered
+    def has_registered(self, place: int) -> bool:
+        return self.places[place].ever_registered
 
-    def exited(self, slot: int, code: int, now: float) -> list[Action]:
+    def exited(self, place: int, code: int, now: float) -> list[Action]:
         """Decide what to do after the exit of a process; `code` is negative for a signal."""
-        entry = self.slots[slot]
+        entry = self.places[place]
         entry.code = self._rate(entry, code)
         if self.stop or entry.retired or (code == 0 and entry.kill_at is None):
             entry.phase = Phase.ENDED
             return []
         if entry.kill_at is not None:
             entry.failures = 0
-            return [self._spawn(slot, now)]
+            return [self._spawn(place, now)]
         if self.watching and code in FIXABLE and not entry.was_registered:
             entry.phase, entry.due_at, entry.failures = Phase.WAITING, NEVER, 0
-            return [WaitForReload(slot)]
+            return [WaitForReload(place)]
         if self._cannot_start(entry, code):
             entry.phase = Phase.ENDED
             self._start_failure = code
-            return [GiveUp(slot, code), *self.drain(now)]
+            return [GiveUp(place, code), *self.drain(now)]
         if now - entry.started_at >= RAN_WELL_SECONDS:
             entry.failures = 0
         entry.failures += 1
         delay = RESTART_BACKOFF.delay(entry.failures, 0.0)
         entry.due_at = now + delay
         entry.phase = Phase.WAITING
-        return [Restart(slot, delay)]
+        return [Restart(place, delay)]
 
     def reload(self, now: float) -> list[Action]:
         """Replace every worker: running ones drain first, all others start at once."""
         if self.stop:
             return []
         actions: list[Action] = []
-        for slot, entry in enumerate(self.slots):
+        for place, entry in enumerate(self.places):
             if entry.phase is Phase.WAITING:
                 entry.due_at, entry.failures = now, 0
             elif entry.phase is Phase.ENDED and entry.retired:
                 entry.retired = False
-                actions.append(self._spawn(slot, now))
+                actions.append(self._spawn(place, now))
             else:
-                actions += self.restart(slot, now)
+                actions += self.restart(place, now)
         return actions
 
-    def restart(self, slot: int, now: float) -> list[Action]:
-        """Replace the worker of a slot, which drains first, even if it has been retired."""
-        self.slots[slot].retired = False
-        return self._drain_one(slot, now)
+    def restart(self, place: int, now: float) -> list[Action]:
+        """Replace the worker of a place, which drains first, even if it has been retired."""
+        self.places[place].retired = False
+        return self._drain_one(place, now)
 
-    def retire(self, slot: int, now: float) -> list[Action]:
-        """Drain the worker of a slot, and start no other one in its place before a reload."""
-        self.slots[slot].retired = True
-        return self._drain_one(slot, now)
+    def retire(self, place: int, now: float) -> list[Action]:
+        """Drain the worker of a place, and start no other one in its place before a reload."""
+        self.places[place].retired = True
+        return self._drain_one(place, now)
 
-    def _drain_one(self, slot: int, now: float) -> list[Action]:
-        entry = self.slots[slot]
+    def _drain_one(self, place: int, now: float) -> list[Action]:
+        entry = self.places[place]
         # A worker that drains already would abort its jobs at another SIGTERM.
         if self.stop or entry.phase is not Phase.RUNNING or entry.kill_at is not None:
             return []
         entry.kill_at = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
-        return [Terminate(slot)]
+        return [Terminate(place)]
 
-    def is_stopping(self, slot: int) -> bool:
-        """Return whether the process of a slot was asked to exit."""
-        return self.stop is not StopLevel.NO or self.slots[slot].kill_at is not None
+    def is_stopping(self, place: int) -> bool:
+        """Return whether the process of a place was asked to exit."""
+        return self.stop is not StopLevel.NO or self.places[place].kill_at is not None
 
     def drain(self, now: float, code: int | None = None) -> list[Action]:
         """Drain every worker, once; `code` is the exit code if the parent itself cannot run."""
@@ -249,11 +249,11 @@ class RestartPolicy:
         self._start_failure = code if self._start_failure is None else self._start_failure
         self.stop = StopLevel.DRAIN
         self._deadline = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
-        for entry in self.slots:
+        for entry in self.places:
             if entry.phase is Phase.WAITING:
                 entry.phase = Phase.ENDED
         # A worker that drains for a reload would abort at another SIGTERM.
-        return [Terminate(slot) for slot in self._running() if self.slots[slot].kill_at is None]
+        return [Terminate(place) for place in self._running() if self.places[place].kill_at is None]
 
     def stop_signal(self, now: float) -> list[Action]:
         """Stop the workers, each time more urgently: drain, abort, kill."""
@@ -263,22 +263,22 @@ class RestartPolicy:
             self.stop = StopLevel.ABORT
             soon = now + ABORT_SECONDS
             self._deadline = soon if self._deadline is None else min(self._deadline, soon)
-            return [Terminate(slot) for slot in self._running()]
+            return [Terminate(place) for place in self._running()]
         self.stop = StopLevel.KILL
         return self._kill_all("third stop signal")
 
     def tick(self, now: float) -> list[Action]:
         """Return the actions that are due: restarts, and kills of workers that hang."""
         actions: list[Action] = [
-            self._spawn(slot, now)
-            for slot, entry in enumerate(self.slots)
+            self._spawn(place, now)
+            for place, entry in enumerate(self.places)
             if entry.phase is Phase.WAITING and entry.due_at <= now
         ]
-        for slot in self._running():
-            entry = self.slots[slot]
+        for place in self._running():
+            entry = self.places[place]
             if entry.kill_at is not None and entry.kill_at <= now:
                 entry.kill_at = NEVER
-                actions.append(Kill(slot, "it did not exit in time"))
+                actions.append(Kill(place, "it did not exit in time"))
         if self._deadline is not None and self._deadline <= now:
             self._deadline = None
             actions += self._kill_all("it did not exit in time")
@@ -287,8 +287,8 @@ class RestartPolicy:
     @property
     def next_at(self) -> float | None:
         """Return when `tick` has something to do, None if nothing is scheduled."""
-        times = [entry.due_at for entry in self.slots if entry.phase is Phase.WAITING]
-        kills = [self.slots[slot].kill_at for slot in self._running()]
+        times = [entry.due_at for entry in self.places if entry.phase is Phase.WAITING]
+        kills = [self.places[place].kill_at for place in self._running()]
         times += [kill_at for kill_at in kills if kill_at is not None]
         times = [at for at in times if at < NEVER]
         if self._deadline is not None and self._running():
@@ -297,38 +297,38 @@ class RestartPolicy:
 
     @property
     def done(self) -> bool:
-        """Return whether every slot has ended for good."""
-        return all(entry.phase is Phase.ENDED for entry in self.slots)
+        """Return whether every place has ended for good."""
+        return all(entry.phase is Phase.ENDED for entry in self.places)
 
     @property
     def exit_code(self) -> int:
         """Return the code of the worker that could not start, else the highest last code."""
         if self._start_failure is not None:
             return self._start_failure
-        return max((entry.code for entry in self.slots), default=0)
+        return max((entry.code for entry in self.places), default=0)
 
-    def _spawn(self, slot: int, now: float) -> Spawn:
-        entry = self.slots[slot]
+    def _spawn(self, place: int, now: float) -> Spawn:
+        entry = self.places[place]
         entry.phase = Phase.RUNNING
         entry.started_at = now
         entry.registered = entry.was_registered = False
         entry.kill_at = None
-        return Spawn(slot)
+        return Spawn(place)
 
-    def _cannot_start(self, entry: ProcessSlot, code: int) -> bool:
+    def _cannot_start(self, entry: ProcessPlace, code: int) -> bool:
         if self.burst and code > 0 and not entry.was_registered:
             return True
         # Where another process could start, this one met an outage.
-        return code in CANNOT_START and not any(each.ever_registered for each in self.slots)
+        return code in CANNOT_START and not any(each.ever_registered for each in self.places)
 
-    def _rate(self, entry: ProcessSlot, code: int) -> int:
+    def _rate(self, entry: ProcessPlace, code: int) -> int:
         # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.
         if code == -signal.SIGTERM and self.stop and not entry.registered:
             return 0
         return code if code >= 0 else KILLED_CODE
 
     def _running(self) -> list[int]:
-        return [n for n, entry in enumerate(self.slots) if entry.phase is Phase.RUNNING]
+        return [n for n, entry in enumerate(self.places) if entry.phase is Phase.RUNNING]
 
     def _kill_all(self, reason: str) -> list[Action]:
-        return [Kill(slot, reason) for slot in self._running()]
+        return [Kill(place, reason) for place in self._running()]

@@ -43,7 +43,7 @@ from qdo.system import logs
 from qdo.system.processes import adopt_orphans
 from qdo.text import describe
 from qdo.worker.metrics.catalog import check_library
-from qdo.worker.metrics.monitor import STEP_SECONDS, Monitor, MonitoredChild, SlotView
+from qdo.worker.metrics.monitor import STEP_SECONDS, Monitor, MonitoredChild, PlaceView
 from qdo.worker.supervisor.blocked import BlockedLoops
 from qdo.worker.supervisor.child import CHILD_ARGV, ChildProcess, Reaper, next_ended
 from qdo.worker.supervisor.restarts import (
@@ -113,13 +113,13 @@ class HttpService:
         if self._monitor is not None:
             self._monitor.look(
                 [
-                    SlotView(
-                        slot_name(slot),
+                    PlaceView(
+                        process_name(place),
                         _STATES[entry.phase],
-                        policy.is_stopping(slot),
-                        children.get(slot),
+                        policy.is_stopping(place),
+                        children.get(place),
                     )
-                    for slot, entry in enumerate(policy.slots)
+                    for place, entry in enumerate(policy.places)
                 ]
             )
 
@@ -128,8 +128,8 @@ class HttpService:
             self._server.close()
 
 
-def slot_name(slot: int) -> str:
-    return f"process {slot + 1}"
+def process_name(place: int) -> str:
+    return f"process {place + 1}"
 
 
 POLL_SECONDS = 0.3
@@ -217,7 +217,7 @@ class _Parent:
         self._operations: dict[str, Callable[[int, float], list[Action]]] = {
             DRAIN: self._policy.retire,
             RESTART: self._policy.restart,
-            RELOAD: lambda slot, now: self._policy.reload(now),
+            RELOAD: lambda place, now: self._policy.reload(now),
         }
         self._reaper = Reaper(settings, self._wake_up)
         self._loops = BlockedLoops(settings.session_timeout_seconds, self._wake_up)
@@ -274,7 +274,7 @@ class _Parent:
             self._wakeup_end.send(b"\0")
 
     def run(self) -> int:
-        """Run until every slot has ended and the sessions of all dead children are closed."""
+        """Run until every place has ended and the sessions of all dead children are closed."""
         self._do(self._policy.start(time.monotonic()))
         while not self._is_finished():
             self.step()
@@ -338,13 +338,13 @@ class _Parent:
             _log.info("reloading the workers: %s changed", ", ".join(map(os.path.relpath, changed)))
             self._do(self._policy.reload(now))
 
-    def _receive(self, slot: int) -> None:
-        child = self._children[slot]
+    def _receive(self, place: int) -> None:
+        child = self._children[place]
         if not child.receive():
             self._selector.unregister(child.pipe)
         if child.settings is not None and child.settings != self._in_force:
             self._use(child.settings)
-        self._update(slot, child)
+        self._update(place, child)
 
     def _use(self, settings: Settings) -> None:
         """Apply the settings in force. Children import the app: they get those without its code."""
@@ -364,83 +364,88 @@ class _Parent:
             self._do(self._policy.drain(time.monotonic(), error.exit_code))
         self._do(self._policy.grow(settings.processes, time.monotonic()))
 
-    def _update(self, slot: int, child: ChildProcess) -> None:
+    def _update(self, place: int, child: ChildProcess) -> None:
         """Pass on the reports of a child."""
-        self._policy.registered(slot, child.registered)
+        self._policy.registered(place, child.registered)
         if self._watcher is not None:
             self._watcher.add(child.files)
 
     def _act_for(self, children: Iterable[tuple[int, ChildProcess]]) -> None:
         """Perform the actions that operators requested of workers."""
-        for slot, child in [*children]:
+        for place, child in [*children]:
             while child.asked:
                 action = child.asked.pop(0)
                 if (change := self._operations.get(action)) is not None:
-                    _log.info("%s: an operator asked for the action %s", slot_name(slot), action)
-                    self._do(change(slot, time.monotonic()))
+                    _log.info(
+                        "%s: an operator asked for the action %s", process_name(place), action
+                    )
+                    self._do(change(place, time.monotonic()))
 
     def _reap_dead(self) -> None:
         """Reap the children and adopted orphans that have exited."""
-        slots = {child.pid: slot for slot, child in self._children.items()}
+        places = {child.pid: place for place, child in self._children.items()}
         while (pid := next_ended()) is not None:
-            if pid in slots:
-                self._reap(slots.pop(pid))
+            if pid in places:
+                self._reap(places.pop(pid))
             else:
                 os.waitpid(pid, 0)
         self._reaper.step()
 
-    def _reap(self, slot: int) -> None:
-        child = self._children.pop(slot)
+    def _reap(self, place: int) -> None:
+        child = self._children.pop(place)
         with contextlib.suppress(KeyError):  # it closed its end before it died
             self._selector.unregister(child.pipe)
-        code = self._reaper.reap(child, stopping=self._policy.is_stopping(slot))
-        self._update(slot, child)
-        self._act_for([(slot, child)])
-        self._do(self._policy.exited(slot, code, time.monotonic()))
+        code = self._reaper.reap(child, stopping=self._policy.is_stopping(place))
+        self._update(place, child)
+        self._act_for([(place, child)])
+        self._do(self._policy.exited(place, code, time.monotonic()))
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Spawn(slot):
-                    self._spawn(slot)
-                case Terminate(slot) if slot in self._children:
-                    self._children[slot].terminate()
-                case Kill(slot, reason):
-                    self._kill(self._children[slot], reason)
-                case Restart(slot, after_seconds):
-                    _log.info("%s: restarting in %.1f s", slot_name(slot), after_seconds)
-                case WaitForReload(slot):
+                case Spawn(place):
+                    self._spawn(place)
+                case Terminate(place) if place in self._children:
+                    self._children[place].terminate()
+                case Kill(place, reason):
+                    self._kill(self._children[place], reason)
+                case Restart(place, after_seconds):
+                    _log.info("%s: restarting in %.1f s", process_name(place), after_seconds)
+                case WaitForReload(place):
                     _log.warning(
-                        "%s cannot start, waiting until a file of the app changes", slot_name(slot)
+                        "%s cannot start, waiting until a file of the app changes",
+                        process_name(place),
                     )
-                case GiveUp(slot, code):
+                case GiveUp(place, code):
                     _log.error(
-                        "%s cannot start (exit code %d); stopping qdo-worker", slot_name(slot), code
+                        "%s cannot start (exit code %d); stopping qdo-worker",
+                        process_name(place),
+                        code,
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
         child.kill()  # before the line: a handler of a log_config may block
         _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
 
-    def _spawn(self, slot: int) -> None:
+    def _spawn(self, place: int) -> None:
         left = self._reaper.left
         # After a reload the app may be a new version, which is checked as at the first start.
-        restarted = self._policy.has_registered(slot) and self._watcher is None
+        restarted = self._policy.has_registered(place) and self._watcher is None
         try:
-            name = slot_name(slot)
+            name = process_name(place)
             deaths = self._reaper.deaths(name)
             child = self._kind(
                 name, self._argv, self._settings, self._target, left, restarted, deaths
             )
         except OSError as error:
-            _log.error("cannot start %s, retrying: %s", slot_name(slot), error)
-            self._do(self._policy.exited(slot, 1, time.monotonic()))
+            _log.error("cannot start %s, retrying: %s", process_name(place), error)
+            self._do(self._policy.exited(place, 1, time.monotonic()))
             return
         self._reaper.left = []
         for fd in left:
             os.close(fd)
-        self._children[slot] = child
-        self._selector.register(child.pipe, selectors.EVENT_READ, slot)
+        self._children[place] = child
+        self._selector.register(child.pipe, selectors.EVENT_READ, place)
         _log.info("%s started (pid %d)", child.name, child.pid)
 
 

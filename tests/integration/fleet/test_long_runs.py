@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdo.worker.metrics.durations import ENOUGH
+from qdo.worker.engine.durations import ENOUGH
 from tests.support.app_runs import AppRuns
 from tests.support.processes import wait_until
 

@@ -369,7 +369,7 @@ def test_new_messages_start_while_failing_ones_wait(keyed: Keyed, order: Any) ->
         until(lambda count=2 * number + 2: len(keyed.ended) == count)  # type: ignore[misc]
         until(lambda: dispatcher.slots["q"].state is SlotState.WAITING)
     assert keyed.begun.count("a-0") == 1
-    assert len(dispatcher.timers._waiting) == 1
+    assert len(dispatcher.alarms._waiting) == 1
 
 
 def test_no_lane_starts_without_the_lease(keyed: Keyed) -> None:

@@ -16,7 +16,7 @@ from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.system import logs
 from qdo.worker.actions import OwnActions, all_stacks
-from qdo.worker.drain import StopRequests
+from qdo.worker.drain import StopSignals
 from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
 from qdo.worker.runs import Runs
@@ -36,7 +36,7 @@ def in_force(level: str = "info", log_config: str = "") -> SettingsInForce:
 @pytest.fixture
 def actions() -> OwnActions:
     """A worker without a parent."""
-    return OwnActions(StopRequests(), in_force(), None, Runs(list), NO_QUEUES)
+    return OwnActions(StopSignals(), in_force(), None, Runs(list), NO_QUEUES)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ _LOGGERS = (None, "kazoo", "botocore")
 
 def test_a_second_drain_aborts_no_job() -> None:
     """Without a parent and without a handler of signals."""
-    stop = StopRequests()
+    stop = StopSignals()
     actions = OwnActions(stop, in_force(), None, Runs(list), NO_QUEUES)
     assert [perform(actions, "drain"), perform(actions, "drain")] == 2 * [Result("draining")]
     assert stop.signals == 1
@@ -66,7 +66,7 @@ def test_nobody_restarts_a_worker_without_a_parent(actions: OwnActions, name: st
 
 @pytest.mark.parametrize("name", ["drain", "restart", "reload"])
 def test_the_parent_is_asked_once(name: str) -> None:
-    stop, asked = StopRequests(), list[str]()
+    stop, asked = StopSignals(), list[str]()
     perform(OwnActions(stop, in_force(), asked.append, Runs(list), NO_QUEUES), name)
     assert (asked, stop.signals) == ([name], 0)
 
@@ -84,7 +84,7 @@ def test_log_levels_have_a_name_and_a_length(actions: OwnActions) -> None:
 )
 def test_levels_lead_back_to_the_configured_one(level: None, log_config: str, left: int) -> None:
     """Also after a second change; to the settings in force, or to those of a `log_config`."""
-    actions = OwnActions(StopRequests(), in_force("error", log_config), None, Runs(list), NO_QUEUES)
+    actions = OwnActions(StopSignals(), in_force("error", log_config), None, Runs(list), NO_QUEUES)
     logs.set_level("warning")
     for wanted in ("debug", "info"):
         result = perform(actions, "log-level", level=wanted, seconds=0.01)

@@ -22,9 +22,9 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CoordinatorUnreachableError
 from qdo.fleet.timer_node import TimerNode
 from qdo.queues import QueueFilter
+from qdo.worker.engine.meters import MOST_GLOBS, OTHERS
 from qdo.worker.metrics import catalog, facts
 from qdo.worker.metrics.facts import AppFacts, pool_states
-from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS
 
 
 def app_of(*globs: str) -> App:

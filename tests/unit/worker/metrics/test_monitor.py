@@ -18,7 +18,7 @@ from qdo.worker.metrics.monitor import (
     HttpAnswer,
     MetricsPage,
     Monitor,
-    SlotView,
+    PlaceView,
 )
 from qdo.worker.shared_memory import LoopReport
 
@@ -80,7 +80,7 @@ def monitored(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedMonitor]:
 
 def views(*children: WatchedProcess | None, state: str = "running", stopping: bool = False) -> Any:
     return [
-        SlotView(f"process {n}", state if child is None else "running", stopping, child)
+        PlaceView(f"process {n}", state if child is None else "running", stopping, child)
         for n, child in enumerate(children, start=1)
     ]
 

@@ -107,19 +107,19 @@ def test_failure_files_include_a_missing_module(module: Path) -> None:
 def started(size: int = 1, *, watching: bool = True) -> RestartPolicy:
     policy = RestartPolicy(size, 30.0, watching)
     policy.start(0.0)
-    for slot in range(size):
-        policy.registered(slot, True)
+    for place in range(size):
+        policy.registered(place, True)
     return policy
 
 
 def test_reload_drains_and_replaces_every_worker() -> None:
-    """Whatever its exit code: 0 does not end a slot here."""
+    """Whatever its exit code: 0 does not end a place here."""
     policy = started(3)
     assert policy.reload(5.0) == [Terminate(0), Terminate(1), Terminate(2)]
-    for slot, code in enumerate((0, 1, -15)):
-        assert policy.is_stopping(slot)
-        assert policy.exited(slot, code, 6.0) == [Spawn(slot)]
-        assert not policy.is_stopping(slot)
+    for place, code in enumerate((0, 1, -15)):
+        assert policy.is_stopping(place)
+        assert policy.exited(place, code, 6.0) == [Spawn(place)]
+        assert not policy.is_stopping(place)
     assert not policy.done
 
 
@@ -147,7 +147,7 @@ def test_worker_that_outlasts_a_reload_is_killed_once() -> None:
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_worker_that_cannot_start_waits_for_a_change(code: int) -> None:
-    """Even if an earlier worker of its slot could start."""
+    """Even if an earlier worker of its place could start."""
     policy = started()
     policy.reload(5.0)
     policy.exited(0, 0, 6.0)
@@ -182,7 +182,7 @@ def test_stop_takes_precedence_over_reload() -> None:
     assert policy.done
 
 
-def test_slot_waiting_for_a_change_ends_with_the_others() -> None:
+def test_place_waiting_for_a_change_ends_with_the_others() -> None:
     policy = started()
     policy.reload(5.0)
     policy.exited(0, 0, 6.0)

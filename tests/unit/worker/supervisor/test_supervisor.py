@@ -30,7 +30,7 @@ SIGTERM = -15
 
 def started(size: int = 1, drain_seconds: float = 30.0) -> RestartPolicy:
     policy = RestartPolicy(size, drain_seconds)
-    assert policy.start(0.0) == [Spawn(slot) for slot in range(size)]
+    assert policy.start(0.0) == [Spawn(place) for place in range(size)]
     assert (policy.done, policy.next_at) == (False, None)
     return policy
 
@@ -76,7 +76,7 @@ def test_worker_that_ran_well_restarts_with_the_first_delay():
     assert policy.exited(0, 1, 4.0 + restarts.RAN_WELL_SECONDS) == [Restart(0, 0.1)]
 
 
-def test_slots_back_off_independently():
+def test_places_back_off_independently():
     policy = started(2)
     policy.exited(0, 1, 1.0)
     policy.tick(2.0)
@@ -155,7 +155,7 @@ def test_second_stop_signal_aborts_and_third_kills():
     assert policy.stop is StopLevel.ABORT
     (kill,) = policy.stop_signal(3.0)
     assert isinstance(kill, Kill)
-    assert kill.slot == 1
+    assert kill.place == 1
     policy.exited(1, SIGKILL, 3.1)
     assert policy.done
     assert policy.exit_code == restarts.KILLED_CODE
@@ -179,7 +179,7 @@ def test_worker_that_outlasts_the_drain_is_killed_and_failed():
     assert policy.tick(limit - 0.1) == []
     (kill,) = policy.tick(limit)
     assert isinstance(kill, Kill)
-    assert kill.slot == 1
+    assert kill.place == 1
     assert policy.next_at is None
     policy.exited(1, SIGKILL, limit + 0.1)
     assert policy.done

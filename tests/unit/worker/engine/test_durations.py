@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdo.worker.metrics.durations import ENOUGH, FACTOR, LEAST_SECONDS, PACE_SECONDS, Durations
+from qdo.worker.engine.durations import ENOUGH, FACTOR, LEAST_SECONDS, PACE_SECONDS, Durations
 
 
 def history(*seconds: float) -> Durations:

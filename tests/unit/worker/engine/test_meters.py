@@ -12,8 +12,8 @@ from qdo.jobs.job import Job
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.positions import position_of_time
+from qdo.worker.engine.meters import MOST_GLOBS, OTHERS, JobMeter, JobMeters
 from qdo.worker.executors.base import NotStarted
-from qdo.worker.metrics.meters import MOST_GLOBS, OTHERS, JobMeter, JobMeters
 
 SENT = 1_700_000_000.0
 
