@@ -123,10 +123,10 @@ def _stacks(args: Values, finish: Finish) -> Result:
     return Result(f"pid {os.getpid()}", all_stacks())
 
 
+# The class `greenlet.greenlet`: callbacks of gevent's hub are greenlets without being its own.
 _GREENLET: Any = gevent.Greenlet.__mro__[-2]
-"""The class `greenlet.greenlet`: callbacks of gevent's hub are greenlets without being its own."""
+# The innermost frames of a stack that are shown.
 MAX_FRAMES = 60
-"""The innermost frames of a stack that are shown."""
 
 _Key = tuple[str, tuple[tuple[str, int, str], ...]]
 

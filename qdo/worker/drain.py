@@ -19,8 +19,8 @@ from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
+# Time limit for aborted jobs to end and for the releases after them.
 ABORT_SECONDS = 3.0
-"""Time limit for aborted jobs to end and for the releases after them."""
 NAMES_SHOWN = 20
 
 

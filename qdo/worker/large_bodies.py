@@ -13,8 +13,8 @@ from typing import Any
 
 import ujson
 
+# The size of a large body. Smaller ones take at most some 20 ms.
 LARGE_BYTES = 1024 * 1024
-"""The size of a large body. Smaller ones take at most some 20 ms."""
 
 
 def load_large(body: bytes) -> Any:

@@ -13,24 +13,26 @@ from typing import Any
 
 import gevent
 
+# Lines about one queue in one second.
 LINES = 10
-"""Lines about one queue in one second."""
+# Lines with the same sentence, about any queues, in one second.
 LIKE_LINES = 100
-"""Lines with the same sentence, about any queues, in one second."""
 WINDOW_SECONDS = 1.0
+# Loggers with lines about single messages. The first argument of each line names the queue.
 MESSAGE_LOGGERS = (
     *(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "observers")),
     "qdo.worker.engine.subscriptions",
     "qdo.worker.runs",
 )
-"""Loggers with lines about single messages. The first argument of each line names the queue."""
+# Loggers with lines about single queues; a worker may own many thousands.
 QUEUE_LOGGERS = (
     "qdo.worker.engine.jobs",
     *(f"qdo.worker.duties.{name}" for name in ("queues", "retention")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.rebalancer",
 )
-"""Loggers with lines about single queues; a worker may own many thousands."""
+# Loggers with lines about a broker that fails, or a thread that cannot start: every queue would
+# repeat them every 5 s.
 BROKER_LOGGERS = (
     "qdo.worker.engine.outcomes.broker",
     "qdo.brokers.kinesis.reader",
@@ -38,8 +40,6 @@ BROKER_LOGGERS = (
     "qdo.brokers.sqs.receive",
     "qdo.worker.executors.wait",
 )
-"""Loggers with lines about a broker that fails, or a thread that cannot start: every queue would
-repeat them every 5 s."""
 
 _KEPT = 1000
 _MORE = "%s: and %d more lines within a second, up to level %s"

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from qdo.settings.settings import Settings
     from qdo.worker.worker import ProcessContext, Worker
 
+# This module is run as a program, where its `__name__` says nothing.
 LOG_NAME = "qdo.worker.main"
-"""This module is run as a program, where its `__name__` says nothing."""
 
 
 def main() -> int:

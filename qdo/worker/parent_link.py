@@ -62,8 +62,8 @@ def _names(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or error.__context__
 
 
+# How often a worker looks for newly imported files; only with the setting `reload`.
 FILES_SECONDS = 1.0
-"""How often a worker looks for newly imported files; only with the setting `reload`."""
 
 _log = logging.getLogger(__name__)
 

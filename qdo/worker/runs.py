@@ -32,8 +32,8 @@ from qdo.worker.executors.thread import job_frames
 
 _log = logging.getLogger(__name__)
 
+# The innermost frames of a stack that are kept.
 MAX_FRAMES = 20
-"""The innermost frames of a stack that are kept."""
 _PACKAGES = ("site-packages", "dist-packages")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _ENGINE = tuple(str(Path(module.__path__[0])) + os.sep for module in (qdo, gevent))

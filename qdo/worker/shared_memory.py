@@ -47,8 +47,8 @@ from typing import Literal
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.positions import TIME_POSITIONS, Positions
 
+# Fits the longest names: 200 characters of at most 4 bytes, and the name of a worker.
 ENTRY_BYTES = 1024
-"""Fits the longest names: 200 characters of at most 4 bytes, and the name of a worker."""
 _CHUNK_BYTES = ENTRY_BYTES << 10
 
 
@@ -71,8 +71,8 @@ def text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+# Indexes of the numbers. Each is stored and read at once: the parent never sees half of one.
 _BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
-"""Indexes of the numbers. Each is stored and read at once: the parent never sees half of one."""
 _NUMBERS = struct.Struct("<8x5qH")
 _LENGTH_AT = _NUMBERS.size - 2
 _TEXT_BYTES = 900
@@ -139,18 +139,18 @@ def read_loop(fd: int) -> LoopReport | None:
 
 
 _WORDS = ENTRY_BYTES // 8
+# Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11).
 _POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
-"""Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11)."""
 _LENGTHS = struct.Struct("<HH")
+# Added to the length of the queue's name if several of its messages may be in flight at once.
 _MANY = 1 << 15
-"""Added to the length of the queue's name if several of its messages may be in flight at once."""
 _NAMES_AT = 8 + _LENGTHS.size
 _WIDE_BYTES = 48
 _WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
+# Marks a position that is in the last bytes of the entry.
 _WIDE = -1
-"""Marks a position that is in the last bytes of the entry."""
+# Entries beyond this number are not read; there are two for each of at most 100,000 jobs.
 _MOST_ENTRIES = 1 << 18
-"""Entries beyond this number are not read; there are two for each of at most 100,000 jobs."""
 
 
 class InFlightTable:
@@ -173,8 +173,8 @@ class InFlightTable:
         self.loop = LoopState(self._memory, self.positions)
         # The lowest entries are used first: few pages are ever touched.
         self._free = [] if fd is None else list(range(_WORDS * entries, 0, -_WORDS))
+        # Entries of ended turns by worker, see `give_back`.
         self._kept: dict[str, list[int]] = {}
-        """Entries of ended turns by worker, see `give_back`."""
 
     def notes(self, positions: Positions) -> memoryview[int] | _WideEntries:
         """Return the object that accepts the positions of a broker.
@@ -295,8 +295,8 @@ def _in_flight(entry: bytes) -> InFlight | None:
     return InFlight(text(names[:queue]), text(names[queue:]), position, in_line)
 
 
+# Handles beyond this number are not kept: their messages are visible after the timeout.
 MOST_ENTRIES = 16_384
-"""Handles beyond this number are not kept: their messages are visible after the timeout."""
 _NOTHING = _LENGTHS.pack(0, 0)
 
 

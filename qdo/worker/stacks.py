@@ -18,11 +18,11 @@ import time
 from qdo.system.clock import clock
 from qdo.worker.shared_memory import make_memory
 
+# Apps rarely use a real-time signal; the default handler of those that are unused ends a process,
+# so it is sent only to workers that have registered: they have their handler before.
 STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Apps rarely use a real-time signal; the default handler of those that are unused ends a process,
-so it is sent only to workers that have registered: they have their handler before."""
+# How long a process may take to write its stacks.
 PATIENCE_SECONDS = 1.0
-"""How long a process may take to write its stacks."""
 _LOOK_SECONDS = 0.005
 _MASKS = re.compile(rb"^(?:ShdPnd|SigBlk):\s*([0-9a-f]+)$", re.MULTILINE)
 

@@ -23,9 +23,9 @@ from qdo.worker.duties.duty import Duty
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
+# The pause between two surveys is at least this many times the duration of the last survey. A
+# survey of thousands of queues takes a while.
 LOOK_SHARE = 10
-"""The pause between two surveys is at least this many times the duration of the last survey.
-A survey of thousands of queues takes a while."""
 
 
 @dataclass(frozen=True, slots=True)

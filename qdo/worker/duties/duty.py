@@ -210,13 +210,13 @@ class HistoryDuty(Duty):
             self._writer.close()
 
 
+# How often the listener looks for new idle queues. The doorbell's count shows a notification in
+# between.
 LOOK_SECONDS = 1.0
-"""How often the listener looks for new idle queues. The doorbell's count shows a notification
-in between."""
+# At most this many watches are requested in one step, so that checkpoints need not wait.
 AT_ONCE = 1000
-"""At most this many watches are requested in one step, so that checkpoints need not wait."""
+# Pause between two such steps.
 SOON_SECONDS = 0.1
-"""Pause between two such steps."""
 
 
 class DoorbellListener(Duty):
@@ -228,10 +228,10 @@ class DoorbellListener(Duty):
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
         self._member: Member | None = None
+        # Queues with a watch in force; a notification ends it.
         self._watched: set[str] = set()
-        """Queues with a watch in force; a notification ends it."""
+        # Queues that the member was asked to watch at any time.
         self._known: set[str] = set()
-        """Queues that the member was asked to watch at any time."""
 
     def run(self) -> None:
         while True:

@@ -33,8 +33,8 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 
 _log = logging.getLogger(__name__)
 
+# How often the other workers check whether they lead: a look at their own memory.
 LOOK_SECONDS = 0.1
-"""How often the other workers check whether they lead: a look at their own memory."""
 
 
 class LeaderDuty(Duty):

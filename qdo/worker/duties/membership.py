@@ -31,8 +31,8 @@ from qdo.worker.shared_memory import InFlightTable
 
 _log = logging.getLogger(__name__)
 
+# Delays between attempts to register again; the worker never gives up.
 REGISTER_BACKOFF = Backoff(0.1, 5.0)
-"""Delays between attempts to register again; the worker never gives up."""
 
 
 class ClaimEvents:

@@ -23,12 +23,12 @@ from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
+# How often the leader looks for new rows.
 POLL_SECONDS = 0.5
-"""How often the leader looks for new rows."""
+# Pause after an error of the database or the broker.
 RETRY_SECONDS = 5.0
-"""Pause after an error of the database or the broker."""
+# How often the leader counts the rows that wait, and those that are refused.
 COUNT_SECONDS = 10.0
-"""How often the leader counts the rows that wait, and those that are refused."""
 
 
 class Relay(LeaderDuty):
@@ -55,10 +55,10 @@ class Relay(LeaderDuty):
         self._broker = broker
         self.quiet = False
         self._count_at = 0.0
+        # The relays whose databases have not answered yet, by the numbers of their outboxes.
         self._running: dict[int, Any] = {}
-        """The relays whose databases have not answered yet, by the numbers of their outboxes."""
+        # What `OutboxTable.counts` returned, by table; only of the leader.
         self.counts: dict[str, tuple[int, int, int]] = {}
-        """What `OutboxTable.counts` returned, by table; only of the leader."""
 
     def follow(self, member: Member | None) -> None:
         self.quiet = member is not None

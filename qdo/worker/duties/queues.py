@@ -162,14 +162,14 @@ def _put(names: set[str], name: str, among: bool) -> None:
 
 _log = logging.getLogger(__name__)
 
+# How often the leader reads the progress of parents for which queues wait.
 PARENTS_SECONDS = 1.0
-"""How often the leader reads the progress of parents for which queues wait."""
+# Nodes read again with each list: an operator may have changed one.
 REREAD_PER_LIST = 5000
-"""Nodes read again with each list: an operator may have changed one."""
+# Nodes parsed in one go, which takes some 10 ms; then other greenlets may run.
 READ_AT_ONCE = 1000
-"""Nodes parsed in one go, which takes some 10 ms; then other greenlets may run."""
+# Queues retired, restored or marked finished in one step, to keep each step short.
 CHANGED_AT_ONCE = 100
-"""Queues retired, restored or marked finished in one step, to keep each step short."""
 NAMES_SHOWN = 20
 _NEVER = float("inf")
 
@@ -188,8 +188,8 @@ class QueueReconciler:
         self._inventory = QueueInventory(self._end_text, self._missing_lists)
         self._names: Sequence[str] | None = None
         self._parents: dict[str, tuple[str, ...]] = {}
+        # Nodes still to be read again.
         self._round: list[str] = []
-        """Nodes still to be read again."""
         self._excluded: frozenset[str] = frozenset()
         self._logged_waiting: set[str] = set()
         self._logged_corrupt: set[str] = set()
@@ -379,15 +379,14 @@ def _log_names(template: str, names: Iterable[str]) -> None:
         _log.info(template, pluralize(len(listed), "queue"), ", ".join(listed[:NAMES_SHOWN]) + more)
 
 
+# How often the other workers check whether they lead: a look at their own memory.
 LEADER_LOOK_SECONDS = 0.1
-"""How often the other workers check whether they lead: a look at their own memory."""
+# Queues whose names arrive within this time are created together.
 SOON_SECONDS = 0.05
-"""Queues whose names arrive within this time are created together."""
+# Pause after a failure of the coordinator.
 RETRY_SECONDS = 1.0
-"""Pause after a failure of the coordinator."""
+# Maximum time between two rounds for queues that come and go: the term may have changed unseen.
 RECONCILE_SECONDS = 5.0
-"""Maximum time between two rounds for queues that come and go: the term may have changed
-unseen."""
 
 
 def has_dynamic_queues(broker: Broker) -> bool:
@@ -412,10 +411,10 @@ class Discovery(Duty):
         self._wanted = Event()
         self._leader: LeaderQueues | None = None
         self._reconciler: QueueReconciler | None = None
+        # Names listed or handed over in this term.
         self._known: set[str] = set()
-        """Names listed or handed over in this term."""
+        # Names received since the last step.
         self._fresh: set[str] = set()
-        """Names received since the last step."""
         self._rejected: set[str] = set()
         self._list_at = 0.0
         self._opener = ShardOpener(broker.streams) if broker.capabilities.streams else None

@@ -20,12 +20,12 @@ from qdo.worker.engine.slot import Slot
 
 _log = logging.getLogger(__name__)
 
+# A queue is trimmed this often, as a share of the retention time, within the limits below.
 PERIOD_SHARE = 0.05
-"""A queue is trimmed this often, as a share of the retention time, within the limits below."""
 PERIOD_MIN_SECONDS = 10.0
 PERIOD_MAX_SECONDS = 3600.0
+# A queue is trimmed at least this often if its dead letters are limited.
 DEAD_LETTERS_SECONDS = 60.0
-"""A queue is trimmed at least this often if its dead letters are limited."""
 
 
 class Retention(Duty):

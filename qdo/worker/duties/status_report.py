@@ -31,25 +31,25 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Counters, Slot, SlotState
 from qdo.worker.runs import Runs
 
+# How often the component node is refreshed, at least.
 REFRESH_SECONDS = 10.0
-"""How often the component node is refreshed, at least."""
+# A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
+# report that it is silent.
 REPORTS_PER_SESSION = 3
-"""A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
-report that it is silent."""
+# At most this many queues are listed, those farthest behind: many clients read component nodes.
 MOST_QUEUES = 100
-"""At most this many queues are listed, those farthest behind: many clients read component nodes."""
 MOST_JOBS = 20
+# At most this many paused jobs are listed, with so much of each error.
 ERROR_CHARACTERS = 200
-"""At most this many paused jobs are listed, with so much of each error."""
+# Queues less far behind are not listed, nor are messages that have run for less, and jobs that rest
+# for less.
 WORTH_SECONDS = 1.0
-"""Queues less far behind are not listed, nor are messages that have run for less, and jobs that
-rest for less."""
 WAITED_SHARE = 0.33
+# A worker is starved that waits for a processor for the first share of its time, and for the second
+# one of the time in which it could run. Idle workers on a machine with six busy processes for each
+# processor wait for 0.07 of their time, and busy ones beside three others for 0.75 of what they
+# want; one with a hundredth of a processor waits for 0.4 to 0.9, and for 0.98 of what it wants.
 WANTED_SHARE = 0.8
-"""A worker is starved that waits for a processor for the first share of its time, and for the
-second one of the time in which it could run. Idle workers on a machine with six busy processes for
-each processor wait for 0.07 of their time, and busy ones beside three others for 0.75 of what they
-want; one with a hundredth of a processor waits for 0.4 to 0.9, and for 0.98 of what it wants."""
 
 
 class ProcessorWaits:

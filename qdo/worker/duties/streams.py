@@ -17,8 +17,8 @@ from qdo.text import join_some
 
 _log = logging.getLogger(__name__)
 
+# How often the parents of hidden shards are looked at.
 OPEN_SECONDS = 0.5
-"""How often the parents of hidden shards are looked at."""
 
 
 class NodeReader(Protocol):

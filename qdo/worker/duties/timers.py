@@ -41,17 +41,17 @@ from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
+# Longest sleep of the leader: it notices within this time that its clock was set.
 CLOCK_SECONDS = 1.0
-"""Longest sleep of the leader: it notices within this time that its clock was set."""
 RETRY_SECONDS = 5.0
+# How often the leader looks at a node that is damaged.
 REREAD_SECONDS = 60.0
-"""How often the leader looks at a node that is damaged."""
+# Messages that are sent at once.
 AT_ONCE = 500
-"""Messages that are sent at once."""
+# By how much a recorded time may be ahead of the clock; more comes from a clock that was wrong.
 AHEAD_SECONDS = 3600.0
-"""By how much a recorded time may be ahead of the clock; more comes from a clock that was wrong."""
+# How long after its removal from the app a new leader deletes the node of a timer.
 UNUSED_SECONDS = 30 * 86_400.0
-"""How long after its removal from the app a new leader deletes the node of a timer."""
 
 
 class TimerSender(LeaderDuty):
@@ -75,8 +75,8 @@ class TimerSender(LeaderDuty):
         self._timers = app.timers
         self._broker = broker
         self._now = now
+        # When to look at each timer; empty until this worker leads.
         self._looks: dict[str, float] = {}
-        """When to look at each timer; empty until this worker leads."""
         self._is_clean = False
         counted = [each.name for each in self._timers.values() if each.unless_waiting]
         if counted and not broker.capabilities.countable:

@@ -35,14 +35,14 @@ from qdo.worker.shared_memory import LoopState
 _log = logging.getLogger(__name__)
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
+# A loop that has not run for this long is blocked; shorter with short session timeouts.
 LIMIT_SECONDS = 1.0
-"""A loop that has not run for this long is blocked; shorter with short session timeouts."""
+# Number of checks within the limit.
 CHECKS = 4
-"""Number of checks within the limit."""
+# Session timeouts for which a job without a time limit may block the loop.
 PATIENCE = 3.0
-"""Session timeouts for which a job without a time limit may block the loop."""
+# How long after the limit the process exits by itself: its parent has died, or hangs.
 OVERDUE_SECONDS = 5.0
-"""How long after the limit the process exits by itself: its parent has died, or hangs."""
 _CONTEXT = "the job context"
 
 

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# How often gevent's event loop runs in the thread of a busy asyncio loop.
 ATTEND_SECONDS = 0.005
-"""How often gevent's event loop runs in the thread of a busy asyncio loop."""
+# Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups.
 HELPERS = 32
-"""Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups."""
+# A loop that ran for longer before code of a job ended it, runs again sooner.
 LASTING_SECONDS = 10.0
-"""A loop that ran for longer before code of a job ended it, runs again sooner."""
+# How often the loop must answer while jobs run. The log names a job that prevents an answer.
 BLOCKED_SECONDS = 1.0
-"""How often the loop must answer while jobs run. The log names a job that prevents an answer."""
+# How long `close` waits for a loop that a job blocks.
 LEAVE_SECONDS = 2.0
-"""How long `close` waits for a loop that a job blocks."""
 
 
 class AsyncioExecutor(Executor):

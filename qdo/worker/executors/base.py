@@ -28,17 +28,17 @@ from qdo.outcomes import JobInterrupt as JobInterrupt
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
+# A job as the pipeline calls it, with message and context. Its return value is ignored; an
+# exception determines how the attempt ended.
 JobCall: TypeAlias = Callable[[Message, Any], Any]
-"""A job as the pipeline calls it, with message and context. Its return value is ignored; an
-exception determines how the attempt ended."""
 
+# Called on the thread that starts the job, once nothing can prevent the start.
 OnStart: TypeAlias = Callable[[Message], None]
-"""Called on the thread that starts the job, once nothing can prevent the start."""
 
 
+# How long a process may compute in its job context. With the executor `process`: how long it may
+# take to import the app and enter the context.
 START_SECONDS = 600.0
-"""How long a process may compute in its job context. With the executor `process`: how long it may
-take to import the app and enter the context."""
 
 
 class NotStarted(BaseException):

@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 
 ARGV = module_argv("qdo.worker.executors.process_main")
+# How long a process may take to leave the context when the worker ends it.
 LEAVE_SECONDS = 5.0
-"""How long a process may take to leave the context when the worker ends it."""
+# How long a process that closed its channel may take to exit by itself.
 REAP_SECONDS = 1.0
-"""How long a process that closed its channel may take to exit by itself."""
+# How often the memory of a process with a limit is checked while it runs a job.
 LOOK_SECONDS = 0.05
-"""How often the memory of a process with a limit is checked while it runs a job."""
+# Share of the time that these checks may take: a job may start hundreds of processes.
 LOOK_SHARE = 0.02
-"""Share of the time that these checks may take: a job may start hundreds of processes."""
 _sockets: Any = cooperative_sockets
 _processes: Any = cooperative_processes
 _MIB = 1 << 20

@@ -53,8 +53,8 @@ from qdo.text import describe_traceback, one_line
 from qdo.worker.large_bodies import load_large
 
 _LENGTHS = struct.Struct("!II")
+# Maximum length of an answer; qdo writes no longer one.
 ANSWER_LIMIT = 4 << 20
-"""Maximum length of an answer; qdo writes no longer one."""
 _CHUNK = 1 << 18
 
 
@@ -257,10 +257,10 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool))
 
 
+# Kills the job. Not SIGTERM, which init systems send to every process of a service.
 END = signal.SIGUSR2 if LINUX else signal.SIGKILL
-"""Kills the job. Not SIGTERM, which init systems send to every process of a service."""
+# The name of the process, by which the parent of a dead worker process finds its keepers.
 NAME = "qdo-keeper"
-"""The name of the process, by which the parent of a dead worker process finds its keepers."""
 
 
 def keep(worker: int, fds: Iterable[int]) -> None:

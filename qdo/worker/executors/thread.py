@@ -28,15 +28,15 @@ from qdo.worker.executors.wait import Pending, TurnWait, started
 if TYPE_CHECKING:
     from qdo.jobs.job import Job, JobFunction
 
+# How long the event loop of a job's thread may take to interrupt a job that waits in it.
 ROUSE_SECONDS = 0.02
-"""How long the event loop of a job's thread may take to interrupt a job that waits in it."""
 
+# How long idle threads wait natively before their event loops run. The next message of a busy queue
+# arrives sooner; through the event loop, it would cost 30 us more. The worker's event loop measures
+# this time: a timeout of each native wait would cost 4 us per message.
 BRIEF_SECONDS = 0.001
-"""How long idle threads wait natively before their event loops run. The next message of a busy
-queue arrives sooner; through the event loop, it would cost 30 us more. The worker's event loop
-measures this time: a timeout of each native wait would cost 4 us per message."""
+# How often the event loop of a busy thread runs between two messages.
 ATTEND_SECONDS = 0.005
-"""How often the event loop of a busy thread runs between two messages."""
 
 
 class ThreadExecutor(Executor):

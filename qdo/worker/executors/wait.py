@@ -18,11 +18,11 @@ from qdo.worker.executors.base import JobAborted, NotStarted, timed_out
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
+# How long after an interruption the log names a job that has not ended.
 GRACE_SECONDS = 2.0
-"""How long after an interruption the log names a job that has not ended."""
 
+# Delays between attempts to start a process, a thread or a loop.
 START_BACKOFF = Backoff(0.1, 5.0, jitter=0.0)
-"""Delays between attempts to start a process, a thread or a loop."""
 
 _T = TypeVar("_T")
 

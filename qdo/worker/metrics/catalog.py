@@ -17,8 +17,8 @@ from qdo.errors import SettingsError
 from qdo.text import how_to_install
 from qdo.worker.engine.meters import DWELL_BOUNDS, JOB_BOUNDS
 
+# Upper bounds of the classes of delays, in seconds.
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Upper bounds of the classes of delays, in seconds."""
 
 
 class MetricKind(enum.Enum):
@@ -199,11 +199,12 @@ LOG_DROPPED = Metric(
     _COUNTER,
     "Log lines that are lost: the reader did not read, or the disk was full.",
 )
+# The facts of the app, which only the worker that leads publishes; see `facts`.
 FROM_LEADER = (
     *(REQUESTS, OUTBOX_REFUSED, OUTBOX_WAITING, BACKLOG, BACKLOG_AGE, DELAYED, UNTAKEN),
     *(DEAD_LETTERS, TIMER_LATE, TIMERS_REFUSED),
 )
-"""The facts of the app, which only the worker that leads publishes; see `facts`."""
+# The metrics that worker processes publish.
 FROM_WORKERS = (
     *(ATTEMPTS, JOB_DURATION, DWELL, QUEUES, OLDEST, JOBS_RUNNING, JOBS_PAUSED, CONCURRENCY),
     OWNERSHIP,
@@ -211,7 +212,6 @@ FROM_WORKERS = (
     *(CHECKPOINT_DURATION, BROKER_REQUESTS, BROKER_ERRORS, LOOP_DELAY, LOG_DROPPED),
     *FROM_LEADER,
 )
-"""The metrics that worker processes publish."""
 
 BUILD = Metric("qdo_build_info", _SUM, "1, with the versions.", ("version", "python"))
 PROCESSES = Metric(
@@ -225,13 +225,13 @@ LOOP_BLOCKED = Metric(
 )
 HEALTHY = Metric("qdo_healthy", _SUM, "1 if /healthz answers with 200, 0 otherwise.")
 READY = Metric("qdo_ready", _SUM, "1 if /readyz answers with 200, 0 otherwise.")
+# The metrics of the parent process itself.
 FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
-"""The metrics of the parent process itself."""
 
 
 Labels = tuple[str, ...]
+# By the values of the labels: one number, or the counts and the sum of a histogram.
 Series = dict[Labels, list[float]]
-"""By the values of the labels: one number, or the counts and the sum of a histogram."""
 
 _MERGE: dict[MetricKind, Callable[[float, float], float]] = {
     MetricKind.MAX: max,

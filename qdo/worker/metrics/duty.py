@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from qdo.coordination.protocol.claims import Claim
 
 
+# At most this many queues are looked up at the broker, those that are farthest behind.
 ASKED = 3
-"""At most this many queues are looked up at the broker, those that are farthest behind."""
+# After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
+# second.
 CHUNK = 5000
-"""After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
-second."""
 STATES = (
     *("idle", "ready", "running", "waiting", "limited", "failing", "unreadable"),
     *("blocked", "paused", "lease-expired"),
@@ -154,9 +154,9 @@ def age(oldest: float | None, now: float) -> float:
 
 PUBLISH_SECONDS = 1.0
 SURVEY_SECONDS = 2.0
+# The share of the time that looking at all owned queues may take, with pauses up to
+# `MOST_SURVEY_SECONDS`: on a busy worker others run in between.
 SURVEY_SHARE = 0.02
-"""The share of the time that looking at all owned queues may take, with pauses up to
-`MOST_SURVEY_SECONDS`: on a busy worker others run in between."""
 MOST_SURVEY_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)

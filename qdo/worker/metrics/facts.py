@@ -44,16 +44,16 @@ from qdo.worker.metrics.catalog import Metric
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Facts = dict[Metric, Rows]
 
+# How often the other workers check whether they lead.
 LOOK_SECONDS = 1.0
-"""How often the other workers check whether they lead."""
 PERIOD_SECONDS = 10.0
+# The share of the time that readings may take, with pauses up to `MOST_SECONDS`.
 SHARE = 0.02
-"""The share of the time that readings may take, with pauses up to `MOST_SECONDS`."""
 MOST_SECONDS = 60.0
+# Queues that are read at once; then others get their turn.
 CHUNK = 250
-"""Queues that are read at once; then others get their turn."""
+# At most this many queues are looked up where each backlog is a request to the broker.
 ASKED = 3
-"""At most this many queues are looked up where each backlog is a request to the broker."""
 STATES_OF_REQUESTS = STATE_NAMES[:3]
 UNTAKEN = ("no-job", "excluded", "pool", "not-claimed", "damaged")
 _UNTAKEN = {"no job": "no-job", POOL: "pool"}

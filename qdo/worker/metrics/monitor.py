@@ -47,8 +47,8 @@ from qdo.worker.metrics.catalog import (
 )
 from qdo.worker.shared_memory import LoopReport, make_memory
 
+# Room for hundreds of jobs. Memory that was never written takes no room.
 HALF_BYTES = 1 << 18
-"""Room for hundreds of jobs. Memory that was never written takes no room."""
 _HEADER = struct.Struct("<QII")
 
 
@@ -114,14 +114,14 @@ def _read(fd: int) -> Any:
     return None
 
 
+# The longest pause between two steps of the main loop while requests are served.
 STEP_SECONDS = 1.0
-"""The longest pause between two steps of the main loop while requests are served."""
+# A main loop that has made no step for this long does not supervise.
 SILENT_SECONDS = 10.0
-"""A main loop that has made no step for this long does not supervise."""
+# An event loop stores the time four times a second, and counts as blocked after this long.
 BLOCKED_SECONDS = 1.0
-"""An event loop stores the time four times a second, and counts as blocked after this long."""
+# Metrics are not rendered more often, however many clients ask.
 RENDER_SECONDS = 0.5
-"""Metrics are not rendered more often, however many clients ask."""
 
 
 @dataclass(frozen=True, slots=True)

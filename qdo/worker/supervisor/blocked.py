@@ -42,12 +42,12 @@ from qdo.worker.shared_memory import LoopReport
 from qdo.worker.supervisor.child import ChildProcess, begun
 from qdo.worker.supervisor.sessions import SessionKeeper
 
+# How often the thread checks whether the loop is still blocked.
 LOOK_SECONDS = 0.05
-"""How often the thread checks whether the loop is still blocked."""
+# Pause before it connects again, after the coordinator did not answer.
 RETRY_SECONDS = 0.5
-"""Pause before it connects again, after the coordinator did not answer."""
+# How long actions that were begun may take after that.
 LONGEST_SECONDS = 10.0
-"""How long actions that were begun may take after that."""
 
 _log = logging.getLogger(__name__)
 
@@ -161,13 +161,13 @@ def registered_name(client: Client, layout: Layout, session: int) -> str | None:
     return None
 
 
+# Share of the session timeout, since the last contact with the coordinator, after which the session
+# of a blocked process is kept alive.
 KEEP_AFTER = 0.5
-"""Share of the session timeout, since the last contact with the coordinator, after which the
-session of a blocked process is kept alive."""
+# Share of the session timeout after which a loop that has not run counts as blocked.
 BLOCKED_AFTER = 0.1
-"""Share of the session timeout after which a loop that has not run counts as blocked."""
+# Number of looks within a session timeout.
 LOOKS = 8
-"""Number of looks within a session timeout."""
 
 
 @dataclass(slots=True)

@@ -40,16 +40,16 @@ from qdo.worker.stacks import StackDumps
 from qdo.worker.supervisor.sessions import Session, SessionCloser, SessionKeeper
 
 CHILD_ARGV = module_argv("qdo.worker.main")
+# Environment variable with the input of the child, as JSON. Settings may hold secrets, and every
+# user of the machine can read a command line.
 CHILD_VARIABLE = "QDO_CHILD"
-"""Environment variable with the input of the child, as JSON. Settings may hold secrets, and
-every user of the machine can read a command line."""
 
+# Deaths of one place that its next process reports.
 MOST_DEATHS = 20
-"""Deaths of one place that its next process reports."""
+# Process id, Unix time, and how it ended.
 Death: TypeAlias = tuple[int, float, str]
-"""Process id, Unix time, and how it ended."""
+# Maximum length of a report; the longest one has the names of the app's files.
 REPORT_BYTES = 4 << 20
-"""Maximum length of a report; the longest one has the names of the app's files."""
 
 _log = logging.getLogger(__name__)
 

@@ -33,22 +33,22 @@ from dataclasses import dataclass, field
 
 from qdo.backoff import Backoff
 
+# Exit codes that a restart would not change: usage, unreachable, denied, not found.
 CANNOT_START = frozenset({2, 3, 5, 6})
-"""Exit codes that a restart would not change: usage, unreachable, denied, not found."""
+# Exit codes of a worker that did not start which a change of its app may fix.
 FIXABLE = frozenset({1, 2})
-"""Exit codes of a worker that did not start which a change of its app may fix."""
 NEVER = float("inf")
+# Delays before restarts. The first is short: one `kill -9` costs almost no time.
 RESTART_BACKOFF = Backoff(0.1, 30.0, jitter=0.0)
-"""Delays before restarts. The first is short: one `kill -9` costs almost no time."""
+# The backoff of a worker that ran this long starts again at its first delay.
 RAN_WELL_SECONDS = 30.0
-"""The backoff of a worker that ran this long starts again at its first delay."""
+# Time a draining worker may take beyond its own limit: to abort unfinished jobs, to tear down its
+# context, and to close its session with a slow coordinator.
 DRAIN_MARGIN_SECONDS = 10.0
-"""Time a draining worker may take beyond its own limit: to abort unfinished jobs, to tear down
-its context, and to close its session with a slow coordinator."""
+# The same for an aborting worker.
 ABORT_SECONDS = 10.0
-"""The same for an aborting worker."""
+# A worker that died of a signal counts as this in the parent's exit code.
 KILLED_CODE = 1
-"""A worker that died of a signal counts as this in the parent's exit code."""
 
 
 class Phase(enum.Enum):
@@ -123,19 +123,19 @@ class ProcessPlace:
     phase: Phase = Phase.ENDED
     started_at: float = 0.0
     due_at: float = 0.0
+    # Failures in a row, 0 after a worker ran well.
     failures: int = 0
-    """Failures in a row, 0 after a worker ran well."""
+    # Its process has a coordinator session now.
     registered: bool = False
-    """Its process has a coordinator session now."""
+    # Its process has, or had, a coordinator session.
     was_registered: bool = False
-    """Its process has, or had, a coordinator session."""
+    # Any process of this place has, or had, a coordinator session.
     ever_registered: bool = False
-    """Any process of this place has, or had, a coordinator session."""
     code: int = 0
+    # When a process that drains to be replaced is killed; None: it was not asked to drain.
     kill_at: float | None = None
-    """When a process that drains to be replaced is killed; None: it was not asked to drain."""
+    # No process starts again before a reload.
     retired: bool = False
-    """No process starts again before a reload."""
 
 
 @dataclass(slots=True)

@@ -40,16 +40,16 @@ _log = logging.getLogger(__name__)
 class Session:
     """A coordinator session of a worker: everything needed to close it."""
 
+    # Address of its coordinator.
     url: str
-    """Address of its coordinator."""
     id: int
     password: bytes
+    # Znode of its app, "" if unknown.
     root: str = ""
-    """Znode of its app, "" if unknown."""
+    # As the coordinator granted it; 0 if unknown.
     timeout_seconds: float = 0.0
-    """As the coordinator granted it; 0 if unknown."""
+    # How to connect to the coordinator.
     access: Access = field(default=ANYBODY, compare=False)
-    """How to connect to the coordinator."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id:#x}>"

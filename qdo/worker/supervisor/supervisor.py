@@ -132,9 +132,9 @@ def process_name(place: int) -> str:
     return f"process {place + 1}"
 
 
+# How often files are checked. A change is reported once no file has changed for this long, because
+# an editor or a checkout writes many files.
 POLL_SECONDS = 0.3
-"""How often files are checked. A change is reported once no file has changed for this long,
-because an editor or a checkout writes many files."""
 
 _Mark = tuple[int, int, int]
 
@@ -171,8 +171,8 @@ def _mark(path: str) -> _Mark | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
+# After the third stop signal, how long the parent still waits until sessions are closed.
 LAST_SECONDS = 1.0
-"""After the third stop signal, how long the parent still waits until sessions are closed."""
 
 
 def supervise(

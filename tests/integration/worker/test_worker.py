@@ -453,7 +453,8 @@ def test_a_context_has_a_limit_of_its_own(
     monkeypatch.setattr(watchdog, "START_SECONDS", limit)
     engine = make(session_timeout_seconds=1.0)
     codes: list[int] = []
-    engine.worker._process = replace(engine.worker._process, exit=codes.append)
+    builder = engine.worker._builder
+    builder.process = replace(builder.process, exit=codes.append)
 
     @engine.app.context
     def resources() -> Iterator[None]:
