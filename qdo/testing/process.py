@@ -124,7 +124,7 @@ class Process:
         if self._spawned:
             self._spawned.popleft()()
             return True
-        opened = self._opener.step(self._world.record)
+        opened = self._opener.step(self._world.record.read_queues)
         self._woken(opened)
         return bool(opened)
 

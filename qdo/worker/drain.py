@@ -25,9 +25,8 @@ NAMES_SHOWN = 20
 
 
 class Drain:
-    """Finishes the messages in flight and releases all queues.
+    """Finishes the messages in flight for at most `seconds`, and releases all queues.
 
-    :param seconds: how long the messages in flight may take.
     :param wakeup: set when a turn ended or a stop signal arrived.
     :param aborted: returns whether a second stop signal arrived.
     """
@@ -56,6 +55,7 @@ class Drain:
         )
         if member is not None:
             member.drain()
+            # Queues are released one by one, while other messages are still running.
             self._released = gevent.spawn(member.wait_released, self._seconds + ABORT_SECONDS)
             self._released.rawlink(lambda _: self._wakeup.set())
         self._wait(self._seconds, self._aborted)
@@ -68,7 +68,6 @@ class Drain:
         return False
 
     def _is_over(self) -> bool:
-        """Return whether no message runs and no queue is left to release."""
         released = self._released
         return (released is None or released.ready()) and not self._dispatcher.runners
 
@@ -94,7 +93,6 @@ class Drain:
         return False
 
     def _wait(self, seconds: float, cut_short: Callable[[], bool]) -> None:
-        """Wait until all queues are released and no turn is under way, at most `seconds`."""
         deadline = clock() + seconds
         while not self._is_over() and not cut_short():
             left = deadline - clock()
@@ -124,11 +122,10 @@ class Drain:
     def _log_stuck(self, member: Member | None) -> None:
         running = [slot.queue for slot in self._dispatcher.in_flight()]
         if running:
-            names = join_some(running, NAMES_SHOWN)
             _log.error(
                 "jobs did not end when aborted; the next owners of their queues run the messages"
                 " again: %s",
-                names,
+                join_some(running, NAMES_SHOWN),
             )
         unreleased = member.unreleased() if member is not None else []
         if unreleased:
@@ -147,8 +144,7 @@ class StopSignals:
     :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.
     :ivar finished: the worker has reached a limit, or with `burst` the end of all queues.
     :ivar dead_thread: name of a native thread that died and that the worker needs.
-    :ivar wakeup: set with each request. Other parts of the worker may set it as well, to make
-        the main greenlet look.
+    :ivar wakeup: set with each signal, and by other parts, to make the main greenlet look.
     :param exit: ends the process at once; None: nothing does.
     """
 
@@ -188,7 +184,7 @@ class StopSignals:
 
     def request(self, reason: str) -> None:
         """Drain because a job requested it, unless the worker drains already."""
-        if not self.signals:
+        if not self.signals:  # a second one would abort the jobs
             _log.warning("a job requested that this worker stops: %s", reason)
             self.signal()
 
@@ -208,11 +204,9 @@ class StopSignals:
             self._exit(1)
 
     def exit_if_stuck(self, under_way: int) -> None:
-        """Exit the process if jobs still run in threads, which cannot be stopped.
-
-        Closing the session would free their queues while their messages still run. The parent
-        closes it after it has reaped this process.
-        """
+        """Exit the process if jobs still run in threads, which cannot be stopped."""
+        # Closing the session would free their queues while their messages still run. The parent
+        # closes it after it has reaped this process.
         if under_way and self._exit is not None:
             _log.error(
                 "%s did not stop; exiting immediately without closing the job context. The parent"

@@ -43,15 +43,10 @@ class FleetSurvey:
 class Burst(Duty):
     """Checks whether everything is processed, by this worker and by all others.
 
-    This worker's own queues are not enough. A worker killed with -9 counts as alive until its
-    session ends. If all others left before that, its queues would have no owner. So a worker
-    stays until no message waits behind the recorded `last` of any queue, and a live worker
-    lists each queue. Not counted are queues that this worker does not take, queues without a
-    job in the app, and queues whose node excludes them from processing.
+    Not counted are queues that this worker does not take, queues without a job in the app, and
+    queues whose node excludes them from processing.
 
-    :param survey: returns which workers have these queues, see `fleet_survey`.
     :param is_idle: whether all queues of this worker are claimed and fully processed.
-    :param finish: called with the reason when everything is processed.
     """
 
     name = "burst"
@@ -85,6 +80,9 @@ class Burst(Duty):
         return max(LOOK_SECONDS, LOOK_SHARE * (clock() - start))
 
     def _is_done_everywhere(self) -> bool:
+        # This worker's own queues are not enough. A worker killed with -9 counts as alive until
+        # its session ends; if all others left before that, its queues would have no owner. So no
+        # message may wait behind the `last` of any queue, and a live worker must list each queue.
         try:
             names = [
                 name
@@ -109,9 +107,9 @@ class Burst(Duty):
 def fleet_survey(
     client: Client, layout: Layout, positions: Positions, worker: str, queues: Iterable[str]
 ) -> FleetSurvey:
-    """Return which workers have these queues, without those that must not be processed.
+    """Return which workers have these queues, without those of `worker`, which asks.
 
-    :param worker: name of the asking worker. Its own queues are left out.
+    Queues that must not be processed are left out, too.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     owned: set[str] = set()

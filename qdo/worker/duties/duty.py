@@ -25,11 +25,18 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _log = logging.getLogger(__name__)
 
+# How often the doorbells of new idle queues are watched. The count of a doorbell shows a
+# notification in between.
+LOOK_SECONDS = 1.0
+# At most this many watches are requested in one step, so that checkpoints need not wait.
+AT_ONCE = 1000
+# Pause between two such steps.
+SOON_SECONDS = 0.1
+
 
 class Duty(abc.ABC):
     """A background task of a worker.
 
-    :cvar name: for the logs.
     :cvar ends_at_drain: False if the duty must also run while the worker drains.
     :ivar quiet: False while the duty has work to finish before a `burst` ends.
     """
@@ -56,7 +63,6 @@ class Duties:
         self._running: list[tuple[Duty, Any]] = []
 
     def start(self, duty: Duty) -> None:
-        """Run a duty in a greenlet of its own."""
         self._running.append((duty, gevent.spawn(self._guarded, duty.name, duty.run)))
 
     def spawn(self, function: Callable[[], None]) -> Any:
@@ -74,7 +80,8 @@ class Duties:
         gevent.killall(ending)
 
     def end_all(self) -> None:
-        ending, self._running = [greenlet for _, greenlet in self._running], []
+        ending = [greenlet for _, greenlet in self._running]
+        self._running = []
         gevent.killall(ending)
 
     def _guarded(self, name: str, function: Callable[[], None]) -> None:
@@ -83,14 +90,10 @@ class Duties:
         except gevent.GreenletExit:
             raise
         except BaseException:  # noqa: BLE001 - whatever it was, the worker must not run on
-            self.fail(name)
-
-    def fail(self, name: str) -> None:
-        """Record that a duty died of the error being handled."""
-        _log.critical("the duty %r died; this worker stops", name, exc_info=True)
-        if self.failed is None:
-            self.failed = name
-        self._on_failure()
+            _log.critical("the duty %r died; this worker stops", name, exc_info=True)
+            if self.failed is None:
+                self.failed = name
+            self._on_failure()
 
 
 @dataclass(slots=True)
@@ -98,12 +101,12 @@ class CurrentMember:
     """The registration in force and the state of the worker, shared by its duties.
 
     :ivar member: None while the worker is not registered.
-    :ivar failed: a member whose coordination failed. Its session is open while its jobs run.
     :ivar start_error: why the first registration failed.
     :ivar state: see the table in `worker.worker`.
     """
 
     member: Member | None = None
+    # A member whose coordination failed: its session stays open while its jobs run.
     failed: Member | None = None
     start_error: QdoError | None = None
     state: str = "starting"
@@ -190,10 +193,7 @@ class LeftMessages(Duty):
 
 
 class HistoryDuty(Duty):
-    """Runs the thread that writes the history, until the last message of the worker has ended.
-
-    :raises SettingsError: a library is missing.
-    """
+    """Runs the thread that writes the history, until the last message of the worker has ended."""
 
     name = "history"
     ends_at_drain = False
@@ -210,15 +210,6 @@ class HistoryDuty(Duty):
             self._writer.close()
 
 
-# How often the listener looks for new idle queues. The doorbell's count shows a notification in
-# between.
-LOOK_SECONDS = 1.0
-# At most this many watches are requested in one step, so that checkpoints need not wait.
-AT_ONCE = 1000
-# Pause between two such steps.
-SOON_SECONDS = 0.1
-
-
 class DoorbellListener(Duty):
     """Watches the doorbells of the queues of one worker process."""
 
@@ -228,10 +219,9 @@ class DoorbellListener(Duty):
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
         self._member: Member | None = None
-        # Queues with a watch in force; a notification ends it.
+        # With a watch in force, which a notification ends; and asked for at any time.
         self._watched: set[str] = set()
-        # Queues that the member was asked to watch at any time.
-        self._known: set[str] = set()
+        self._asked: set[str] = set()
 
     def run(self) -> None:
         while True:
@@ -242,11 +232,11 @@ class DoorbellListener(Duty):
         if member is not self._member:
             self._member = member
             self._watched.clear()
-            self._known.clear()
+            self._asked.clear()
         if member is None:
             return LOOK_SECONDS
-        gone = self._known.difference(self._slots)
-        self._known -= gone
+        gone = self._asked.difference(self._slots)
+        self._asked -= gone
         self._watched -= gone
         idle = [
             queue
@@ -259,7 +249,7 @@ class DoorbellListener(Duty):
         if some or gone:
             member.watch_doorbells(some, sorted(gone))
             self._watched.update(some)
-            self._known.update(some)
+            self._asked.update(some)
         return LOOK_SECONDS if len(some) == len(idle) else SOON_SECONDS
 
     def rang(self, queue: str) -> None:

@@ -15,7 +15,7 @@ import gevent
 from qdo.coordination.leader_queues import Chore
 from qdo.coordination.member import Member
 from qdo.errors import NodeRefusedError, UnreachableError
-from qdo.fleet.audit_entries import AuditEntry, cut, old_outputs, surplus
+from qdo.fleet.audit_entries import AuditEntry, Values, cut, old_outputs, surplus
 from qdo.fleet.chores import (
     ChoreRecord,
     CopiedActionsChore,
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 # How often the other workers check whether they lead: a look at their own memory.
 LOOK_SECONDS = 0.1
+PERIOD_SECONDS = 60.0
 
 
 class LeaderDuty(Duty):
@@ -72,10 +73,6 @@ def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
     """Let an entry of the action log be stored; return whether there was room for it."""
     if len(recorder.actions) >= MAX_KEPT:
         return False
-    before, after = (
-        None if values is None else json.dumps(dict(values))
-        for values in (entry.before, entry.after)
-    )
     recorder.actions.append(
         RecordedAction(
             entry.id,
@@ -84,12 +81,16 @@ def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
             entry.account,
             entry.command,
             entry.target,
-            before,
-            after,
+            _as_json(entry.before),
+            _as_json(entry.after),
             entry.reason,
         )
     )
     return True
+
+
+def _as_json(values: Values | None) -> str | None:
+    return None if values is None else json.dumps(dict(values))
 
 
 def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
@@ -99,16 +100,11 @@ def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
     return [("copied-actions", CopiedActionsChore(partial(keep_action, recorder)))]
 
 
-PERIOD_SECONDS = 60.0
-
-
 class Chores(LeaderDuty):
     """Does the chores one after the other while this worker leads, once in each period.
 
     A chore that fails is repeated in the next period. Two workers that do the same chore, because
     one does not know yet that it was deposed, do no harm: the fence rejects its transactions.
-
-    :param further: chores that are done first, by name.
     """
 
     name = "chores"
@@ -153,7 +149,9 @@ class Chores(LeaderDuty):
         return self.look_seconds
 
     def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
-        began, count, fault = clock(), 0, None
+        began = clock()
+        count = 0
+        fault = None
         try:
             count = member.leader.do_chore(chore)
         except (UnreachableError, NodeRefusedError) as error:

@@ -44,8 +44,6 @@ class MemberParts:
     """The parts of a worker process that each of its members uses.
 
     :ivar make_machines: returns further machines for a registered member.
-    :ivar actions: how the actions are done that operators ask for.
-    :ivar gate: keeps paused queues still.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     """
 
@@ -65,7 +63,6 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
-    :param name: which of its parent's processes it is.
     """
 
     def __init__(
@@ -90,7 +87,6 @@ class MemberFactory:
 
         :raises UnreachableError: the coordinator does not respond in time.
         :raises UsageError: the workers of the app use another broker file.
-        :raises SettingsError: the settings of the coordinator contradict each other.
         :raises NodeRefusedError: the account lacks a right that workers need.
         :raises OpenTreeError: accounts without a role can change the nodes.
         :raises RejectedError: this version of qdo is too old for the app.
@@ -148,8 +144,8 @@ class MemberFactory:
 
     def _machines(self, parts: MemberParts, member: Member) -> Sequence[Machine]:
         """Return the machines that a registered member runs beside its ownership of queues."""
-        fleet, gate = self._layout.fleet, parts.gate
-        gate.shut()
+        fleet = self._layout.fleet
+        parts.gate.shut()
         return [
             *parts.make_machines(self._layout, member),
             ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
@@ -157,7 +153,7 @@ class MemberFactory:
             SettingsWatch(fleet.settings, parts.live),
             PauseWatch(
                 fleet.holds,
-                gate,
+                parts.gate,
                 acknowledge=member.obey,
                 is_leader=member.leader.is_leader,
                 clock=clock,
@@ -177,19 +173,16 @@ class MemberFactory:
             check_level(self._client, self._layout)
 
     def close(self, member: Member) -> bool:
-        """Stop a member and close its session; return whether its session is over.
-
-        If the coordinator does not confirm that, the parent closes the session after this process.
-        """
+        """Stop a member and close its session; return whether its session is over."""
         member.stop()
         over = self._client is None or self._client.session_over
         self._client = self._member = None
-        if over:
+        if over:  # otherwise, the parent closes the session after this process
             self._on_session(None, None)
         return over
 
     def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
-        """Count attempts of messages in flight when an earlier session ended; return how many."""
+        """Count the attempts that an earlier session interrupted; return how many."""
         if self._client is None or not in_flight:
             return 0
         counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)

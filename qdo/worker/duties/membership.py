@@ -39,9 +39,6 @@ class ClaimEvents:
     """Passes the events of one registration to the dispatcher, and counts them.
 
     Each registration has its own: events of an older one never reach the newer one.
-
-    :ivar over: set when the registration has ended for good.
-    :param history: records the owners of queues; None without a history.
     """
 
     def __init__(
@@ -49,9 +46,10 @@ class ClaimEvents:
         dispatcher: Dispatcher,
         counters: Counters,
         gate: PauseGate,
-        history: Recorder | None = None,
+        history: Recorder | None,
     ) -> None:
         self.member: Member | None = None
+        # Set when the registration has ended for good.
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
@@ -105,7 +103,6 @@ class MembershipLoop(Duty):
 
     :param make_events: makes the receiver of the events of one registration.
     :param in_flight: the messages in flight. When a session ends, their attempts are counted.
-    :param on_start_error: called when the first registration has failed.
     """
 
     name = "registration"
@@ -130,10 +127,7 @@ class MembershipLoop(Duty):
         self._on_start_error = on_start_error
 
     def run(self) -> None:
-        """Register, and register again as a new worker whenever the session is over.
-
-        If the first attempt fails, the worker stops. Later attempts are retried forever.
-        """
+        """Register; if that fails, the worker stops. Later attempts are retried forever."""
         events = self._make_events()
         try:
             self._register(events)
@@ -180,11 +174,9 @@ class MembershipLoop(Duty):
                 gevent.sleep(pause)
 
     def _count_interrupted(self, worker: str) -> None:
-        """Count the attempts that the lost session of a worker interrupted.
-
-        Their jobs may still run. The next owners run them again, and know of these attempts only
-        from their records.
-        """
+        """Count the attempts that the lost session of a worker interrupted."""
+        # Their jobs may still run. The next owners run them again, and know of these attempts
+        # only from their records.
         in_flight = self._in_flight.of_worker(worker)
         reason = f"{worker}: its session expired while the job ran"
         try:
@@ -208,7 +200,8 @@ class MembershipLoop(Duty):
     def _wait_for_end(self, events: ClaimEvents) -> None:
         """Wait for the end of the registration in force, and close its session."""
         events.over.wait()
-        member, self._current.member = events.member, None
+        member = events.member
+        self._current.member = None
         if member is None:
             return
         if member.failure is not None:

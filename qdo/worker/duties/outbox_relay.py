@@ -55,9 +55,9 @@ class Relay(LeaderDuty):
         self._broker = broker
         self.quiet = False
         self._count_at = 0.0
-        # The relays whose databases have not answered yet, by the numbers of their outboxes.
+        # By the numbers of their outboxes: the relays whose databases have not answered yet.
         self._running: dict[int, Any] = {}
-        # What `OutboxTable.counts` returned, by table; only of the leader.
+        # By table, only while this worker leads: what `OutboxTable.counts` returned.
         self.counts: dict[str, tuple[int, int, int]] = {}
 
     def follow(self, member: Member | None) -> None:
@@ -66,16 +66,19 @@ class Relay(LeaderDuty):
         self.counts = {}
 
     def lead(self, member: Member) -> float:
-        """Relay all rows there are; a database that does not answer delays only its own."""
-        pool, running = gevent.get_hub().threadpool, self._running
+        """Relay all rows there are."""
+        running = self._running
         counts = clock() >= self._count_at
         for number, outbox in enumerate(self._outboxes):
             if number not in running:
-                running[number] = pool.spawn(self._relay, outbox, counts)
+                thread_pool = gevent.get_hub().threadpool
+                running[number] = thread_pool.spawn(self._relay, outbox, counts)
+        # A database that does not answer delays only its own rows.
         gevent.wait([*running.values()], timeout=POLL_SECONDS)
-        over = [number for number, relay in running.items() if relay.ready()]
-        results = [running.pop(number).get() for number in over]
-        self._count_at = clock() + COUNT_SECONDS if counts else self._count_at
+        ended = [number for number, relay in running.items() if relay.ready()]
+        results = [running.pop(number).get() for number in ended]
+        if counts:
+            self._count_at = clock() + COUNT_SECONDS
         member.leader.waiting_rows = {table: each[0] for table, each in self.counts.items()}
         member.leader.refused_rows = {table: each[1] for table, each in self.counts.items()}
         moved = sum(count for count in results if count is not None)

@@ -1,9 +1,7 @@
 """The duty "discovery": the leader creates and maintains the nodes of the broker's queues.
 
 The rebalancer assigns only queues that have a node. Of brokers whose queues come and go, the
-leader also maintains the existing nodes: see `QueueInventory`.
-
-`QueueInventory` is the leader's knowledge of queues that come and go. It decides, without I/O.
+leader also maintains the existing nodes. `QueueInventory` decides, without I/O.
 
 =========  ============================================================  =======================
 queue      meaning                                                       next
@@ -44,6 +42,27 @@ from qdo.text import describe, join_some, pluralize
 from qdo.worker.duties.duty import CurrentMember, Duty
 from qdo.worker.duties.streams import OPEN_SECONDS, ShardOpener
 
+_log = logging.getLogger(__name__)
+
+# How often the leader reads the progress of parents for which queues wait.
+PARENTS_SECONDS = 1.0
+# Nodes read again with each list: an operator may have changed one.
+REREAD_PER_LIST = 5000
+# Nodes parsed in one go, which takes some 10 ms; then other greenlets may run.
+READ_AT_ONCE = 1000
+# Queues retired, restored or marked finished in one step, to keep each step short.
+CHANGED_AT_ONCE = 100
+NAMES_SHOWN = 20
+# How often the other workers check whether they lead: a look at their own memory.
+LEADER_LOOK_SECONDS = 0.1
+# Queues whose names arrive within this time are created together.
+SOON_SECONDS = 0.05
+# Pause after a failure of the coordinator.
+RETRY_SECONDS = 1.0
+# Maximum time between two rounds for queues that come and go: the term may have changed unseen.
+RECONCILE_SECONDS = 5.0
+_NEVER = float("inf")
+
 
 class QueueInventory:
     """The queues of one broker and their nodes, in one term of the leader.
@@ -51,10 +70,8 @@ class QueueInventory:
     :ivar complete: every node that existed at the beginning of the term has been read.
     :ivar deleted: queues whose nodes are marked as deleted, by the leader or an operator.
     :ivar finished: queues whose nodes are at the end position.
-    :ivar reopened: finished queues that were listed again later and receive messages: they were
-        recreated under the same name.
+    :ivar reopened: finished queues that were recreated under the same name.
     :ivar nodes: names of all queue nodes, as last listed.
-    :param missing_lists_before_retire: see `Capabilities.missing_lists_before_retire`.
     """
 
     def __init__(
@@ -160,24 +177,9 @@ def _put(names: set[str], name: str, among: bool) -> None:
         names.discard(name)
 
 
-_log = logging.getLogger(__name__)
-
-# How often the leader reads the progress of parents for which queues wait.
-PARENTS_SECONDS = 1.0
-# Nodes read again with each list: an operator may have changed one.
-REREAD_PER_LIST = 5000
-# Nodes parsed in one go, which takes some 10 ms; then other greenlets may run.
-READ_AT_ONCE = 1000
-# Queues retired, restored or marked finished in one step, to keep each step short.
-CHANGED_AT_ONCE = 100
-NAMES_SHOWN = 20
-_NEVER = float("inf")
-
-
 class QueueReconciler:
     """Maintains the queue nodes of a broker for one term of the leader.
 
-    It runs in the greenlet of discovery: waiting for broker or coordinator delays no other duty.
     A failure is raised, and the next step repeats the work.
     """
 
@@ -207,10 +209,7 @@ class QueueReconciler:
         return len(self._inventory.nodes - self._inventory.deleted)
 
     def look(self, queues: LeaderQueues) -> bool:
-        """Update the names of all queue nodes; the first time, read the nodes as well.
-
-        :returns: False while the names are unknown.
-        """
+        """Update the names of all queue nodes, first read all; return False if they are unknown."""
         names = queues.queue_names()
         if names is None:
             return False
@@ -277,7 +276,8 @@ class QueueReconciler:
             self._round = list(self._inventory.deleted)
             if self._end_text is not None:
                 self._round = list(self._inventory.nodes)
-        some, self._round = self._round[:REREAD_PER_LIST], self._round[REREAD_PER_LIST:]
+        some = self._round[:REREAD_PER_LIST]
+        self._round = self._round[REREAD_PER_LIST:]
         self._read(queues, some)
 
     def act(self, queues: LeaderQueues, fresh: Sequence[str], now: float) -> float:
@@ -363,10 +363,7 @@ class QueueReconciler:
             self._inventory.read(some, queues.read_queues(some))
 
     def _exclude_deleted(self, queues: LeaderQueues) -> None:
-        """Exclude the deleted queues from assignment.
-
-        Repeated each time: a rebalancer that lost and regained leadership has forgotten them.
-        """
+        # Repeated each time: a rebalancer that lost and regained leadership has forgotten them.
         if self._inventory.deleted != self._excluded:
             self._excluded = frozenset(self._inventory.deleted)
         queues.exclude_deleted(self._excluded)
@@ -377,16 +374,6 @@ def _log_names(template: str, names: Iterable[str]) -> None:
     if listed:
         more = "" if len(listed) <= NAMES_SHOWN else ", ..."
         _log.info(template, pluralize(len(listed), "queue"), ", ".join(listed[:NAMES_SHOWN]) + more)
-
-
-# How often the other workers check whether they lead: a look at their own memory.
-LEADER_LOOK_SECONDS = 0.1
-# Queues whose names arrive within this time are created together.
-SOON_SECONDS = 0.05
-# Pause after a failure of the coordinator.
-RETRY_SECONDS = 1.0
-# Maximum time between two rounds for queues that come and go: the term may have changed unseen.
-RECONCILE_SECONDS = 5.0
 
 
 def has_dynamic_queues(broker: Broker) -> bool:
@@ -438,29 +425,26 @@ class Discovery(Duty):
         return bool(fresh)
 
     def step(self, member: LeaderQueues | None) -> float:
-        """Create the nodes of new queues; return the seconds until the next step.
-
-        Nothing is remembered from an earlier leader or an earlier term. Creating a node that
-        exists is harmless, but a queue without a node is never processed.
-        """
+        """Create the nodes of new queues; return the seconds until the next step."""
         if member is None or not member.is_leader():
             self._leader = self._reconciler = None
             self._fresh.clear()
             return LEADER_LOOK_SECONDS
         now = self._clock()
         if member is not self._leader:
+            # Remember nothing from an earlier leader or term. Creating a node that exists is
+            # harmless, but a queue without a node is never processed.
             self._leader = member
             self._known.clear()
             self._list_at = now
             self._reconciler = (
                 QueueReconciler(self._broker) if has_dynamic_queues(self._broker) else None
             )
-        queues = member
         try:
             if self._reconciler is None:
-                pause = self._create(queues, now)
+                pause = self._create(member, now)
             else:
-                pause = self._reconcile(self._reconciler, queues, now)
+                pause = self._reconcile(self._reconciler, member, now)
         except QdoError as error:
             text = describe(error)
             if text != self._fault:  # an outage may last for hours
@@ -485,7 +469,7 @@ class Discovery(Duty):
             fresh |= self._known.difference(nodes or ())
         if self._opener is not None and (fresh or lists or now >= self._open_at):
             self._open_at = now + OPEN_SECONDS
-            fresh |= self._opener.step(queues)
+            fresh |= self._opener.step(queues.read_queues)
             fresh -= self._opener.hidden  # which was read after their names
             self._open_at = self._open_at if self._opener.hidden else _NEVER
         self._fresh = set()

@@ -57,11 +57,8 @@ class Retention(Duty):
                 self._round_ends = min(self._round_ends, self._clock() + self._period())
 
     def step(self) -> float:
-        """Trim the next owned queue; return the seconds until the next step.
-
-        A round through all owned queues takes one period. This spreads out the deletes of
-        thousands of queues.
-        """
+        """Trim the next owned queue; return the seconds until the next step."""
+        # A round takes one period. This spreads out the deletes of thousands of queues.
         now = self._clock()
         if not self._round:
             if now < self._round_ends:
@@ -73,7 +70,6 @@ class Retention(Duty):
         return max(0.0, self._round_ends - now) / (len(self._round) + 1)
 
     def _period(self) -> float:
-        """Return how long a round through all queues takes, in seconds."""
         settings = self._settings.now
         longest = DEAD_LETTERS_SECONDS if _limits_letters(settings) else PERIOD_MAX_SECONDS
         return min(max(settings.retention_seconds * PERIOD_SHARE, PERIOD_MIN_SECONDS), longest)
@@ -101,7 +97,8 @@ class Retention(Duty):
             _log.info("queue %s: deleted %d old messages", claim.queue, count)
 
     def _prune(self, queue: str) -> None:
-        settings, letters = self._settings.now, self._broker.dead_letters
+        settings = self._settings.now
+        letters = self._broker.dead_letters
         if limit := settings.dead_letter_limit:
             count = letters.prune(queue, keep=limit)
             if count:

@@ -38,17 +38,17 @@ REFRESH_SECONDS = 10.0
 REPORTS_PER_SESSION = 3
 # At most this many queues are listed, those farthest behind: many clients read component nodes.
 MOST_QUEUES = 100
-MOST_JOBS = 20
 # At most this many paused jobs are listed, with so much of each error.
+MOST_JOBS = 20
 ERROR_CHARACTERS = 200
 # Queues less far behind are not listed, nor are messages that have run for less, and jobs that rest
 # for less.
 WORTH_SECONDS = 1.0
-WAITED_SHARE = 0.33
 # A worker is starved that waits for a processor for the first share of its time, and for the second
 # one of the time in which it could run. Idle workers on a machine with six busy processes for each
 # processor wait for 0.07 of their time, and busy ones beside three others for 0.75 of what they
 # want; one with a hundredth of a processor waits for 0.4 to 0.9, and for 0.98 of what it wants.
+WAITED_SHARE = 0.33
 WANTED_SHARE = 0.8
 
 
@@ -61,8 +61,7 @@ class ProcessorWaits:
     def look(self, now: float, waited: float, ran: float) -> float | None:
         """Return the share of the time if the thread is starved.
 
-        :param waited: how long the thread has waited so far, in seconds.
-        :param ran: how long it has run so far, in seconds.
+        `waited` and `ran` are seconds so far.
         """
         self._marks.append((now, waited, ran))
         while len(self._marks) > 1 and self._marks[1][0] <= now - STARVED_SECONDS:
@@ -79,10 +78,7 @@ class ProcessorWaits:
 
 
 class MinuteCounts:
-    """The counts of the last hour: what has been added to the totals since the last look.
-
-    So messages pay nothing for them, and count up to a report later than they end.
-    """
+    """The counts of the last hour, from what has been added to the totals since the last look."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -91,13 +87,15 @@ class MinuteCounts:
 
     def look(self, now: float) -> LastHour:
         """Return the counts up to a Unix time."""
-        newest, counters = int(now // 60), self._counters
+        newest = int(now // 60)
+        counters = self._counters
         failed = counters.unsuccessful - counters.skipped
+        # Messages pay nothing for this, and count up to a report later than they end.
         row = self._minutes.setdefault(newest, [0, 0, 0])
-        for place, total in enumerate((counters.processed, failed, counters.dead_lettered)):
+        for column, total in enumerate((counters.processed, failed, counters.dead_lettered)):
             # An attempt that turns out not to count is taken back: a total may shrink for a while.
-            row[place] += max(0, total - self._before[place])
-            self._before[place] = max(total, self._before[place])
+            row[column] += max(0, total - self._before[column])
+            self._before[column] = max(total, self._before[column])
         shown = range(newest, newest - MINUTES, -1)
         self._minutes = {each: self._minutes[each] for each in shown if each in self._minutes}
         rows = [self._minutes.get(each, (0, 0, 0)) for each in shown]
@@ -105,8 +103,10 @@ class MinuteCounts:
 
 
 def _without_last_zeros(counts: Sequence[int]) -> tuple[int, ...]:
-    used = [place for place, count in enumerate(counts, 1) if count]
-    return tuple(counts[: used[-1] if used else 0])
+    size = len(counts)
+    while size and not counts[size - 1]:
+        size -= 1
+    return tuple(counts[:size])
 
 
 class StatusReport(Duty):
@@ -127,9 +127,7 @@ class StatusReport(Duty):
     ) -> None:
         self._dispatcher = dispatcher
         self._pipeline = pipeline
-        self._counters = pipeline.counters
         self._minutes = MinuteCounts(pipeline.counters)
-        self._limits, self._permits = pipeline.limits, pipeline.permits
         self._globs = tuple(each.queues for each in jobs)
         rests = {each.queues: each.rest_seconds for each in jobs}
         self._rests = {glob: each for glob, each in rests.items() if each >= WORTH_SECONDS}
@@ -163,7 +161,7 @@ class StatusReport(Duty):
     def component(self, name: str) -> dict[str, Any]:
         """Return the content of the component node of a worker with this name."""
         member = self._current.member
-        facts = self._process | self._counters.dump()
+        facts = self._process | self._pipeline.counters.dump()
         if member is not None:
             facts |= member.leader.facts()
         report = WorkerReport(
@@ -176,9 +174,9 @@ class StatusReport(Duty):
             behind=lags(self._dispatcher.slots.values()),
             paces=paces(self._dispatcher.slots.values(), clock()),
             jobs=self._globs,
-            ready=self._dispatcher.ready() + self._permits.waiting,
-            waits=self._limits.waits(),
-            unusable=self._limits.faults(),
+            ready=self._dispatcher.ready() + self._pipeline.permits.waiting,
+            waits=self._pipeline.limits.waits(),
+            unusable=self._pipeline.limits.faults(),
             rests=self._rests,
             paused_jobs=self._paused_jobs(),
             long_runs=self._long_runs(),
@@ -198,21 +196,16 @@ class StatusReport(Duty):
         }
 
     def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
-        """Return messages that an earlier report has seen: queue, id, attempt and seconds.
-
-        The seconds are too few by the time between two reports at most. If a message runs for
-        much longer than usual, the usual duration of its queue follows, otherwise None.
-        """
+        """Return queue, id, attempt, seconds, and usual seconds if the message runs for longer."""
+        # Of messages that an earlier report has seen: the seconds are too few by the time between
+        # two reports at most.
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
-        return tuple(
-            (
-                *each.key,
-                round(each.seconds, 1),
-                round(each.durations.usual_seconds, 3) if each.is_unusual else None,
-            )
-            for each in longest
-        )
+        found = []
+        for each in longest:
+            usual = round(each.durations.usual_seconds, 3) if each.is_unusual else None
+            found.append((*each.key, round(each.seconds, 1), usual))
+        return tuple(found)
 
 
 def paces(slots: Iterable[Slot], now: float) -> dict[str, tuple[float, float]]:
@@ -226,21 +219,18 @@ def paces(slots: Iterable[Slot], now: float) -> dict[str, tuple[float, float]]:
     for _, queue, durations in heapq.nsmallest(MOST_QUEUES, going, key=lambda each: each[:2]):
         pace = durations.pace(now)
         if pace is not None:
-            found[queue] = float(f"{pace[0]:.3g}"), float(f"{pace[1]:.3g}")
+            rate, seconds = pace
+            found[queue] = float(f"{rate:.3g}"), float(f"{seconds:.3g}")
     return found
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:
-    """Return the age in seconds of the first unprocessed message, by queue.
-
-    Only queues of polled brokers are included: of other brokers every client can read the lag.
-    """
-    behind = [
-        (seconds, slot.queue)
-        for slot in slots
-        if slot.subscription is not None
-        and (seconds := slot.subscription.behind_seconds()) is not None
-        and seconds >= WORTH_SECONDS
-    ]
+    """Return the age in seconds of the first unprocessed message, by queue."""
+    behind = []
+    for slot in slots:
+        # Only polled brokers have subscriptions: of others every client can read the lag.
+        seconds = None if slot.subscription is None else slot.subscription.behind_seconds()
+        if seconds is not None and seconds >= WORTH_SECONDS:
+            behind.append((seconds, slot.queue))
     worst = heapq.nlargest(MOST_QUEUES, behind)
     return {queue: round(seconds, 1) for seconds, queue in worst}

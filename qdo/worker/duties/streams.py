@@ -8,8 +8,7 @@ one that led long ago.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from qdo.brokers.streams import StreamStore, are_done
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -19,12 +18,6 @@ _log = logging.getLogger(__name__)
 
 # How often the parents of hidden shards are looked at.
 OPEN_SECONDS = 0.5
-
-
-class NodeReader(Protocol):
-    """Reads the nodes of queues; `LeaderQueues` does."""
-
-    def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
 
 
 class ShardOpener:
@@ -37,20 +30,21 @@ class ShardOpener:
         self._streams = streams
         self.hidden: frozenset[str] = frozenset()
 
-    def step(self, nodes: NodeReader) -> set[str]:
+    def step(self, read: Callable[[Sequence[str]], Mapping[str, QueueNode]]) -> set[str]:
         """Look at the hidden shards once; return those that it opened.
 
-        :raises QdoError: broker or coordinator do not answer.
+        :param read: returns the nodes of queues, by name.
         """
         shards = self._streams.resharded()
         waiting = [each for each in shards if each.hidden]
-        opened = set[str]()
-        if waiting:
-            known = {each.queue: each for each in shards}
-            parents = {name for each in waiting for name in each.parents}
-            found = nodes.read_queues(sorted(parents))
-            last = {name: node.last for name, node in found.items() if node.fault is None}
-            opened = {each.queue for each in waiting if are_done(each, known, last)}
+        if not waiting:
+            self.hidden = frozenset()
+            return set()
+        nodes = read(sorted({name for each in waiting for name in each.parents}))
+        # The end of a damaged node is unknown: its children wait.
+        last = {name: node.last for name, node in nodes.items() if node.fault is None}
+        by_name = {each.queue: each for each in shards}
+        opened = {each.queue for each in waiting if are_done(each, by_name, last)}
         if opened:
             self._streams.open(opened)
             _log.info("shards %s begin: their parents are done", join_some(sorted(opened)))

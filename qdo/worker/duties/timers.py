@@ -57,7 +57,6 @@ UNUSED_SECONDS = 30 * 86_400.0
 class TimerSender(LeaderDuty):
     """Sends each occurrence that is due, and then records it.
 
-    :param now: Unix time in seconds.
     :raises UnsupportedError: `unless_waiting` needs a broker that counts messages.
     """
 
@@ -96,7 +95,8 @@ class TimerSender(LeaderDuty):
 
     def lead(self, member: Member) -> float:
         """Send and record what is due, as much as the broker takes at once."""
-        now, names = self._now(), list[str]()
+        now = self._now()
+        names: list[str] = []
         try:
             if not self._looks:
                 self._looks = dict.fromkeys(self._timers, now)
@@ -108,16 +108,18 @@ class TimerSender(LeaderDuty):
                 member.leader.do_chore(partial(self._fire, member, names))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             is_away = failure_kind(error) is FailureKind.UNREACHABLE
-            self._retry(self._timers if is_away else names or self._timers, describe(error))
+            failed = self._timers if is_away or not names else names
+            self._retry(failed, describe(error))
         return min(max(0.0, min(self._looks.values()) - self._now()), CLOCK_SECONDS)
 
     def _clean(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         """Mark the nodes of timers that the app has no more, and delete those marked long ago."""
-        folder, old = layout.fleet.timers, self._now() - UNUSED_SECONDS
-        found = read_timers(client, layout, set(names_below(client, folder)) - set(self._timers))
-        marked = {name: replace(node, when="") for name, node in found.items() if node.when}
+        folder = layout.fleet.timers
+        old = self._now() - UNUSED_SECONDS
+        nodes = read_timers(client, layout, set(names_below(client, folder)) - set(self._timers))
+        marked = {name: replace(node, when="") for name, node in nodes.items() if node.when}
         write_timers(client, layout, fence, marked)
-        unused = [name for name, node in found.items() if not node.when and node.written < old]
+        unused = [name for name, node in nodes.items() if not node.when and node.written < old]
         commit_each(client, [(fence, DeleteOp(f"{folder}/{name}")) for name in unused])
         return 0
 
@@ -125,13 +127,16 @@ class TimerSender(LeaderDuty):
         self, member: Member, names: list[str], client: Client, layout: Layout, fence: CheckOp
     ) -> int:
         """Send and record what is due of some timers; one that fails concerns no other."""
-        now, due, changed = self._now(), list[DueTimer](), dict[str, TimerNode]()
+        now = self._now()
+        due: list[DueTimer] = []
+        changed: dict[str, TimerNode] = {}
         failed: dict[str, Exception | None] = {}
-        found = read_timers(client, layout, names)
-        found |= self._reread_ahead(client, layout, fence, found)
+        nodes = read_timers(client, layout, names)
+        nodes |= self._reread_ahead(client, layout, fence, nodes)
         for name in names:
             gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
-            timer, node = self._timers[name], found.setdefault(name, TimerNode(int(now)))
+            timer = self._timers[name]
+            node = nodes.setdefault(name, TimerNode(int(now)))
             if node.fault is not None:
                 text = "timer %s sends nothing: its node is damaged (%s); delete it"
                 _log.error(text, name, node.fault)
@@ -148,14 +153,12 @@ class TimerSender(LeaderDuty):
                     if failure_kind(error) is FailureKind.UNREACHABLE:
                         raise
                     failed[name] = error
-            then = self._looks[name] = timer.after(last)
-            if last > now + AHEAD_SECONDS:
-                self._looks[name] = now + REREAD_SECONDS
-            known = node.last, node.when, node.queue
-            if known != (last, timer.when, timer.queue):
-                node = replace(node, last=last, next=then, by=member.name, refused="")
-                changed[name] = replace(node, when=timer.when, queue=timer.queue)
-        ended = self._send(due, found, changed, failed)
+            after = timer.after(last)
+            self._looks[name] = now + REREAD_SECONDS if last > now + AHEAD_SECONDS else after
+            new = replace(node, last=last, when=timer.when, queue=timer.queue)
+            if new != node:
+                changed[name] = replace(new, next=after, by=member.name, refused="")
+        ended = self._send(due, nodes, changed, failed)
         if lost := write_timers(client, layout, fence, changed):
             self._retry(lost, "another worker leads, or the coordinator gave no answer")
         if ended is not None:
@@ -165,10 +168,8 @@ class TimerSender(LeaderDuty):
     def _reread_ahead(
         self, client: Client, layout: Layout, fence: CheckOp, found: Mapping[str, TimerNode]
     ) -> dict[str, TimerNode]:
-        """Write and read nodes whose last time is far ahead: they then have the coordinator's time.
-
-        Either that time comes from a clock that was wrong, or this clock is.
-        """
+        """Write and read nodes whose last time is far ahead: the coordinator adds its time."""
+        # Either that time comes from a clock that was wrong, or this clock is.
         bound = self._now() + AHEAD_SECONDS
         ahead = {
             name: replace(node, refused="its last time is ahead of the clock of its leader")
@@ -181,19 +182,18 @@ class TimerSender(LeaderDuty):
         return read_timers(client, layout, ahead)
 
     def _begin_of(self, name: str, node: TimerNode, timer: Timer) -> int:
-        """Return the time after which the next occurrence is looked for.
-
-        A schedule that is new, edited or back in the code has missed nothing: it begins now.
-        """
+        """Return the time after which the next occurrence is looked for."""
         now = int(self._now())
         if node.last <= now + AHEAD_SECONDS:
+            # A schedule that is new, edited or back in the code has missed nothing.
             return node.last if node.when == timer.when else max(now, node.last)
         if node.last <= node.written + AHEAD_SECONDS:
-            text = (
+            _log.error(
                 "timer %s waits until %s: the coordinator's clock is ahead of this worker's; set"
-                " the clock that is wrong"
+                " the clock that is wrong",
+                name,
+                iso_time(node.last),
             )
-            _log.error(text, name, iso_time(node.last))
             return node.last
         text = "timer %s had a last time from a clock that was ahead, %s; it begins anew"
         _log.error(text, name, iso_time(node.last))
@@ -202,14 +202,11 @@ class TimerSender(LeaderDuty):
     def _send(
         self,
         due: Sequence[DueTimer],
-        found: Mapping[str, TimerNode],
+        nodes: Mapping[str, TimerNode],
         changed: dict[str, TimerNode],
         failed: dict[str, Exception | None],
     ) -> Exception | None:
-        """Send occurrences, and leave the nodes to be written in `changed`.
-
-        Return why none can be sent now, None if they can.
-        """
+        """Send occurrences, and leave the nodes to be written in `changed`; return why it ended."""
         sent = send_each(
             sorted(due, key=lambda each: each[1].at),
             partial(send_occurrences, self._app),
@@ -219,10 +216,11 @@ class TimerSender(LeaderDuty):
         for name, error in failed.items():
             node = changed.pop(name)
             if error is not None and failure_kind(error) is FailureKind.REFUSED:
-                changed |= self._refused(name, found[name], node, describe(error))
+                changed |= self._refused(name, nodes[name], node, describe(error))
             else:
                 self._retry([name], describe(error) if error else "its queue is busy")
         if sent.ended is not None:
+            # Nothing is known of the others: they stay due, and the next leader may send them.
             known = {timer.name for (timer, _), _ in sent.done} | set(failed)
             for timer, _ in due:
                 if timer.name not in known:
@@ -237,8 +235,9 @@ class TimerSender(LeaderDuty):
         node = replace(new, last=old.last, next=old.next, refused=reason, by=old.by or new.by)
         if node == old:
             return {}
-        text = "timer %s sends nothing, trying again every %g s: %s"
-        _log.error(text, name, RETRY_SECONDS, reason)
+        _log.error(
+            "timer %s sends nothing, trying again every %g s: %s", name, RETRY_SECONDS, reason
+        )
         return {name: node}
 
     def _waits(self, member: Member, timer: Timer) -> bool:

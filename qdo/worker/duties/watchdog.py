@@ -47,13 +47,10 @@ _CONTEXT = "the job context"
 
 
 def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -> float:
-    """Return how long a job may block the loop before its process is ended, in seconds.
-
-    :param timeout_seconds: the job's time limit. A shorter block than the session timeout ends no
-        process: the coordinator would not notice it either.
-    """
+    """Return how long a job may block the loop before its process is ended, in seconds."""
     if timeout_seconds is None:
         return PATIENCE * session_timeout_seconds
+    # The coordinator would not notice a shorter block either.
     return max(timeout_seconds, session_timeout_seconds)
 
 
@@ -64,7 +61,6 @@ class BlockedLoop:
     :ivar kind: "blocked": the loop has not run for `seconds`; "over": it runs again after
         `seconds`; "stopped": the process, or the thread of its loop, could not run (SIGSTOP,
         suspend, overloaded machine).
-    :ivar blocked_by: the message and the job in flight.
     """
 
     kind: str
@@ -97,15 +93,18 @@ class Watch:
     ) -> BlockedLoop | None:
         """Compare the clock with the loop's last beat; return a finding if there is a new one.
 
-        :param cpu: processor time of the process so far, in seconds.
+        :param cpu: seconds of processor time of the process so far.
         :param look: returns the message and job in flight, and the stack. Its argument is the beat
             since which the loop has been blocked.
-        :param waited: how long the loop's thread has waited for a processor so far, in seconds.
+        :param waited: seconds for which the loop's thread has waited for a processor so far.
         """
-        slept, self._checked_at = now - self._checked_at, now
+        slept = now - self._checked_at
+        self._checked_at = now
         self.blocked_seconds = 0.0
-        burnt, self._cpu = cpu - self._cpu, cpu
-        starved, self._waited = waited - self._waited, waited
+        burnt = cpu - self._cpu
+        self._cpu = cpu
+        starved = waited - self._waited
+        self._waited = waited
         if slept > self._limit and burnt < slept / 2:
             # This thread did not run either, and the process used no processor time.
             self._stopped_until = now
@@ -115,8 +114,10 @@ class Watch:
         self._starved_seconds = before + starved if beat == self._beat else 0.0
         self._beat = beat
         if now - beat < self._limit:
-            stopped, self._stopped_seconds = self._stopped_seconds + before, 0.0
-            since, self._blocked_since = self._blocked_since, None
+            stopped = self._stopped_seconds + before
+            self._stopped_seconds = 0.0
+            since = self._blocked_since
+            self._blocked_since = None
             return None if since is None else BlockedLoop("over", beat - since - stopped)
         blocked = now - beat - self._stopped_seconds - self._starved_seconds
         if self._blocked_since is not None:
@@ -131,7 +132,7 @@ class Watch:
         return BlockedLoop("blocked", blocked, *found)
 
     def _starving(self, beat: float) -> BlockedLoop | None:
-        """Return a finding, once for each beat, about a machine that does not run the loop."""
+        # Once for each beat: the machine does not run the loop.
         if self._starved_seconds < self._limit or self._starved_beat == beat:
             return None
         self._starved_beat = beat
@@ -142,7 +143,6 @@ class LoopWatchdog:
     """Watches the event loop of the thread that made it, from a native thread.
 
     :ivar beat: clock time at which the loop last ran.
-    :param state: where the parent reads the state of the loop.
     :param contact: returns the time at which the coordinator last answered.
     :param tick: called on the native thread at every check.
     :param exit: exits the process at once; None: a blocked loop is only reported.
@@ -212,8 +212,8 @@ class LoopWatchdog:
             while not self._stopping.acquire(timeout=self._limit / CHECKS):
                 self._tick()
                 waited = waited_seconds(self._native)
-                times = self._clock(), time.process_time(), self.beat
-                report = watch.check(*times, self._look, waited)
+                now = self._clock()
+                report = watch.check(now, time.process_time(), self.beat, self._look, waited)
                 if report is not None:
                     self._report(report)
                 if watch.blocked_seconds > self._allowed + OVERDUE_SECONDS:
@@ -223,19 +223,20 @@ class LoopWatchdog:
 
     def _leave(self) -> None:
         """Exit: the job may block forever, and no other process ends this one."""
-        if self._exit is not None and self._starting:
+        if self._exit is None:
+            return
+        if self._starting:
             _log.error(
                 "the job context has computed for more than %g s; this process exits",
                 START_SECONDS,
             )
-            self._exit(1)
-        elif self._exit is not None:
+        else:
             _log.error(
                 "the event loop is still blocked by %s, and the parent process did not end this"
                 " process; exiting",
                 self._blocked_by,
             )
-            self._exit(1)
+        self._exit(1)
 
     def _look(self, beat: float) -> tuple[str, str]:
         frame = sys._current_frames().get(self._watched)
@@ -244,13 +245,17 @@ class LoopWatchdog:
             self._allowed = START_SECONDS
             return _CONTEXT, stack
         running = running_in(frame)
-        self._job = None if running is None else running.job
         if running is None:
-            entry, blocked_by, self._allowed = 0, "code outside of jobs", self._longest
+            self._job = None
+            self._allowed = self._longest
+            entry = 0
+            blocked_by = "code outside of jobs"
         else:
-            entry, message, job = running.entry, running.message, running.job
-            blocked_by = f"queue {message.queue}, message {message.id}, job {job.name}"
+            self._job = job = running.job
             self._allowed = block_limit(job.timeout_seconds, self._session_timeout)
+            entry = running.entry
+            message = running.message
+            blocked_by = f"queue {message.queue}, message {message.id}, job {job.name}"
         self._state.blocked(beat, self._allowed, entry, blocked_by)
         return blocked_by, stack
 
@@ -277,7 +282,8 @@ class LoopWatchdog:
                 report.stack,
             )
             return
-        job, remedy = self._job, "Make the code at the end of the stack yield"
+        job = self._job
+        remedy = "Make the code at the end of the stack yield"
         if job is not None and job.executor == "greenlet":
             remedy = 'Make the job yield, or run it with executor="thread" or "process"'
         _log.warning(

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from qdo.coordination.protocol.claims import Claim
 
 
+_log = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 1.0
+# Looking at all owned queues may take this share of the time, with pauses up to the longest: on a
+# busy worker others run in between.
+SURVEY_SECONDS = 2.0
+SURVEY_SHARE = 0.02
+MOST_SURVEY_SECONDS = 30.0
 # At most this many queues are looked up at the broker, those that are farthest behind.
 ASKED = 3
 # After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
@@ -57,7 +65,6 @@ _STATES = {
 class QueueSurvey:
     """The queues of one worker process at one time.
 
-    :ivar states: number of queues by their state.
     :ivar jobs: number of messages in flight.
     :ivar oldest: Unix time of the oldest waiting message known; None if none waits.
     """
@@ -128,9 +135,9 @@ def state_of(slot: Slot) -> str:
 
 def _next_sent(slot: Slot) -> float | None:
     """Return the Unix time of the next message of a queue, None if its owner does not know it."""
-    message, claim = slot.message, slot.claim
-    if message is not None:
-        return message.due or message.time
+    if slot.message is not None:
+        return slot.message.due or slot.message.time
+    claim = slot.claim
     if claim is None:
         return None
     if claim.failure is not None and claim.failure.position > claim.done:
@@ -150,16 +157,6 @@ def _time(claim: Claim, position: int) -> float:
 def age(oldest: float | None, now: float) -> float:
     """Return the age of a message in seconds, 0 without one."""
     return 0.0 if oldest is None else max(0.0, now - oldest)
-
-
-PUBLISH_SECONDS = 1.0
-SURVEY_SECONDS = 2.0
-# The share of the time that looking at all owned queues may take, with pauses up to
-# `MOST_SURVEY_SECONDS`: on a busy worker others run in between.
-SURVEY_SHARE = 0.02
-MOST_SURVEY_SECONDS = 30.0
-
-_log = logging.getLogger(__name__)
 
 
 class MetricsDuty(Duty):
@@ -231,7 +228,8 @@ class MetricsDuty(Duty):
         return {glob: glob in self._pipeline.paused_globs() for glob in globs}
 
     def _values(self) -> Mapping[Metric, Rows]:
-        counters, member = self._pipeline.counters, self._current.member
+        counters = self._pipeline.counters
+        member = self._current.member
         changes = {name: getattr(counters, name) for name in ("claimed", "released", "lost")}
         lease = 0.0 if member is None else max(0.0, member.lease.until - clock())
         checkpoints = self._checkpoints

@@ -46,8 +46,9 @@ Facts = dict[Metric, Rows]
 
 # How often the other workers check whether they lead.
 LOOK_SECONDS = 1.0
+# The leader reads once in a period. Readings may take this share of the time, with pauses up to
+# the longest.
 PERIOD_SECONDS = 10.0
-# The share of the time that readings may take, with pauses up to `MOST_SECONDS`.
 SHARE = 0.02
 MOST_SECONDS = 60.0
 # Queues that are read at once; then others get their turn.
@@ -70,10 +71,7 @@ def rows(values: Mapping[str, float]) -> Rows:
 
 
 class AppFacts:
-    """The facts of an app, while this worker leads.
-
-    :ivar broker_errors: how often the broker did not answer.
-    """
+    """The facts of an app, while this worker leads."""
 
     def __init__(self, app: App, broker: Broker, current: CurrentMember) -> None:
         self.broker_errors = 0
@@ -103,14 +101,13 @@ class AppFacts:
         return min(max(least, (clock() - began) / SHARE), MOST_SECONDS)
 
     def _read(self, leader: LeaderQueues, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Read the facts. One that cannot be read hides no other."""
         readers: tuple[Callable[[], Facts], ...] = (
             self._messages,
             partial(self._queues, leader, client, layout),
             partial(self._timers, client, layout),
         )
         found: Facts = {}
-        for read in readers:
+        for read in readers:  # one that cannot be read hides no other
             try:
                 found |= read()
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
@@ -135,7 +132,7 @@ class AppFacts:
         return self._found | outbox
 
     def holds_until(self) -> float:
-        """Return the clock time at which these facts may be those of another leader."""
+        """Return the clock time from which another worker may lead."""
         member = self._current.member
         return 0.0 if member is None or self._leader() is None else member.lease.until
 
@@ -146,28 +143,29 @@ class AppFacts:
     def _messages(self) -> Facts:
         """Read what the broker counts without a position: dead letters and requests."""
         found: Facts = {}
-        counts = self._broker.requests.counts() if self._broker.capabilities.requests else {}
+        letters = {"message": self._broker.dead_letters.total()}
+        counts: Mapping[str, PoolCounts] = {}
+        if self._broker.capabilities.requests:
+            counts = self._broker.requests.counts()
+            letters["request"] = sum(each.failed for each in counts.values())
         if any(job.pool for job in self._app.jobs):
             states = pool_states(counts, self._app).items()
             found[catalog.REQUESTS] = [(key, [float(number)]) for key, number in states]
-        kept = {"message": self._broker.dead_letters.total()}
-        if self._broker.capabilities.requests:
-            kept["request"] = sum(each.failed for each in counts.values())
-        found[catalog.DEAD_LETTERS] = rows(kept)
+        found[catalog.DEAD_LETTERS] = rows(letters)
         return found
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
         """Read the backlogs of all queues, or of those without an owner if each is a request."""
-        broker = self._broker
         workers = worker_filters(client, layout)
         backlog = AppBacklog({each for each in workers.values() if each is not None})
         names = {*(leader.queue_names() or ())}
-        names |= {*broker.catalog.names()} if self._counts_all else set()
-        asked = sorted(names)
-        for start in range(0, len(asked), CHUNK):
-            some = asked[start : start + CHUNK]
+        if self._counts_all:
+            names |= {*self._broker.catalog.names()}
+        queues = sorted(names)
+        for start in range(0, len(queues), CHUNK):
+            some = queues[start : start + CHUNK]
             nodes = leader.read_queues(some)
-            whole = backlog.without_damaged(some, nodes, broker.positions)
+            whole = backlog.without_damaged(some, nodes, self._broker.positions)
             for name, each in self._backlogs(whole, nodes, workers, backlog.asked).items():
                 backlog.add(name, each, is_owned=nodes.get(name, NEW).owner in workers)
             gevent.sleep(0)
@@ -228,7 +226,6 @@ class AppBacklog:
     :ivar filters: of the workers that stay.
     :ivar oldest: position of the message that has waited for longest.
     :ivar untaken: queues with messages that no worker processes, by reason.
-    :ivar asked: number of queues so far.
     """
 
     filters: Collection[QueueFilter]

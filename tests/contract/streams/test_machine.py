@@ -186,7 +186,7 @@ class StreamWorld:
 
     def _open(self) -> None:
         store: Any = self._answers
-        ShardOpener(store).step(self._answers)
+        ShardOpener(store).step(self._answers.read_queues)
 
     def _check(self) -> None:
         shards = self.store.shards("s")
