@@ -4,34 +4,14 @@ A message that kills its process leaves no exception behind. So each turn writes
 message to an entry of its own. When the process has died, its parent reads the entries, and adds
 an attempt to each message that was in flight (`qdo.coordination.interrupted_attempts`).
 
-A worker without a parent, as in a test, writes to private memory instead. So the loop over
-messages needs no check, only one store of 8 bytes.
+A blocked loop cannot report anything itself, either. So its timer stores the time here, and the
+watchdog's native thread stores what blocks it (`qdo.worker.duties.watchdog`). The parent reads both
+even while a job holds the interpreter lock (`qdo.worker.supervisor.blocked`).
 
-Layout, little-endian on all supported machines: entries of 1024 bytes, the first of which holds the
-state of the event loop (`LoopReport`). An entry holds the position of the message in flight (8
-bytes, 0: none), the lengths of two names (2 bytes each), and the names of queue and worker. For
-positions wider than 8 bytes, the first 8 bytes hold -1 and the position is in the last 48 bytes of
-the entry.
-
-The state of the event loop: A blocked loop cannot report anything itself. So its timer stores the
-time here, and the watchdog's native thread stores what blocks it (`qdo.worker.duties.watchdog`).
-The parent reads both, even while a job holds the interpreter lock and no thread of the process runs
-(`qdo.worker.supervisor.blocked`).
-
-Layout: the first entry of the in-flight table, which no turn uses. After its first 8 bytes follow
-five numbers of 8 bytes: the time of the last beat (0: nothing watches the loop), the time of the
-last contact with the coordinator, the limit, the index of the entry in flight that blocks the loop
-(0: unknown), and the beat for which that was found; then 2 bytes of length and a description. Times
-are in nanoseconds.
-
-Receipt handles: A broker such as SQS hides a message from all consumers but its receiver until the
-visibility timeout. When the owner of a queue dies, the queue has another owner in a fraction of a
-second, but the message would stay hidden. So each receipt handle is kept here. The process that
-replaces the dead one releases these messages (`Broker.release`).
-
-Layout, little-endian: entries of 1024 bytes, each with the lengths of a queue's name and of a
-receipt handle (2 bytes each; 0: unused), and these two. A handle that does not fit is not kept.
-A handle kept for too long is harmless: its message is deleted, and the broker rejects the release.
+A broker such as SQS hides a message from all consumers but its receiver until the visibility
+timeout. When the owner of a queue dies, the queue has another owner in a fraction of a second, but
+the message would stay hidden. So each receipt handle is kept here, and the process that replaces
+the dead one releases these messages (`Broker.release`).
 """
 
 from __future__ import annotations
@@ -41,7 +21,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from qdo.coordination.interrupted_attempts import InFlight
@@ -51,15 +31,46 @@ from qdo.positions import TIME_POSITIONS, Positions
 ENTRY_BYTES = 1024
 _CHUNK_BYTES = ENTRY_BYTES << 10
 
+# The first entry of the in-flight table has the state of the event loop, little-endian as all
+# supported machines. After 8 unused bytes follow five numbers of 8 bytes: the time of the last beat
+# (0: nothing watches the loop), the time of the last contact with the coordinator, the limit, the
+# index of the entry in flight that blocks the loop (0: unknown), and the beat for which that was
+# found; then 2 bytes of length and a description. Times are in nanoseconds.
+# Each number is stored and read at once: the parent never sees half of one.
+_BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
+_NUMBERS = struct.Struct("<8x5qH")
+_LENGTH_AT = _NUMBERS.size - 2
+_TEXT_BYTES = 900
+_NANOSECONDS = 1_000_000_000
+
+# Every other entry holds the position of the message in flight (8 bytes, 0: none), the lengths of
+# two names (2 bytes each), and the names of queue and worker.
+_WORDS = ENTRY_BYTES // 8
+# Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11).
+_POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
+_LENGTHS = struct.Struct("<HH")
+# Added to the length of the queue's name if several of its messages may be in flight at once.
+_MANY = 1 << 15
+_NAMES_AT = 8 + _LENGTHS.size
+# Marks a position of more than 63 bits, which is in the last bytes of the entry.
+_WIDE = -1
+_WIDE_BYTES = 48
+_WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
+# Entries beyond this number are not read; there are two for each of at most 100,000 jobs.
+_MOST_ENTRIES = 1 << 18
+
+# An entry of a receipt store has the lengths of a queue's name and of a receipt handle (0: unused),
+# and these two. A handle that does not fit is not kept. One kept for too long is harmless: its
+# message is deleted, and the broker rejects the release. Nor are handles beyond this number kept:
+# their messages are visible after the timeout.
+MOST_ENTRIES = 16_384
+_NOTHING = _LENGTHS.pack(0, 0)
+
 
 def read_entries(fd: int, most: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbers and contents of the entries; parts of the memory without any are omitted.
-
-    Any code of the dead process may have changed the size of the memory. So it is not mapped: a
-    mapping of memory that shrinks would kill this process.
-
-    :param most: number of entries after which the rest is ignored.
-    """
+    """Yield the numbers and contents of the first `most` entries, without empty parts."""
+    # Any code of the dead process may have changed the size of the memory. So it is not mapped: a
+    # mapping of memory that shrinks would kill this process.
     for at in range(0, min(os.fstat(fd).st_size, most * ENTRY_BYTES), _CHUNK_BYTES):
         chunk = os.pread(fd, _CHUNK_BYTES, at)
         if chunk.count(0) < len(chunk):
@@ -69,14 +80,6 @@ def read_entries(fd: int, most: int) -> Iterator[tuple[int, bytes]]:
 
 def text(data: bytes) -> str:
     return data.decode(errors="replace")
-
-
-# Indexes of the numbers. Each is stored and read at once: the parent never sees half of one.
-_BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
-_NUMBERS = struct.Struct("<8x5qH")
-_LENGTH_AT = _NUMBERS.size - 2
-_TEXT_BYTES = 900
-_NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +134,11 @@ def read_loop(fd: int) -> LoopReport | None:
     beat, contact, limit, entry, found_at, length = _NUMBERS.unpack_from(data)
     if not beat:
         return None
-    seconds = beat / _NANOSECONDS, contact / _NANOSECONDS, limit / _NANOSECONDS
+    report = LoopReport(beat / _NANOSECONDS, contact / _NANOSECONDS, limit / _NANOSECONDS)
     if found_at != beat:
-        return LoopReport(*seconds)
-    text = data[_NUMBERS.size : _NUMBERS.size + length]
-    return LoopReport(*seconds, entry, text.decode(errors="replace"))
-
-
-_WORDS = ENTRY_BYTES // 8
-# Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11).
-_POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
-_LENGTHS = struct.Struct("<HH")
-# Added to the length of the queue's name if several of its messages may be in flight at once.
-_MANY = 1 << 15
-_NAMES_AT = 8 + _LENGTHS.size
-_WIDE_BYTES = 48
-_WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
-# Marks a position that is in the last bytes of the entry.
-_WIDE = -1
-# Entries beyond this number are not read; there are two for each of at most 100,000 jobs.
-_MOST_ENTRIES = 1 << 18
+        return report
+    blocked_by = text(data[_NUMBERS.size : _NUMBERS.size + length])
+    return replace(report, entry=entry, blocked_by=blocked_by)
 
 
 class InFlightTable:
@@ -177,15 +165,10 @@ class InFlightTable:
         self._kept: dict[str, list[int]] = {}
 
     def notes(self, positions: Positions) -> memoryview[int] | _WideEntries:
-        """Return the object that accepts the positions of a broker.
-
-        A turn writes the position of its message in flight at the index of its entry.
-        """
-        return (
-            self.positions
-            if positions is TIME_POSITIONS
-            else _WideEntries(self._memory, self.positions)
-        )
+        """Return where turns write the positions of a broker, at the indexes of their entries."""
+        if positions is TIME_POSITIONS:
+            return self.positions
+        return _WideEntries(self._memory, self.positions)
 
     def take(self, label: bytes) -> int:
         """Return the index of a free entry for a turn, 0 if none is free; see `encode_label`."""
@@ -199,13 +182,10 @@ class InFlightTable:
         return index
 
     def give_back(self, index: int, *, in_doubt: bool = False) -> None:
-        """Free the entry of a turn that has ended.
-
-        :param in_doubt: whether the lease has expired. The message may then have been in flight
-            when the session ended, so its entry is kept until that is known: until the next turn of
-            the same worker, or `forget_worker`.
-        """
+        """Free the entry of a turn that has ended; `in_doubt`: the lease has expired."""
         if in_doubt and index and self.positions[index]:
+            # The message may have been in flight when the session ended. So its entry is kept until
+            # that is known: until the next turn of the same worker, or `forget_worker`.
             start = 8 * index + 8
             worker = _worker_of(self._memory[start : start + ENTRY_BYTES - 8])
             self._kept.setdefault(worker, []).append(index)
@@ -218,7 +198,7 @@ class InFlightTable:
         return [each for _, each in self._used() if each.worker == worker]
 
     def forget_worker(self, worker: str) -> None:
-        """Forget the messages in flight under the claims of one worker: they are counted."""
+        """Forget the messages of one worker: they are counted."""
         self._free_kept(worker)
         for index, each in self._used():
             if each.worker == worker:
@@ -253,9 +233,10 @@ class _WideEntries:
 
 def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
     """Return the names of a turn as stored in an entry; `in_line`: one is in flight at most."""
-    names = queue.encode(), worker.encode()
-    lengths = len(names[0]) | (0 if in_line else _MANY), len(names[1])
-    return _LENGTHS.pack(*lengths) + b"".join(names)
+    queue_name = queue.encode()
+    worker_name = worker.encode()
+    size = len(queue_name) | (0 if in_line else _MANY)
+    return _LENGTHS.pack(size, len(worker_name)) + queue_name + worker_name
 
 
 def _worker_of(label: bytes) -> str:
@@ -289,15 +270,10 @@ def _in_flight(entry: bytes) -> InFlight | None:
         position = int.from_bytes(entry[_WIDE_AT:], "little")
     if not position:
         return None
-    queue, worker = _LENGTHS.unpack_from(entry, 8)
-    in_line, queue = not queue & _MANY, queue & ~_MANY
+    length, worker = _LENGTHS.unpack_from(entry, 8)
+    queue = length & ~_MANY
     names = entry[_NAMES_AT : _NAMES_AT + queue + worker]
-    return InFlight(text(names[:queue]), text(names[queue:]), position, in_line)
-
-
-# Handles beyond this number are not kept: their messages are visible after the timeout.
-MOST_ENTRIES = 16_384
-_NOTHING = _LENGTHS.pack(0, 0)
+    return InFlight(text(names[:queue]), text(names[queue:]), position, not length & _MANY)
 
 
 class SharedReceiptStore:
@@ -317,21 +293,21 @@ class SharedReceiptStore:
         if self._memory is None:
             self._memory = _mapped(self._fd)
         if self._free:
-            place = self._free.pop()
+            entry = self._free.pop()
         elif self._used < MOST_ENTRIES:
             self._used += 1
-            place = self._used
+            entry = self._used
         else:
             return 0
-        start = (place - 1) * ENTRY_BYTES
+        start = (entry - 1) * ENTRY_BYTES
         data = b"".join(names)
         self._memory[start + _LENGTHS.size : start + _LENGTHS.size + len(data)] = data
         # The lengths come last: they make the entry valid.
         self._memory[start : start + _LENGTHS.size] = _LENGTHS.pack(*map(len, names))
-        return place
+        return entry
 
     def drop(self, place: int) -> None:
-        """Drop the handle in an entry; `place` is the number that `keep` returned."""
+        """Drop the handle for which `keep` returned this number."""
         if place and self._memory is not None:
             start = (place - 1) * ENTRY_BYTES
             self._memory[start : start + _LENGTHS.size] = _NOTHING

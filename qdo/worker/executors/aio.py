@@ -48,11 +48,7 @@ LEAVE_SECONDS = 2.0
 
 
 class AsyncioExecutor(Executor):
-    """Runs coroutines on an asyncio loop, whose thread starts with the first job.
-
-    :param may_start: checked on the loop's thread: while a job blocks that loop, the leases of the
-        messages that wait for it may end.
-    """
+    """Runs coroutines on an asyncio loop, whose thread starts with the first job."""
 
     def __init__(self, may_start: Callable[[Message], bool]) -> None:
         self._may_start = may_start
@@ -106,11 +102,7 @@ class AsyncioExecutor(Executor):
             self._watch.close()
 
     def _loop_for_jobs(self) -> JobLoop:
-        """Return the loop, and start it if there is none.
-
-        :raises OSError: the process has no descriptor for it.
-        :raises RuntimeError: the system has no thread for it.
-        """
+        """Return the loop, started if need be; raise OSError or RuntimeError if it cannot be."""
         if self._loop is None:
             check_descriptors()  # a loop without them would complain when it is deleted
             loop = JobLoop()
@@ -123,7 +115,6 @@ class AsyncioExecutor(Executor):
         return self._loop
 
     def _run(self, loop: JobLoop) -> None:
-        """Run the loop: the body of its thread."""
         try:
             asyncio.set_event_loop(loop)
             ident = original("_thread", "get_ident", _thread.get_ident)()
@@ -154,12 +145,10 @@ class AsyncioExecutor(Executor):
 
 
 def _fault_of(run: Callable[[], object]) -> str:
-    """Run a loop until it ends; return why.
-
-    A background task or a callback ends it with SystemExit or KeyboardInterrupt, other code with
-    `loop.stop`.
-    """
+    """Run a loop until it ends; return why."""
     try:
+        # A background task or a callback ends it with SystemExit or KeyboardInterrupt, other code
+        # with `loop.stop`.
         run()
     except BaseException as error:  # noqa: BLE001 - the loop of all async jobs must live
         return describe_traceback(error)
@@ -182,6 +171,7 @@ class _Run:
 
     def begin(self, job: Job, message: Message, context: Any) -> None:
         """Start the coroutine, if the message may be started. Call it on the loop's thread."""
+        # While a job blocked this loop, the lease of the message may have ended.
         if not self._may_start(message):
             self.pending.finish(NotStarted())
             return
@@ -222,13 +212,11 @@ class _LoopThread(NamedTuple):
 class _BlockWatch:
     """Names the job that blocks the asyncio loop, from a timer of the worker's event loop.
 
-    A coroutine that holds a `threading.Lock` while it awaits blocks the loop forever: the next
-    one waits for the lock on the thread that would have to release it.
-
     :ivar active: it watches, as long as there are jobs.
-    :param has_jobs: whether the loop runs jobs now.
     """
 
+    # A coroutine that holds a `threading.Lock` while it awaits blocks the loop forever: the next
+    # one waits for the lock on the thread that would have to release it.
     def __init__(self, has_jobs: Callable[[], bool]) -> None:
         self.active = False
         self._has_jobs = has_jobs
@@ -258,7 +246,8 @@ class _BlockWatch:
             )
             self._blocked_by = ""
         if self._has_jobs():
-            self._asked_at, self._waited = clock(), waited_seconds(thread.native)
+            self._asked_at = clock()
+            self._waited = waited_seconds(thread.native)
             loop.call_soon_threadsafe(self._answer)
         else:
             self.active = False
@@ -290,7 +279,8 @@ def _blocking(thread: _LoopThread) -> tuple[str, str]:
     stack = "".join(traceback.format_stack(frame))
     while frame is not None:
         if frame.f_code is _Run._call.__code__:
-            job, message = frame.f_locals["job"], frame.f_locals["message"]
+            job = frame.f_locals["job"]
+            message = frame.f_locals["message"]
             return f"queue {message.queue}, message {message.id}, job {job.name}", stack
         frame = frame.f_back
     return "code outside of jobs", stack
@@ -298,8 +288,6 @@ def _blocking(thread: _LoopThread) -> tuple[str, str]:
 
 class JobLoop(asyncio.SelectorEventLoop):
     """An asyncio loop whose default executor uses native threads.
-
-    :ivar thread: the thread that runs it.
 
     gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
     `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
@@ -327,7 +315,8 @@ class JobLoop(asyncio.SelectorEventLoop):
                 future.set_result(result)
 
         def work() -> None:
-            result, error = None, None
+            result = None
+            error = None
             try:
                 result = func(*args)
             except BaseException as raised:  # noqa: BLE001 - the awaiting coroutine raises it
@@ -339,7 +328,6 @@ class JobLoop(asyncio.SelectorEventLoop):
         return future
 
     def close(self) -> None:
-        """Close the loop and end its idle threads."""
         self._helpers.end()
         super().close()
 
@@ -406,11 +394,10 @@ _Selector: Any = monkey.get_original(
 
 
 class JobSelector(_Selector):  # type: ignore[misc]
-    """Python's selector, beside gevent's event loop of the thread, if the thread has one.
+    """Python's selector, beside gevent's event loop of the thread, if the thread has one."""
 
-    The threads of a pool that a coroutine uses are greenlets there: calls of the pool would wait
-    for them forever.
-    """
+    # The threads of a pool that a coroutine uses are greenlets there: without that loop, calls of
+    # the pool would wait for them forever.
 
     _attended = 0.0
     _readable: Any = None

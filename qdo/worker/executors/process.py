@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
 
+_log = logging.getLogger(__name__)
+
 ARGV = module_argv("qdo.worker.executors.process_main")
 # How long a process may take to leave the context when the worker ends it.
 LEAVE_SECONDS = 5.0
@@ -63,13 +65,10 @@ _MIB = 1 << 20
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """Return the environment for a job, without the password of the coordinator.
-
-    Its code, and the programs that it starts, would get the rights of the worker. Only senders
-    with a doorbell connect to the coordinator.
-    """
     kept = dict(os.environ)
     if not settings.doorbell:
+        # The code of a job, and the programs that it starts, would get the rights of the worker.
+        # Only senders with a doorbell connect to the coordinator.
         kept.pop(PASSWORD_VARIABLE, None)
     return kept
 
@@ -90,8 +89,7 @@ class JobProcess:
     """A process that runs one job, for one message at a time, and its keeper.
 
     :ivar served: messages sent to it.
-    :ivar pid: its process id, that of the keeper until it is ready.
-    :raises OSError: it cannot be started.
+    :ivar pid: that of the keeper until it is ready.
     """
 
     def __init__(self, settings: Settings, target: str, queues: str, folder: str) -> None:
@@ -143,12 +141,7 @@ class JobProcess:
         self._channel.sendall(wire.pack_message(message, self.served))
 
     def answer(self, memory_mib: int | None) -> dict[str, Any]:
-        """Wait for the answer to the message.
-
-        :raises MessageUnread: the process died before the job began.
-        :raises ProcessExited: the process died, or its answer is invalid.
-        :raises TooLarge: its memory has grown over the limit.
-        """
+        """Wait for the answer to the message; raise MessageUnread, ProcessExited or TooLarge."""
         self._channel.settimeout(None if memory_mib is None else LOOK_SECONDS)
         head = self._read(memory_mib)
         if head.get("serial") != self.served:
@@ -178,8 +171,7 @@ class JobProcess:
         return frame[0]
 
     def _invalid(self, what: str) -> ProcessExited:
-        """Kill the process: its job wrote to the channel, and no answer can be trusted."""
-        self._end()
+        self._end()  # its job wrote to the channel, and no answer can be trusted
         return ProcessExited(f"it sent an invalid answer: {what}")
 
     def _check_memory(self, memory_mib: int) -> None:
@@ -216,10 +208,7 @@ class JobProcess:
         self._process.send_signal(signal.SIGCONT)  # a stopped keeper could not kill anything
 
     def kill(self) -> int:
-        """Kill the process and all that it has started; return its exit code.
-
-        They have ended when this returns.
-        """
+        """Kill the process and all that it has started, and wait; return its exit code."""
         aborted: JobAborted | None = None
         self._end()
         while True:
@@ -239,9 +228,6 @@ class JobProcess:
         with gevent.Timeout(LEAVE_SECONDS, False):
             self._process.wait()
         self.kill()
-
-
-_log = logging.getLogger(__name__)
 
 
 class ProcessExecutor(Executor):
@@ -368,7 +354,6 @@ class _JobProcesses:
             return wire.load(answer)
 
     def _log_dead(self, spawned: JobProcess, error: Exception) -> None:
-        """Log that a process died while it was idle: the job did not run for the message."""
         _log.warning(
             "an idle process of job %s was found dead, trying another: %s (%s)",
             self._job.name,
@@ -384,9 +369,14 @@ class _JobProcesses:
     def _take(self, message: Message) -> JobProcess:
         if not self._may_start(message):
             raise NotStarted
-        failures = ProcessExited, OSError
         return started(
-            self._idle_process, "a process", self._job, message, self._may_start, *failures
+            self._idle_process,
+            "a process",
+            self._job,
+            message,
+            self._may_start,
+            ProcessExited,
+            OSError,
         )
 
     def _idle_process(self) -> JobProcess | None:
@@ -410,7 +400,8 @@ class _JobProcesses:
 
     def _keep(self, spawned: JobProcess) -> None:
         """Keep a process for the next message, unless it reached a limit."""
-        recycle_after, memory_mib = self._job.recycle_after, self._job.memory_mib
+        recycle_after = self._job.recycle_after
+        memory_mib = self._job.memory_mib
         if recycle_after is not None and spawned.served >= recycle_after:
             served = pluralize(spawned.served, "message")
             _log.info("process %d has run %s; replacing it", spawned.pid, served)
@@ -422,7 +413,7 @@ class _JobProcesses:
         self._end(spawned)
 
     def _end(self, spawned: JobProcess) -> None:
-        """End a process in the background."""
+        # In the background: leaving the context may take `LEAVE_SECONDS`.
         greenlet = gevent.spawn(spawned.leave)
         self._leaving.add(greenlet)
         greenlet.rawlink(self._leaving.discard)

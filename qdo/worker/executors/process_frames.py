@@ -56,6 +56,11 @@ _LENGTHS = struct.Struct("!II")
 # Maximum length of an answer; qdo writes no longer one.
 ANSWER_LIMIT = 4 << 20
 _CHUNK = 1 << 18
+VARIABLE = "QDO_JOB_PROCESS"
+# Kills the job. Not SIGTERM, which init systems send to every process of a service.
+END = signal.SIGUSR2 if LINUX else signal.SIGKILL
+# The name of the process, by which the parent of a dead worker process finds its keepers.
+NAME = "qdo-keeper"
 
 
 class WireError(Exception):
@@ -73,8 +78,7 @@ def read(
     """Return the next frame, None at the end.
 
     :param receive: returns at most the requested number of bytes, none at the end.
-    :param limit: maximum bytes of a frame.
-    :raises WireError: the frame is too long, or its head is not a JSON object.
+    :raises WireError: the frame is longer than `limit`, or its head is not a JSON object.
     """
     lengths = _exactly(receive, _LENGTHS.size)
     if lengths is None:
@@ -82,7 +86,8 @@ def read(
     text_size, blob_size = _LENGTHS.unpack(lengths)
     if limit is not None and text_size + blob_size > limit:
         raise WireError(f"a frame must have at most {limit} bytes, got {text_size + blob_size}")
-    text, blob = _exactly(receive, text_size), _exactly(receive, blob_size)
+    text = _exactly(receive, text_size)
+    blob = _exactly(receive, blob_size)
     if text is None or blob is None:
         return None
     try:
@@ -106,7 +111,7 @@ def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
 
 
 def pack_message(message: Message, serial: int) -> bytes:
-    raw, large = isinstance(message.body, bytes), type(message.body) is JsonText
+    raw = isinstance(message.body, bytes)
     head = {
         "serial": serial,
         "queue": message.queue,
@@ -122,7 +127,7 @@ def pack_message(message: Message, serial: int) -> bytes:
         "time": message.time,
         "stable": message.stable,
         "raw": raw,
-        "large": large,
+        "large": type(message.body) is JsonText,
         "body": None if raw else message.body,
     }
     return pack(head, message.body if raw else b"")
@@ -130,7 +135,7 @@ def pack_message(message: Message, serial: int) -> bytes:
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
     """Return the message of a frame; raise ValueError if its large body is not JSON."""
-    known = _WorkerPositions(head["id"], head["time"], head["stable"])
+    positions = _WorkerPositions(head["id"], head["time"], head["stable"])
     message = Message(
         head["queue"],
         head["position"],
@@ -139,7 +144,7 @@ def message_of(head: dict[str, Any], blob: bytes) -> Message:
         head["headers"],
         head["fence"],
         head["attempt"],
-        Origin(head["app"], head["stream"], known),
+        Origin(head["app"], head["stream"], positions),
     )
     message._registration = head["registration"]
     return message
@@ -158,9 +163,6 @@ class _WorkerPositions:
 
     def message_id(self, position: int, node: int) -> str:
         return self.id
-
-
-VARIABLE = "QDO_JOB_PROCESS"
 
 
 class RemoteError(Exception):
@@ -196,7 +198,7 @@ def dump(error: BaseException | None) -> dict[str, Any]:
 
 
 def _dump_outcome(error: Outcome) -> dict[str, Any]:
-    """Return an outcome; a subclass of the app counts as the outcome of qdo it derives from."""
+    # A subclass of the app counts as the outcome of qdo that it derives from.
     kind = next(base for base in type(error).__mro__ if base.__module__ == outcomes.__name__)
     names = list(inspect.signature(kind).parameters)
     state = {name: getattr(error, name, None) for name in names}
@@ -207,8 +209,6 @@ def load(answer: dict[str, Any]) -> BaseException | None:
     """Return the error to raise, None for done; called in the worker process.
 
     Never fails: an invalid answer is returned as an error that shows it.
-
-    :param answer: values from `dump`.
     """
     if answer.get("done") is True:
         return None
@@ -218,8 +218,8 @@ def load(answer: dict[str, Any]) -> BaseException | None:
             return kind(**answer["state"])
         except Exception as error:  # noqa: BLE001 - another process may have written anything
             return RemoteError(f"cannot recreate the outcome {kind.__name__}: {error}")
-    name, module = str(answer.get("error", "RemoteError")), str(answer.get("module"))
-    remote = _instance(name, module, str(answer.get("text", "")))
+    name = str(answer.get("error", "RemoteError"))
+    remote = _instance(name, str(answer.get("module")), str(answer.get("text", "")))
     remote.__cause__ = RemoteTraceback(str(answer.get("traceback", "")))
     return remote
 
@@ -257,29 +257,22 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool))
 
 
-# Kills the job. Not SIGTERM, which init systems send to every process of a service.
-END = signal.SIGUSR2 if LINUX else signal.SIGKILL
-# The name of the process, by which the parent of a dead worker process finds its keepers.
-NAME = "qdo-keeper"
-
-
 def keep(worker: int, fds: Iterable[int]) -> None:
     """Fork; return in the job's process, and stay in the keeper until everything has ended.
 
-    Each of the two leads a process group of its own, in the session of the worker process.
-    Elsewhere than on Linux, nothing is forked, and the parent kills the group of its worker.
-
     :param fds: descriptors of the job's process, which the keeper closes.
     """
-    if not LINUX:
+    if not LINUX:  # the parent kills the group of its worker
         _exit_unless(die_with_parent(worker))
         return
     os.setpgid(0, 0)
     adopt_orphans()
     _exit_unless(die_with_parent(worker, END))
-    keeper, name = os.getpid(), set_name(NAME)
+    keeper = os.getpid()
+    name = set_name(NAME)
     job = os.fork()
     if job == 0:
+        # Each of the two leads a process group of its own, in the session of the worker process.
         os.setpgid(0, 0)
         set_name(name)
         _exit_unless(die_with_parent(keeper))
@@ -299,7 +292,7 @@ def keep(worker: int, fds: Iterable[int]) -> None:
 def _watch(job: int) -> int:
     """Reap orphans until the job's process ends, then kill and reap all others.
 
-    :return: the exit code of the job's process, negative for a signal.
+    Return the exit code of the job's process, negative for a signal.
     """
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
 
+# How long a job that computes in a thread keeps Python's global lock when the event loop asks for
+# it, which it does several times per message. With the 5 ms that Python allows, messages of other
+# queues took up to 3 s beside such a job, with 0.5 ms at most 0.3 s.
+SWITCH_SECONDS = 0.0005
+
+
 class GreenletExecutor(Executor):
     """Calls the job directly: the turn's greenlet is the job's greenlet.
 
@@ -72,19 +78,12 @@ def _timed(job: Job, seconds: float) -> JobCall:
     return call
 
 
-# How long a job that computes in a thread keeps Python's global lock when the event loop asks for
-# it, which it does several times per message. With the 5 ms that Python allows, messages of other
-# queues took up to 3 s beside such a job, with 0.5 ms at most 0.3 s.
-SWITCH_SECONDS = 0.0005
-
-
 class ExecutorRouter(Executor):
     """The executors of one worker, each created when the first job needs it.
 
-    :param target: the app as MODULE:APP, which processes import; "" for an app created for the
-        job named in the settings; None if its module is unknown.
+    :param target: see `ProcessContext`.
     :param may_start: checked on the thread that starts a job, or before a process is given a
-        message: the claim or the lease may have ended meanwhile. Any thread may call it.
+        message: the claim or the lease may have ended meanwhile.
     """
 
     def __init__(
@@ -153,11 +152,7 @@ class ExecutorRouter(Executor):
 
 
 class LimitedExecutor(Executor):
-    """Starts jobs of another executor for a limited number of messages.
-
-    :param on_reached: called on the event loop when the jobs of all these messages have started;
-        it must not block. A drain that began earlier would keep the last ones from starting.
-    """
+    """Starts jobs of another executor for `most` messages, then calls `on_reached`."""
 
     def __init__(self, inner: Executor, most: int, on_reached: Callable[[], None]) -> None:
         self._inner = inner
@@ -167,7 +162,6 @@ class LimitedExecutor(Executor):
         self._loop = gevent.get_hub().loop
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return the inner call, counted; it raises NotStarted after the last message."""
 
         def started(message: Message) -> None:
             if on_start is not None:
@@ -190,6 +184,7 @@ class LimitedExecutor(Executor):
         return call
 
     def _count_start(self, count: int) -> None:
+        # Not in the call: a drain that began earlier would keep the last ones from starting.
         self._unstarted -= count
         if self._unstarted <= 0:
             self._on_reached()
@@ -205,5 +200,4 @@ class LimitedExecutor(Executor):
 
 
 def _count(message: Message | Batch) -> int:
-    """Return how many messages a call is for: a batch may exceed the limit."""
-    return len(message) if isinstance(message, Batch) else 1
+    return len(message) if isinstance(message, Batch) else 1  # a batch may exceed the limit

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # How long the event loop of a job's thread may take to interrupt a job that waits in it.
 ROUSE_SECONDS = 0.02
-
 # How long idle threads wait natively before their event loops run. The next message of a busy queue
 # arrives sooner; through the event loop, it would cost 30 us more. The worker's event loop measures
 # this time: a timeout of each native wait would cost 4 us per message.
@@ -40,11 +39,7 @@ ATTEND_SECONDS = 0.005
 
 
 class ThreadExecutor(Executor):
-    """A pool of native threads.
-
-    :param may_start: checked on the job's thread: on a busy machine the lease may end before that
-        thread runs.
-    """
+    """Native threads: one per running job, started on demand and reused."""
 
     def __init__(self, may_start: Callable[[Message], bool]) -> None:
         self._may_start = may_start
@@ -133,7 +128,6 @@ class _JobThread:
 
     :cvar all: the threads that have not ended.
     :ivar ready: ends when the thread can run jobs, with an error if it cannot.
-    :raises RuntimeError: the system has no more threads.
     """
 
     all: ClassVar[set[_JobThread]] = set()
@@ -181,12 +175,10 @@ class _JobThread:
         return pending
 
     def interrupt(self) -> None:
-        """Raise JobInterrupt in the job, unless it has ended.
-
-        Code that waits through gevent, as patched libraries do, waits in the event loop of its
-        own thread: that loop raises it. If the loop does not run, the job is busy, and the
-        interpreter raises it.
-        """
+        """Raise JobInterrupt in the job, unless it has ended."""
+        # Code that waits through gevent, as patched libraries do, waits in the event loop of its
+        # own thread: that loop raises it. If the loop does not run, the job is busy, and the
+        # interpreter raises it.
         self._wanted = True
         self._delivered = False
         if self._hub is None:
@@ -209,11 +201,9 @@ class _JobThread:
         self._ring()
 
     def rest(self) -> None:
-        """Let the thread, which must be idle, run its event loop until it gets work.
-
-        A lock that another thread releases may notify the next owner through this loop, and
-        greenlets that jobs left behind live in it.
-        """
+        """Let the thread, which must be idle, run its event loop until it gets work."""
+        # A lock that another thread releases may notify the next owner through this loop, and
+        # greenlets that jobs left behind live in it.
         if not self._resting and self._inbox is not None:
             self._resting = True
             self._wake.release()
@@ -232,8 +222,10 @@ class _JobThread:
             if monkey.is_module_patched("socket"):
                 hub = own_hub()
                 hub.handle_error = self._on_loop_error
-                self.greenlet, self._hub = gevent.getcurrent(), hub
-                self._due, self._inbox = Event(), LoopMailbox()
+                self.greenlet = gevent.getcurrent()
+                self._hub = hub
+                self._due = Event()
+                self._inbox = LoopMailbox()
         except Exception as error:  # noqa: BLE001 - raised where a message waits for this thread
             self.ready.finish(error)
             return
@@ -259,7 +251,8 @@ class _JobThread:
         while self._work is None and not self._ending:  # see `rest`
             self._due.wait()
             self._due.clear()
-        work, self._work = self._work, None
+        work = self._work
+        self._work = None
         return work
 
     def _attempt(self, work: _Work) -> None:
@@ -267,6 +260,7 @@ class _JobThread:
         try:
             try:
                 self._unseal()
+                # On a busy machine the lease may end before this thread runs.
                 if not self._may_start(work.message):
                     raise NotStarted
                 if work.on_start is not None:
@@ -305,13 +299,11 @@ class _JobThread:
             raise JobInterrupt
 
     def _seal(self) -> None:
-        """Forbid interruptions: none is raised after this returns.
-
-        The loop's thread sets `_interrupting` before it checks `_sealed`. This thread sets
-        `_sealed` before it checks `_interrupting`. In either order, at least one of them sees
-        the other. A requested interruption that was not raised yet is cancelled. One that is
-        raised here is dropped, because the job has ended.
-        """
+        """Forbid interruptions: none is raised after this returns."""
+        # The loop's thread sets `_interrupting` before it checks `_sealed`. This thread sets
+        # `_sealed` before it checks `_interrupting`. In either order, at least one of them sees
+        # the other. A requested interruption that was not raised yet is cancelled. One that is
+        # raised here is dropped, because the job has ended.
         while True:
             try:
                 self._sealed = True
@@ -323,12 +315,10 @@ class _JobThread:
                 continue
 
 
-_ATTEMPT = _JobThread._attempt.__code__
-
-
 def job_frames() -> dict[int, FrameType]:
     """Return the stacks of the jobs that run in threads, by the identity of their messages."""
-    current, found = sys._current_frames(), {}
+    current = sys._current_frames()
+    found = {}
     for thread in list(_JobThread.all):
         # A job that waits through gevent is a greenlet that does not run.
         for frame in (getattr(thread.greenlet, "gr_frame", None), current.get(thread.ident)):
@@ -340,7 +330,7 @@ def job_frames() -> dict[int, FrameType]:
 
 def _message_in(frame: FrameType | None) -> Message | None:
     while frame is not None:
-        if frame.f_code is _ATTEMPT:
+        if frame.f_code is _JobThread._attempt.__code__:
             work = frame.f_locals.get("work")
             return work.message if isinstance(work, _Work) else None
         frame = frame.f_back

@@ -39,9 +39,6 @@ def started(
 ) -> _T:
     """Return what `start` returns, a process or thread for a message; call it again after None.
 
-    A system without a thread, process or descriptor left is not a failure of the message: it waits
-    as long as its queue may be processed.
-
     :param failures: the errors of `start` after which the message waits.
     :raises NotStarted: the queue may no longer be processed.
     """
@@ -50,6 +47,8 @@ def started(
         try:
             found = start()
         except failures as error:
+            # No thread, process or descriptor left is not a failure of the message: it waits as
+            # long as its queue may be processed.
             attempts += 1
             delay = START_BACKOFF.delay(attempts, 0.0)
             _log.error(
@@ -92,14 +91,9 @@ class TurnWait:
         self._aborted: JobAborted | None = None
 
     def run(self) -> None:
-        """Wait until the job has ended, and raise its exception.
-
-        It never returns earlier: while the job runs, its queue must not continue. A job that
-        returns after its deadline has succeeded: its message is done.
-
-        :raises JobTimeoutError: the deadline stopped the job.
-        :raises JobAborted: the worker could not wait longer; the job has also ended.
-        """
+        """Wait until the job has ended, and raise its exception, JobTimeoutError or JobAborted."""
+        # It never returns earlier: while the job runs, its queue must not continue. A job that
+        # returns after its deadline has succeeded: its message is done.
         if not self._wait(self._job.timeout_seconds):
             if self._aborted is None:
                 self._late = True
