@@ -29,6 +29,11 @@ import gevent.hub
 from qdo.settings.settings import Settings
 from qdo.system.processes import STOP_REQUEST
 
+_log = logging.getLogger(__name__)
+
+# How often a worker looks for newly imported files; only with the setting `reload`.
+FILES_SECONDS = 1.0
+
 
 def app_files() -> set[str]:
     """Return the Python files this process has imported, without installed packages and qdo."""
@@ -62,12 +67,6 @@ def _names(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or error.__context__
 
 
-# How often a worker looks for newly imported files; only with the setting `reload`.
-FILES_SECONDS = 1.0
-
-_log = logging.getLogger(__name__)
-
-
 class ParentLink:
     """The child's end of the pipe to the parent.
 
@@ -76,9 +75,8 @@ class ParentLink:
     a library of the app may have replaced the handler. The child reads the end of the stream when
     the parent dies.
 
-    :param coordinator: address of the sessions' coordinator. An app may set it in code that the
-        parent never imports.
-    :param root: znode of the app, which the app may set in the same way.
+    :param coordinator: address of the sessions' coordinator, which an app may set in code that the
+        parent never imports; so may it `root`, the znode of the app.
     """
 
     def __init__(self, pipe: socket.socket, coordinator: str, root: str = "") -> None:
@@ -90,10 +88,7 @@ class ParentLink:
     def on_session(
         self, session: tuple[int, bytes] | None, timeout_seconds: float | None = None
     ) -> None:
-        """Report a new session; None means that the worker closed the last one itself.
-
-        :param timeout_seconds: the timeout that the coordinator granted; None if unknown.
-        """
+        """Report a new session; None means that the worker closed the last one itself."""
         report: dict[str, str | float | None] = {"session": None}
         if session is not None:
             report = {
@@ -158,22 +153,17 @@ def send_files_forever(pipe: socket.socket) -> None:
         gevent.sleep(FILES_SECONDS)
 
 
-_hubs: Any = gevent.hub
-
-
 def isolate() -> None:
-    """Isolate each forked copy of this process; call it before the app is imported.
-
-    Handlers run in the order of their registration, so those of the app and of its libraries
-    run later.
-    """
+    """Isolate each forked copy of this process; call it before the app is imported."""
+    # Handlers run in the order of their registration: those of the app and of its libraries later.
     os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _begin_anew() -> None:
     current: Any = gevent.getcurrent()
-    hub: Any = _hubs.Hub(default=False)
-    _hubs.set_hub(hub)
+    hubs: Any = gevent.hub
+    hub = hubs.Hub(default=False)
+    hubs.set_hub(hub)
     if current.parent is not None:  # it goes to its parent when it ends
         hub.parent = _outermost(current)
         current.parent = hub

@@ -48,16 +48,19 @@ LOOK_SECONDS = 0.05
 RETRY_SECONDS = 0.5
 # How long actions that were begun may take after that.
 LONGEST_SECONDS = 10.0
+# Share of the session timeout, since the last contact with the coordinator, after which the session
+# of a blocked process is kept alive.
+KEEP_AFTER = 0.5
+# Share of the session timeout after which a loop that has not run counts as blocked.
+BLOCKED_AFTER = 0.1
+# Number of looks within a session timeout.
+LOOKS = 8
 
 _log = logging.getLogger(__name__)
 
 
 class BlockedActions(threading.Thread):
-    """Acts for one worker, in parallel to the parent's other work, until its loop runs again.
-
-    :param report: the state of the loop when it was found to be blocked.
-    :param wake_up: wakes the loop of the parent, which looks at `ChildProcess.asked`.
-    """
+    """Acts for one worker, in parallel to the parent's other work, until its loop runs again."""
 
     def __init__(
         self, child: ChildProcess, report: LoopReport, wake_up: Callable[[], None]
@@ -136,7 +139,8 @@ class BlockedActions(threading.Thread):
         return Result(self._state())
 
     def _stacks(self, args: Values, finish: Finish) -> Result:
-        state, dump = self._state(), self._child.dumps.take(self._child.pid)
+        state = self._state()
+        dump = self._child.dumps.take(self._child.pid)
         if not dump:
             return Result(f"{state}; the process did not write its stacks", outcome=FAILED)
         return Result(state, dump)
@@ -148,7 +152,7 @@ class BlockedActions(threading.Thread):
     def _pass_on(self, action: str, text: str, args: Values, finish: Finish) -> Result:
         state = self._state()
         self._child.asked.append(action)
-        self._wake_up()
+        self._wake_up()  # the loop of the parent, which looks at `asked`
         return Result(f"{text} once the job returns: {state}")
 
 
@@ -161,26 +165,13 @@ def registered_name(client: Client, layout: Layout, session: int) -> str | None:
     return None
 
 
-# Share of the session timeout, since the last contact with the coordinator, after which the session
-# of a blocked process is kept alive.
-KEEP_AFTER = 0.5
-# Share of the session timeout after which a loop that has not run counts as blocked.
-BLOCKED_AFTER = 0.1
-# Number of looks within a session timeout.
-LOOKS = 8
-
-
 @dataclass(slots=True)
 class _Watched:
-    """A child as seen at the last look.
+    """A child as seen at the last look."""
 
-    :ivar running_since: clock time before which the loop could not run: the child or this process
-        was stopped.
-    :ivar kept_since: the beat since which its session is kept.
-    :ivar served_since: the beat since which operators are answered for it.
-    """
-
+    # Clock time before which the loop could not run: the child or this process was stopped.
     running_since: float = 0.0
+    # The beats since which its session is kept, and since which operators are answered for it.
     kept_since: float = 0.0
     served_since: float = 0.0
 
@@ -269,7 +260,6 @@ class BlockedLoops:
         return True
 
     def _release(self, child: ChildProcess, running_since: float = 0.0) -> None:
-        """Stop keeping the session of a child."""
         self._watched.pop(child, None)
         if child.keeper is not None:
             child.keeper.stop()

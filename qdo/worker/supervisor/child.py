@@ -43,7 +43,6 @@ CHILD_ARGV = module_argv("qdo.worker.main")
 # Environment variable with the input of the child, as JSON. Settings may hold secrets, and every
 # user of the machine can read a command line.
 CHILD_VARIABLE = "QDO_CHILD"
-
 # Deaths of one place that its next process reports.
 MOST_DEATHS = 20
 # Process id, Unix time, and how it ended.
@@ -65,17 +64,10 @@ class ChildProcess:
     :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
         because one of them blocked its loop, only that one.
     :ivar blamed: the state of its event loop for which it is killed, None if it is not.
-    :ivar keeper: keeps its session alive, or did so last.
-    :ivar dumps: its stacks, which it writes when the parent asks for them.
-    :ivar metrics: its counts, for any thread.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
     :param restarted: a process ran in this place before.
-    :param deaths: the processes of this place that ended unasked.
-
-    Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
-    id, so a signal never reaches an unrelated process.
     """
 
     _keepers: Sequence[int] = ()
@@ -158,11 +150,9 @@ class ChildProcess:
         os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Reap the dead process; return its exit code (negative: signal).
-
-        Also reads its last reports and its messages in flight. The group is killed first, while
-        the unreaped leader still keeps the kernel from reusing its id.
-        """
+        """Reap the dead process, read its last reports; return its exit code (negative: signal)."""
+        # Only the parent's main loop may do this. Until then the kernel cannot reuse its pid and
+        # group id, so a signal never reaches an unrelated process. So the group is killed first.
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
@@ -196,19 +186,15 @@ class ChildProcess:
             return False
 
     def group_gone(self) -> bool:
-        """Return whether its whole group and its jobs' processes are dead; call it after `reap`.
-
-        The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
-        child, and is gone once it is reaped.
-        """
+        """Return whether its whole group and its jobs' processes are dead; call it after `reap`."""
+        # The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
+        # child, and is gone once it is reaped.
         groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
         return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
-        """Read the child's reports; return False after it closed its end.
-
-        Reads a limited number of bytes, because a child may write faster than this process reads.
-        """
+        """Read the child's reports; return False after it closed its end."""
+        # A limited number of bytes: a child may write faster than this process reads.
         for _ in range(REPORT_BYTES >> 16):
             try:
                 data = self.pipe.recv(1 << 16)
@@ -261,8 +247,14 @@ class ChildProcess:
         timeout = float(value.get("timeout") or settings.session_timeout_seconds)
         if not 0 < timeout < math.inf:
             raise ValueError(timeout)
-        id, password = int(value["session"], 16), bytes.fromhex(value["password"])
-        return Session(url, id, password, root, timeout, self._access(settings, root))
+        return Session(
+            url,
+            int(value["session"], 16),
+            bytes.fromhex(value["password"]),
+            root,
+            timeout,
+            self._access(settings, root),
+        )
 
     def _access(self, settings: Settings, root: str) -> Access:
         try:
@@ -326,15 +318,12 @@ class Reaper:
         return min((dying.give_up_at for dying in self._dying), default=None)
 
     def reap(self, child: ChildProcess, *, stopping: bool) -> int:
-        """Reap a dead child; return its exit code.
-
-        :param stopping: it was asked to exit. Then its death counts as no message's attempt, unless
-            a message blocked its loop.
-        """
+        """Reap a dead child; return its exit code. `stopping`: it was asked to exit."""
         code = child.reap()
         how = _how(child, code)
         if child.registered:
             give_up_at = time.monotonic() + self.settings.session_timeout_seconds
+            # A death that was asked for counts as no attempt, unless a message blocked the loop.
             in_flight = [] if stopping and child.blamed is None else child.in_flight
             reason = f"{child.name} (pid {child.pid}) {how}"
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
@@ -407,15 +396,11 @@ def _exit_level(code: int, *, stopping: bool) -> int:
 
 
 def _how(child: ChildProcess, code: int) -> str:
-    """Return how an unfinished child ended."""
     if child.blamed is not None:
         return f"was killed: its event loop was blocked for {child.blamed.limit_seconds:g} s"
-    return f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
-
-
-def _signal_name(number: int) -> str:
-    """Return the name of a signal; most real-time signals have none."""
+    if code >= 0:
+        return f"exited with code {code}"
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"died of signal {-code}"

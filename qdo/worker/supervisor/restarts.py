@@ -145,8 +145,7 @@ class RestartPolicy:
     :ivar size: number of worker processes to start with.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
-    :ivar burst: do not restart a worker that exits before it registers, even if it ran before. A
-        worker that a signal ended, such as the kernel's when memory is short, is restarted.
+    :ivar burst: do not restart a worker that exits before it registers, even if it ran before.
     """
 
     size: int
@@ -159,7 +158,6 @@ class RestartPolicy:
     _deadline: float | None = None
 
     def start(self, now: float) -> list[Action]:
-        """Start a process in every place."""
         return self.grow(self.size, now)
 
     def grow(self, size: int, now: float) -> list[Action]:
@@ -191,7 +189,9 @@ class RestartPolicy:
             entry.failures = 0
             return [self._spawn(place, now)]
         if self.watching and code in FIXABLE and not entry.was_registered:
-            entry.phase, entry.due_at, entry.failures = Phase.WAITING, NEVER, 0
+            entry.phase = Phase.WAITING
+            entry.due_at = NEVER
+            entry.failures = 0
             return [WaitForReload(place)]
         if self._cannot_start(entry, code):
             entry.phase = Phase.ENDED
@@ -212,7 +212,8 @@ class RestartPolicy:
         actions: list[Action] = []
         for place, entry in enumerate(self.places):
             if entry.phase is Phase.WAITING:
-                entry.due_at, entry.failures = now, 0
+                entry.due_at = now
+                entry.failures = 0
             elif entry.phase is Phase.ENDED and entry.retired:
                 entry.retired = False
                 actions.append(self._spawn(place, now))
@@ -316,6 +317,7 @@ class RestartPolicy:
         return Spawn(place)
 
     def _cannot_start(self, entry: ProcessPlace, code: int) -> bool:
+        # A worker that a signal ended, such as the kernel's when memory is short, is restarted.
         if self.burst and code > 0 and not entry.was_registered:
             return True
         # Where another process could start, this one met an outage.

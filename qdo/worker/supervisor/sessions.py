@@ -61,8 +61,7 @@ class SessionCloser(threading.Thread):
     It retries until the session would have timed out anyway.
 
     :ivar finished: True when nothing is left to do; `ended` is called right after that.
-    :param in_flight: messages whose attempt ended with the process, for the given `reason`. The
-        attempts are counted first: once the session is closed the queues have other owners.
+    :param in_flight: messages whose attempt ended with the process, for the given `reason`.
     :param after: a thread that attaches to the sessions too; it is awaited.
     """
 
@@ -87,12 +86,7 @@ class SessionCloser(threading.Thread):
         self._reason = reason
         self._positions = positions
         self._after = after
-        self._given_up = threading.Event()
         self.finished = False
-
-    def give_up(self) -> None:
-        """Stop retrying; the sessions will time out."""
-        self._given_up.set()
 
     def run(self) -> None:
         try:
@@ -120,15 +114,13 @@ class SessionCloser(threading.Thread):
                     session.id,
                     error,
                 )
-                if self._given_up.wait(min(RETRY_SECONDS, left)):
-                    break
+                time.sleep(min(RETRY_SECONDS, left))
                 continue
-            took = (time.monotonic() - began) * 1000
             _log.info(
                 "%s: closed its session %#x in %.0f ms; its queues are free",
                 self._process,
                 session.id,
-                took,
+                (time.monotonic() - began) * 1000,
             )
             return
         _log.warning(
@@ -139,6 +131,7 @@ class SessionCloser(threading.Thread):
 
     def _count(self, session: Session, client: Client) -> None:
         """Count the attempts that ended with the process. A failure does not stop the closing."""
+        # Before the session is closed: then the queues have other owners.
         if not self._in_flight or not session.root:
             return
         try:
@@ -163,10 +156,7 @@ class SessionCloser(threading.Thread):
 
 
 def prepare_closing(url: str) -> None:
-    """Import the client for a coordinator now: while closing, every millisecond counts.
-
-    :raises SettingsError: `url` is not the address of a coordinator.
-    """
+    """Import the client for a coordinator now: while closing, every millisecond counts."""
     connect(url)
 
 
@@ -178,10 +168,7 @@ def close_session(
 ) -> None:
     """Attach to a session of a dead process and close it; its ephemeral nodes vanish at once.
 
-    A session that has expired in the meantime is not an error.
-
-    :param before: called with session and client before the close. If the session has ended, the
-        client has another one.
+    :param before: called before the close. If the session has ended, the client has another one.
     :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
     """
     client = _attached(session, session_timeout_seconds, patience_seconds)
@@ -207,7 +194,6 @@ class SessionKeeper(threading.Thread):
     """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
 
     :ivar kept_at: clock time at which it last attached to the session.
-    :param is_blocked: returns whether the loop still has not run; called on this thread.
     """
 
     def __init__(
@@ -259,7 +245,6 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     """Attach to a session and leave it again; return whether it still exists.
 
     :param note: keys for the component node of the worker.
-    :raises UnreachableError: the coordinator did not respond in time.
     """
     client = _attached(session, session.timeout_seconds, session.timeout_seconds / 3)
     if client.client_id is None or client.client_id[0] != session.id:

@@ -63,11 +63,22 @@ from qdo.worker.supervisor.sessions import prepare_closing
 if TYPE_CHECKING:
     from qdo.system.web_server import WebServer
 
-HTTP_CONNECTIONS = 64
-
-_STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
-
 _log = logging.getLogger(__name__)
+
+HTTP_CONNECTIONS = 64
+# How often files are checked. A change is reported once no file has changed for this long, because
+# an editor or a checkout writes many files.
+POLL_SECONDS = 0.3
+# After the third stop signal, how long the parent still waits until sessions are closed.
+LAST_SECONDS = 1.0
+_STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
+_STOPPING = {
+    StopLevel.DRAIN: "draining the workers; send it again to abort their jobs",
+    StopLevel.ABORT: "aborting jobs; send it again to kill the workers",
+    StopLevel.KILL: "killing the workers",
+}
+
+_Mark = tuple[int, int, int]
 
 
 class HttpService:
@@ -93,11 +104,11 @@ class HttpService:
             address = host.strip("[]"), int(port)
             self._server = WebServer(monitor, address, connections=HTTP_CONNECTIONS)
         except (OSError, UnicodeError) as error:
-            reason = (
-                f"cannot listen at {settings.http}: {describe(error)}; name a free port of this"
-                " machine"
-            )
-            raise SettingsError(name="http", reason=reason) from error
+            raise SettingsError(
+                name="http",
+                reason=f"cannot listen at {settings.http}: {describe(error)}; name a free port of"
+                " this machine",
+            ) from error
         self._monitor = monitor
         host, bound = self._server.address
         shown = f"[{host}]" if ":" in host else host
@@ -109,7 +120,6 @@ class HttpService:
         return None if self._monitor is None else time.monotonic() + STEP_SECONDS
 
     def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
-        """Record the processes that a parent supervises."""
         if self._monitor is not None:
             self._monitor.look(
                 [
@@ -132,13 +142,6 @@ def process_name(place: int) -> str:
     return f"process {place + 1}"
 
 
-# How often files are checked. A change is reported once no file has changed for this long, because
-# an editor or a checkout writes many files.
-POLL_SECONDS = 0.3
-
-_Mark = tuple[int, int, int]
-
-
 class SourceWatcher:
     def __init__(self) -> None:
         self._marks: dict[str, _Mark | None] = {}
@@ -158,7 +161,8 @@ class SourceWatcher:
         self._changed |= fresh
         if fresh or not self._changed:
             return []
-        found, self._changed = sorted(self._changed), set()
+        found = sorted(self._changed)
+        self._changed.clear()
         return found
 
 
@@ -169,10 +173,6 @@ def _mark(path: str) -> _Mark | None:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-# After the third stop signal, how long the parent still waits until sessions are closed.
-LAST_SECONDS = 1.0
 
 
 def supervise(
@@ -224,7 +224,8 @@ class _Parent:
         self._watcher = SourceWatcher() if settings.reload else None
         self._look_at = 0.0
         self._children: dict[int, ChildProcess] = {}
-        self._stop_signals, self._hung_up = 0, False
+        self._stop_signals = 0
+        self._hung_up = False
         self._leave_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_end = socket.socketpair()
@@ -365,7 +366,6 @@ class _Parent:
         self._do(self._policy.grow(settings.processes, time.monotonic()))
 
     def _update(self, place: int, child: ChildProcess) -> None:
-        """Pass on the reports of a child."""
         self._policy.registered(place, child.registered)
         if self._watcher is not None:
             self._watcher.add(child.files)
@@ -447,13 +447,6 @@ class _Parent:
         self._children[place] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, place)
         _log.info("%s started (pid %d)", child.name, child.pid)
-
-
-_STOPPING = {
-    StopLevel.DRAIN: "draining the workers; send it again to abort their jobs",
-    StopLevel.ABORT: "aborting jobs; send it again to kill the workers",
-    StopLevel.KILL: "killing the workers",
-}
 
 
 def _drain_seconds(settings: Settings) -> float:
