@@ -48,7 +48,7 @@ FOLDER = LAYOUT.fleet.timers
 TENANT = ContextVar[str]("tenant")
 DUTY, SENDING = "qdo/worker/duties/timers.py", "qdo/sending/timers.py"
 NODE = "qdo/fleet/timer_node.py"
-SEND = "ended = self._send(due, found, changed, failed)"
+SEND = "ended = self._send(due, nodes, changed, failed)"
 RECORD = "if lost := write_timers(client, layout, fence, changed):"
 LATER = f"lost = write_timers(client, layout, fence, changed)\n        {SEND}\n        if lost:"
 ENDED = "if sent.ended is not None:"
@@ -67,7 +67,7 @@ MUTANTS: dict[str, tuple[str, Sequence[Edit]]] = {
     "no fence": ("", [NO_FENCE]),
     "written although idle": (
         "T4: written",
-        [Edit(DUTY, "if known != (last", "if (1,) or known != (last")],
+        [Edit(DUTY, "if new != node:", "if True:")],
     ),
 }
 """A rule that is left out, and the invariant that breaks; "" for a second line of defense."""
