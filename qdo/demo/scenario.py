@@ -1,4 +1,4 @@
-"""The steps of `qdo demo`, and their progress as the display shows it."""
+"""The steps of `qdo demo`."""
 
 from __future__ import annotations
 
@@ -6,68 +6,22 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from qdo.brokers.base import Outgoing
-from qdo.demo.ledger import LedgerReader
-from qdo.demo.report import DemoReport, Display, KilledWorker, Picture, TableRow, print_report
-from qdo.demo.sandbox import DemoError, Sandbox, WatchedFleet
-from qdo.ops.status import queue_statuses
-
-_RATE_SECONDS = 2.0
-
-
-class DemoProgress:
-    """Follows the fleet and the ledger; `messages` counts messages by process id."""
-
-    def __init__(self, fleet: WatchedFleet, ledger: LedgerReader, total: int) -> None:
-        self.messages: Counter[int] = Counter()
-        self._fleet = fleet
-        self._ledger = ledger
-        self._total = total
-        self._began = time.monotonic()
-        self._rates: list[tuple[float, int]] = []
-
-    def read(self) -> None:
-        self.messages.update(record.pid for record in self._ledger.read())
-
-    def look(self) -> Picture:
-        """Read new lines of the ledger; return the present state."""
-        self.read()
-        now = time.monotonic()
-        rows = self.rows(self._fleet.counts(), "running")
-        done = self._ledger.distinct
-        return Picture(
-            now - self._began, done, self._total, self._rate(now, done), self._fleet.moves, rows
-        )
-
-    def rows(self, counts: Mapping[str, int], state: str) -> tuple[TableRow, ...]:
-        """Return all workers: those with a count in this state, the others as killed."""
-        return tuple(
-            TableRow(
-                worker,
-                pid,
-                counts.get(worker, 0),
-                self.messages[pid],
-                state if worker in counts else "killed",
-            )
-            for worker, pid in sorted(self._fleet.pids().items())
-        )
-
-    def _rate(self, now: float, done: int) -> float:
-        self._rates = [each for each in self._rates if each[0] > now - _RATE_SECONDS]
-        self._rates.append((now, done))
-        earlier, before = self._rates[0]
-        return (done - before) / (now - earlier) if now > earlier else 0.0
-
+from qdo.demo.display import Display
+from qdo.demo.ledger import LedgerCheck
+from qdo.demo.sandbox import DemoError, Sandbox
+from qdo.ops.status import QueueStatus, queue_statuses
+from qdo.ops.worker_status import worker_statuses
 
 PATIENCE_SECONDS = 60.0
 """Time limit of each wait; then the demo fails."""
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.05
 _CHUNK = 5000
+_FAULTS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +32,8 @@ class Size:
 
     @property
     def sent(self) -> dict[str, int]:
-        share, rest = divmod(self.messages, self.queues)
-        return {f"tenant-{n:04}": share + (n < rest) for n in range(self.queues)}
+        share, extra = divmod(self.messages, self.queues)
+        return {f"tenant-{n:04}": share + (n < extra) for n in range(self.queues)}
 
 
 class Scenario:
@@ -90,13 +44,9 @@ class Scenario:
         self._sandbox = sandbox
         self._display = display
         self._size = size
-        self._fleet = WatchedFleet(sandbox.client, sandbox.layout)
-        self._ledger = LedgerReader(sandbox.ledger)
-        self._progress = DemoProgress(self._fleet, self._ledger, size.messages)
-        self._killed: KilledWorker | None = None
-        self._required_moves = 0
-        self._final_queues: dict[str, int] = {}
-        self._final_moves = 0
+        self._check = LedgerCheck(sandbox.ledger, size.sent)
+        self._owned: dict[str, int] = {}
+        self._began = time.monotonic()
 
     def perform(self) -> bool:
         """Run all steps; return whether every check passed."""
@@ -106,20 +56,20 @@ class Scenario:
             self._kill()
             self._grow()
             self._drain()
-        self._progress.read()
-        return print_report(self._display, self._report())
-
-    # --- steps ---
+        self._check.read()
+        sandbox = self._sandbox
+        statuses = queue_statuses(sandbox.client, sandbox.layout, sandbox.broker).queues
+        return print_report(self._display, self._check, statuses)
 
     def _send(self) -> None:
         size = self._size
-        self._display.act(
+        self._display.step(
             1,
             "Send",
             f"Store {size.messages:,} messages in {size.queues} queues, numbered within each "
             "queue. Once send() returns, a message is safe on disk. No worker needs to be running.",
         )
-        sent = size.sent
+        sent = self._check.sent
         messages = (
             Outgoing(queue, b'{"number":%d}' % number)
             for number in range(1, max(sent.values()) + 1)
@@ -130,12 +80,12 @@ class Scenario:
         while chunk := list(islice(messages, _CHUNK)):
             self._sandbox.broker.send_many(chunk)
         took = time.monotonic() - began
-        self._display.tell(f"stored {size.messages:,} messages in {took:.2f} s")
+        self._display.result(f"stored {size.messages:,} messages in {took:.2f} s")
 
     def _assign(self) -> None:
         """Start the first workers; wait until they own all queues."""
         processes = self._size.processes
-        self._display.act(
+        self._display.step(
             2,
             "Assign",
             f"Run `qdo-worker --processes {processes}`. The workers elect a leader, which assigns "
@@ -145,50 +95,56 @@ class Scenario:
         began = time.monotonic()
         self._start_workers(processes)
         self._wait_until(lambda: self._is_balanced(processes), "the queues were not assigned")
-        self._display.tell(
+        self._display.result(
             f"{self._size.queues} queues assigned as {self._shares()}, "
             f"{time.monotonic() - began:.1f} s after the start"
         )
         self._wait_until(lambda: self._is_done(0.25), "a quarter of the messages was not processed")
 
     def _kill(self) -> None:
-        """Kill a worker process; measure how long its queues have no owner."""
-        worker, pid = self._busiest()
-        queues = self._fleet.queues_of(worker)
-        self._display.act(
+        """Kill the busiest worker; measure the time until its queues continue."""
+        victim = max(
+            worker_statuses(self._sandbox.client, self._sandbox.layout),
+            key=lambda each: each.queues,
+        )
+        pid = victim.report.pid
+        if pid is None:
+            raise self._sandbox.failure(f"{victim.worker} has not reported its process id")
+        self._display.step(
             3,
             "Kill",
-            f"Run `kill -9 {pid}` on {worker}, which owns {len(queues)} queues. The parent process "
-            "closes the worker's session immediately and starts a replacement. Otherwise the "
-            "queues would wait for the session timeout, 10 s. The kill counts as a failed attempt "
-            "of each message in flight, so its retry waits for 0.25 to 0.5 s.",
+            f"Run `kill -9 {pid}` on {victim.worker}, which owns {victim.queues} queues. The "
+            "parent process closes the worker's session immediately and starts a replacement. "
+            "Otherwise the queues would wait for the session timeout, 10 s. The kill counts as a "
+            "failed attempt of each message in flight, so its retry waits for 0.25 to 0.5 s.",
         )
-        killed = self._killed = KilledWorker(worker, pid, queues, time.monotonic())
+        self._check.killed.add(pid)  # before the kill: its messages may be repeated at once
+        killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        owned_at = self._fleet.wait_owned(queues, PATIENCE_SECONDS, but=worker)
-        if owned_at is None:
-            raise DemoError(
-                reason=f"the queues of {worker} did not get new owners within "
-                f"{PATIENCE_SECONDS:g} s\n{self._sandbox.last_log()}"
-            )
-        killed.owned_seconds = owned_at - killed.at
-        self._display.tell(
-            f"all {len(queues)} queues have a new owner {killed.owned_seconds * 1000:.0f} ms "
-            "after the kill"
+        self._check.read()
+        before = dict(self._check.done)  # with the last messages of the victim
+        self._wait_until(
+            lambda: self._is_owned_without(victim.worker),
+            f"the queues of {victim.worker} did not get new owners",
+        )
+        owned = time.monotonic() - killed_at
+        self._wait_until(lambda: self._have_continued(before), "some queues did not continue")
+        continued = time.monotonic() - killed_at
+        self._display.result(
+            f"all {victim.queues} queues have a new owner after {owned * 1000:.0f} ms, and new "
+            f"messages after {continued * 1000:.0f} ms"
         )
         size = self._size.processes
         self._wait_until(lambda: self._is_balanced(size), "the queues were not assigned again")
-        self._required_moves += len(queues) + self._newest_share()
-        self._display.tell(
+        self._display.result(
             f"the replacement has joined: {self._shares()}, "
-            f"{time.monotonic() - killed.at:.1f} s after the kill"
+            f"{time.monotonic() - killed_at:.1f} s after the kill"
         )
         self._wait_until(lambda: self._is_done(0.55), "half of the messages were not processed")
 
     def _grow(self) -> None:
         """Add a worker while the others continue."""
-        moves = self._fleet.moves
-        self._display.act(
+        self._display.step(
             4,
             "Grow",
             "Start another `qdo-worker`. Only its share of the queues moves, each between two "
@@ -197,16 +153,12 @@ class Scenario:
         self._start_workers(1)
         size = self._size.processes + 1
         self._wait_until(lambda: self._is_balanced(size), "the new worker did not get its queues")
-        self._required_moves += self._newest_share()
-        self._display.tell(f"now {self._shares()}, after {self._fleet.moves - moves} moves")
+        self._display.result(f"now {self._shares()}")
 
     def _drain(self) -> None:
         """Wait for the last message; then stop all workers."""
         self._wait_until(lambda: self._is_done(1.0), "some messages were not processed")
-        self._fleet.pids()
-        self._final_queues = self._fleet.counts()
-        self._final_moves = self._fleet.moves
-        self._display.act(
+        self._display.step(
             5,
             "Drain",
             "Send SIGTERM. Each worker finishes its current messages, records its progress, "
@@ -214,70 +166,91 @@ class Scenario:
         )
         began = time.monotonic()
         codes = self._sandbox.drain(PATIENCE_SECONDS)
-        self._display.tell(
+        self._display.result(
             f"drained in {time.monotonic() - began:.1f} s, exit codes {', '.join(map(str, codes))}",
             good=not any(codes),
         )
         if any(codes):
-            raise DemoError(reason=f"workers failed\n{self._sandbox.last_log()}")
-
-    def _report(self) -> DemoReport:
-        sandbox = self._sandbox
-        return DemoReport(
-            records=self._ledger.records,
-            sent=self._size.sent,
-            kill=self._killed,
-            workers=self._progress.rows(self._final_queues, "drained"),
-            moves=self._final_moves,
-            required_moves=self._required_moves,
-            statuses=queue_statuses(sandbox.client, sandbox.layout, sandbox.broker).queues,
-        )
+            raise self._sandbox.failure("workers failed")
 
     def _start_workers(self, processes: int) -> None:
         # Every process could run all queues at once. With the default of 100, the queues of a
         # worker that owns 150 take turns, and those that stay appear to pause for 50 ms.
         self._sandbox.start_workers(processes, concurrency=self._size.queues)
 
-    # --- waiting ---
-
     def _wait_until(self, condition: Callable[[], bool], failure: str) -> None:
         """Update the display until `condition` holds; raise DemoError if the demo must end."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = threading.Event()
         while True:
-            self._display.update(self._progress.look())
+            self._look()
             if condition():
                 return
             self._sandbox.check()
             if self.stopped:
                 raise DemoError(reason="it received a stop signal")
             if time.monotonic() > deadline:
-                raise DemoError(
-                    reason=f"{failure} within {PATIENCE_SECONDS:g} s\n{self._sandbox.last_log()}"
-                )
+                raise self._sandbox.failure(f"{failure} within {PATIENCE_SECONDS:g} s")
             pause.wait(_LOOK_SECONDS)
 
-    def _busiest(self) -> tuple[str, int]:
-        """Return the worker that owns most queues, and its process id."""
-        counts = self._fleet.counts()
-        worker = max(counts, key=lambda name: counts[name])
-        return worker, self._fleet.pids()[worker]
+    def _look(self) -> None:
+        """Read the workers and the ledger, and show them."""
+        self._check.read()
+        workers = worker_statuses(self._sandbox.client, self._sandbox.layout)
+        self._owned = {each.worker: each.queues for each in workers}
+        self._display.update(
+            f"{time.monotonic() - self._began:5.1f} s  {self._check.processed:>7,} of "
+            f"{self._size.messages:,} messages  queues {self._shares() or '-'}",
+            self._owned,
+        )
 
     def _is_balanced(self, size: int) -> bool:
         """Return whether `size` workers own all queues, as evenly as possible."""
-        counts = self._fleet.counts().values()
+        counts = self._owned.values()
         return (
             len(counts) == size
             and sum(counts) == self._size.queues
             and max(counts) - min(counts) <= 1
         )
 
-    def _newest_share(self) -> int:
-        """Return how many queues the newest worker owns, which all had to move."""
-        return [*self._fleet.counts().values()][-1]
+    def _is_owned_without(self, worker: str) -> bool:
+        counts = [count for name, count in self._owned.items() if name != worker]
+        return sum(counts) == self._size.queues
+
+    def _have_continued(self, before: dict[str, int]) -> bool:
+        """Return whether every queue has a new message, or none left."""
+        return all(
+            self._check.done[queue] > number or number == self._check.sent[queue]
+            for queue, number in before.items()
+        )
 
     def _shares(self) -> str:
-        return " + ".join(str(count) for count in self._fleet.counts().values())
+        return " + ".join(map(str, self._owned.values()))
 
     def _is_done(self, share: float) -> bool:
-        return self._ledger.distinct >= share * self._size.messages
+        return self._check.processed >= share * self._size.messages
+
+
+def print_report(display: Display, check: LedgerCheck, statuses: Sequence[QueueStatus]) -> bool:
+    """Print the checks; return whether all passed."""
+    display.step(
+        6, "Check", "Each worker logged the queue, number, fence and times of every message."
+    )
+    display.result(
+        f"{check.repeats} messages repeated: processed, but not yet recorded at the kill"
+    )
+    is_complete = check.done == check.sent
+    total = sum(check.sent.values())
+    display.result(f"{check.processed:,} of {total:,} messages processed", is_complete)
+    words = "each queue in order, no gaps, one worker at a time, increasing fences"
+    if check.faults:
+        words = f"{len(check.faults)} errors in order, gaps, owners or fences"
+    display.result(words, not check.faults)
+    released = sum(each.backlog == 0 and each.owner is None for each in statuses)
+    is_released = released == len(statuses) == len(check.sent)
+    display.result(
+        f"{released} of {len(check.sent)} queues recorded as processed and released", is_released
+    )
+    for fault in check.faults[:_FAULTS_SHOWN]:
+        display.result(fault, good=False)
+    return is_complete and not check.faults and is_released

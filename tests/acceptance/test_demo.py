@@ -31,7 +31,7 @@ def test_demo_kills_and_adds_workers_and_loses_nothing(tmp_path: Path):
         code = proc.wait(LIMIT_SECONDS)
         output = proc.output
         assert code == 0, output
-    assert re.search(r"kill -9: \d+ queues .* \d+ ms", output)
+    assert re.search(r"all 20 queues .* \d+ ms, .* \d+ ms", output)
     assert "6,000 of 6,000 messages" in output
     assert "60 of 60 queues" in output
     assert "now 15 + 15 + 15 + 15" in output
@@ -43,7 +43,7 @@ def test_demo_kills_and_adds_workers_and_loses_nothing(tmp_path: Path):
 def test_queues_of_a_killed_worker_resume_at_once(tmp_path: Path):
     with demo(tmp_path, "--keep") as proc:
         assert proc.wait(LIMIT_SECONDS) == 0, proc.output
-        (found,) = proc.wait_for_line(r"kill -9: .* (\d+) ms\b.* (\d+) ms")
+        (found,) = proc.wait_for_line(r"all \d+ queues .* (\d+) ms\b.* (\d+) ms")
     assert int(found[1]) <= int(found[2]) < SESSION_MS
     (kept,) = tmp_path.iterdir()
     assert {"messages.db", "coordination.db", "ledger", "workers.log"} <= {

@@ -10,7 +10,7 @@ from types import FrameType
 
 import click
 
-from qdo.demo.report import Display
+from qdo.demo.display import Display
 from qdo.demo.sandbox import Sandbox
 from qdo.demo.scenario import Scenario, Size
 from qdo.errors import UsageError
@@ -48,35 +48,35 @@ def demo(queues: int, messages: int, keep: bool) -> int:
             "needs a message"
         )
     folder = Path(tempfile.mkdtemp(prefix="qdo-demo-"))
-    show = Display()
-    cast = Size(queues=queues, messages=messages)
-    show.title(
-        f"qdo demo: {queues} queues, {messages:,} messages, {cast.processes} worker processes "
+    display = Display()
+    size = Size(queues=queues, messages=messages)
+    display.title(
+        f"qdo demo: {queues} queues, {messages:,} messages, {size.processes} worker processes "
         "on this machine"
     )
     good = False
     try:
-        good = _perform(folder, show, cast)
+        good = _perform(folder, display, size)
     except KeyboardInterrupt:
         good = True  # there is nothing to investigate
         raise
     finally:
         if keep or not good:
-            show.tell(f"databases, ledger and log are kept in {folder}")
+            display.result(f"databases, ledger and log are kept in {folder}")
         else:
             shutil.rmtree(folder)
     return 0 if good else 1
 
 
-def _perform(folder: Path, show: Display, cast: Size) -> bool:
-    with Sandbox(folder) as stage:
-        play = Scenario(stage, show, cast)
+def _perform(folder: Path, display: Display, size: Size) -> bool:
+    with Sandbox(folder) as sandbox:
+        scenario = Scenario(sandbox, display, size)
 
         def stop(number: int, frame: FrameType | None) -> None:
-            play.stopped = True
+            scenario.stopped = True
 
         old = signal.signal(signal.SIGTERM, stop)
         try:
-            return play.perform()
+            return scenario.perform()
         finally:
             signal.signal(signal.SIGTERM, old)
