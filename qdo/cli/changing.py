@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import click
 
-from qdo.cli.options import reason_option
-from qdo.cli.output import print_message
+from qdo.cli.options import reason_option, with_output
+from qdo.cli.output import Columns, emit, print_message, same_cells
 from qdo.errors import RejectedError
 
 Show = Callable[[str, TextIO], None]
-"""Writes the effect of a change in a format of `output_option` to a stream."""
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+"""Writes the effect of a change in a format of --output to a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The effect of a change: the values of `emit`, with items that may lack `executed`."""
+
+    schema: str
+    columns: Columns
+    items: Sequence[Mapping[str, Any]]
+    cells: Callable[[Mapping[str, Any]], Mapping[str, Any]] = same_cells
+
+    def show(self, form: str, out: TextIO | None = None, *, executed: bool = False) -> None:
+        items = [{**each, "executed": each.get("executed", executed)} for each in self.items]
+        emit(self.schema, items, form, self.columns, out, cells=self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The consent of an operator to a change.
-
-    :ivar reason: for the action log, "" for none.
-    """
+    """The options of a change; `form` is the format of its answer, `reason` is for the log."""
 
     dry_run: bool
     yes: bool
+    form: str
     reason: str = ""
 
-    def given(self, what: str, show: Show, form: str, *, asks: bool = True) -> bool:
+    def given(self, what: str, show: Show, *, asks: bool = True) -> bool:
         """Return whether to change something; if not, the effect has been shown.
 
         Nothing may be changed or created before this returns True.
 
         :param what: the change as messages name it, an imperative such as "delete 2 queues".
         :param show: writes the effect; called only if the change is not certain.
-        :param form: the format in which it is written to stdout.
         :raises RejectedError: the operator has not confirmed it.
         """
         unconfirmed = asks and not self.yes
         if self.dry_run:
-            show(form, sys.stdout)
+            show(self.form, sys.stdout)
             remedy = "replace --dry-run by --yes" if unconfirmed else "leave out --dry-run"
             print_message(f"nothing was changed; {remedy} to {what}")
             return False
@@ -53,7 +63,7 @@ class Consent:
             if _answer(what):
                 return True
         else:
-            show(form, sys.stdout)
+            show(self.form, sys.stdout)
         raise RejectedError(reason=f"nothing was changed; add --yes to {what}")
 
 
@@ -64,21 +74,22 @@ def _answer(what: str) -> bool:
         return False
 
 
-def changing(function: _Function) -> _Function:
-    """Give a command --dry-run, --yes and --reason, as `consent`."""
-    decorated: _Function = changing_unlogged(function)
-    return reason_option(decorated)
+def changing(*names: str, logged: bool = True, **options: bool) -> Callable[[Any], Any]:
+    """Give a command --dry-run, --yes, --reason and --output, as `consent`, and the settings.
 
+    :param logged: the change has an entry in the action log of an app, with --reason.
+    :param options: as for `with_settings`.
+    """
 
-def changing_unlogged(function: Any) -> Any:
-    """Give a command --dry-run and --yes: its change belongs to no app, and so to no action log."""
+    def decorate(function: Any) -> Any:
+        def call(dry_run: bool, yes: bool, form: str, reason: str = "", **arguments: Any) -> Any:
+            return function(consent=Consent(dry_run, yes, form, reason), **arguments)
 
-    def call(dry_run: bool, yes: bool, reason: str = "", **arguments: Any) -> Any:
-        return function(consent=Consent(dry_run, yes, reason), **arguments)
+        call = with_output(*names, **options)(update_wrapper(call, function))
+        click.option("--yes", is_flag=True, help="Do it without a question.")(call)
+        click.option(
+            "--dry-run", is_flag=True, help="Only check it and show the effect; change nothing."
+        )(call)
+        return reason_option(call) if logged else call
 
-    update_wrapper(call, function)
-    click.option("--yes", is_flag=True, help="Do it without a question.")(call)
-    click.option(
-        "--dry-run", is_flag=True, help="Only check it and show the effect; change nothing."
-    )(call)
-    return call
+    return decorate

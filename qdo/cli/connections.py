@@ -59,23 +59,21 @@ def open_connections(
 
 
 def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> None:
-    """Tell that the app exists nowhere, as if its name was misspelled."""
     from qdo.coordination.bulk_reads import names_below
 
     if broker is not None and broker.catalog.names():
         return
     # The command itself may have made its node.
-    known = [name for name in names_below(client, settings.namespace) if name != settings.app]
-    if known:
-        more = did_you_mean(settings.app, known) or f"; others: {join_some(known)}"
+    others = [name for name in names_below(client, settings.namespace) if name != settings.app]
+    if others:
+        more = did_you_mean(settings.app, others) or f"; others: {join_some(others)}"
         where = f"namespace {settings.namespace}{more}"
         _print_once(f"hint: no process has used app {settings.app!r} in {where}")
 
 
 @cache
 def _print_once(text: str) -> None:
-    """Print a message, unless this process has: some commands look again and again."""
-    print_message(text)
+    print_message(text)  # once a process: some commands look again and again
 
 
 def note_in_action_log(
@@ -117,11 +115,10 @@ def open_for_queue(
     check: Callable[[Broker], None] = lambda broker: None,
     create: bool = False,
 ) -> Iterator[Fleet]:
-    """Open coordinator and broker for a command about a queue.
+    """Open coordinator and broker for a command about a queue, or raise NotFoundError.
 
     :param check: raises an error if the broker cannot do it.
     :param create: create the file of the coordinator, in order to write to it.
-    :raises NotFoundError: the broker does not exist yet.
     """
     require_app(settings)
     with open_connections(settings, create=create) as connections:

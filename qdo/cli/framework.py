@@ -56,19 +56,15 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
         code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
         sys.stdout.flush()
         return code
-    except QdoError as error:
-        if state["debug"]:
-            raise
-        print_message(f"{program}: {error}")
-        return error.exit_code
     except BrokenPipeError:
         forget_stdout()
         return 0
-    except OSError as error:  # a file that cannot be read completely, or a full disk for stdout
+    # An OSError is a file that cannot be read completely, or a full disk for stdout.
+    except (QdoError, OSError) as error:
         if state["debug"]:
             raise
         print_message(f"{program}: {error}")
-        return QdoError.exit_code
+        return error.exit_code if isinstance(error, QdoError) else QdoError.exit_code
     except KeyboardInterrupt:
         print_message(f"{program}: interrupted")
         return INTERRUPTED
@@ -80,17 +76,15 @@ def completion_variable(program: str) -> str:
 
 
 def _escape_what_a_stream_lacks() -> None:
-    """Let stdout and stderr escape characters that they cannot encode: one must not hide a list."""
+    # One character that a terminal cannot encode must not hide a whole list.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _replace_closed_streams() -> None:
-    """Replace closed standard streams, which some supervisors leave, by the null device.
-
-    Python sets them to None, and the next file that is opened would get the stream's number.
-    """
+    # Some supervisors close them. Python sets them to None, and the next file that is opened would
+    # get the stream's number.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - kept open

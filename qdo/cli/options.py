@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qdo.cli.output import FORMATS, print_message
+from qdo.cli.output import FORMATS, parse_duration, parse_time, print_message
 from qdo.errors import UsageError
 from qdo.settings.settings import Settings, code_origin, declarations
 from qdo.settings.sources import load
@@ -22,9 +22,98 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
 COORDINATOR = ("app", "coordinator", "namespace", "connect_seconds")
 """The settings of a command that opens only the coordinator."""
+_METAVARS = {
+    "app": "NAME|MODULE:APP",
+    "job": "MODULE:FUNCTION",
+    "job_context": "MODULE:FUNCTION",
+    "job_failure": "MODULE:FUNCTION",
+    "queues": "GLOB",
+    "exclude": "GLOB",
+    "broker": "URL",
+    "coordinator": "URL",
+    "history": "URL",
+    **{f"coordinator_{each}": "FILE" for each in ("ca", "cert", "key", "password_file")},
+    "group": "NAME",
+    "keys": "FILE",
+    "namespace": "PATH",
+    "log_level": "LEVEL",
+    "log_config": "FILE",
+    "log_format": "text|json",
+    "http": "HOST:PORT",
+}
+
+
+class Duration(click.ParamType[float]):
+    """The type of an option such as 90, 15m, 2h or 7d; its value is in seconds.
+
+    :param rule: what `allows` demands of the seconds, for the message of an error.
+    """
+
+    name = "DURATION"
+
+    def __init__(
+        self, rule: str = "", allows: Callable[[float], bool] = lambda seconds: True
+    ) -> None:
+        self._rule = rule
+        self._allows = allows
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        flag = "the duration" if param is None else max(param.opts, key=len)
+        seconds = parse_duration(value, flag)
+        if not self._allows(seconds):
+            raise UsageError(reason=f"{flag} must be {self._rule}, got {value!r}")
+        return seconds
+
+
+class Time(click.ParamType[float]):
+    """The type of an option for a time; its value is a Unix time."""
+
+    name = "TIME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        return parse_time(value, "the time" if param is None else param.opts[0])
+
+
+def _can_be_awaited(seconds: float) -> bool:
+    from qdo.fleet.action_machine import AHEAD_SECONDS  # only commands that ask workers need it
+
+    return 0 < seconds <= AHEAD_SECONDS
+
+
+DURATION = Duration()
+TIME = Time()
+PERIOD = Duration("at least 0.5s", lambda seconds: seconds >= 0.5)
+"""The time between two looks of a command that looks again and again."""
+ANSWER_TIMEOUT = Duration("at most 1h and not 0", _can_be_awaited)
+"""The time that a worker has to answer."""
+
+
+def duration_option(
+    flag: str, default: str, help: str, kind: Duration = DURATION
+) -> Callable[[_Function], _Function]:
+    return click.option(flag, type=kind, default=default, show_default=True, help=help)
+
+
+def limit_option(
+    default: int | None, help: str, most: int | None = None
+) -> Callable[[_Function], _Function]:
+    """Add --limit, from 1 to `most`; without a default, None means no limit."""
+    return click.option(
+        "--limit",
+        metavar="N",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=default is not None,
+        help=help,
+    )
 
 
 def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | None, Settings]:
@@ -40,9 +129,6 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     """Return the app that the settings name as MODULE:APP, and the settings in force.
 
     Settings that only name the app, or none, come back as they are, with None for the app.
-    Whatever its module prints goes to stderr, because stdout is for the data of the command.
-
-    :raises UsageError: the app cannot be imported.
     """
     if not settings.target:
         _note_dotted(settings.app)
@@ -50,19 +136,20 @@ def import_app(settings: Settings) -> tuple[App | None, Settings]:
     # Import it late: a command that needs only the name of its app starts sooner.
     from qdo.loading import load_named_app
 
+    # Its module may print, and stdout is for the data of the command.
     with contextlib.redirect_stdout(sys.stderr):
         app = load_named_app(settings)
     return app, app.use(settings)
 
 
 def _note_dotted(name: str) -> None:
-    """Tell that a name may mean an app in a module: any name is that of some app."""
+    # Any name is that of some app, so this can only be a hint.
     module, _, app = name.rpartition(".")
     path = module.replace(".", os.sep)
-    found = [each for each in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(each)]
-    if module and found:
+    files = [each for each in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(each)]
+    if module and files:
         print_message(
-            f"hint: {name!r} is the name of an app here; if you mean that of {found[0]}, write "
+            f"hint: {name!r} is the name of an app here; if you mean that of {files[0]}, write "
             f"{module}:{app}"
         )
 
@@ -87,10 +174,7 @@ def is_code_known(settings: Settings) -> bool:
 
 
 def code_hint(settings: Settings, name: str) -> str:
-    """Return the end of a hint about an empty location: the code may name another.
-
-    "" if the location does not depend on code that was not read.
-    """
+    """Return the end of a hint about an empty location: code that was not read may name another."""
     if is_code_known(settings) or settings.origin(name) != DEFAULT:
         return ""
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
@@ -99,19 +183,16 @@ def code_hint(settings: Settings, name: str) -> str:
 def with_settings(
     *names: str, import_app: bool = True, pass_app: bool = False
 ) -> Callable[[_Function], click.Command]:
-    """Give a function --config, --debug and an option for each named setting.
+    """Give a function --config, --debug, an option for each named setting, and `settings`.
 
-    The function gets the loaded settings as `settings`. Values of options are checked like those
-    of all other sources of settings: an invalid value gives the same error everywhere.
-
-    :param import_app: if the setting `app` is MODULE:APP, import the app, so that the settings
-        given in its code apply.
+    :param import_app: import an app that is named as MODULE:APP, for the settings in its code.
     :param pass_app: the function also gets the imported app, or None, as `code`.
     """
     chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:
+            # Checked like values of other sources, so an error is the same everywhere.
             flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
             settings = load(flags=flags, config=config)
             app = None
@@ -157,27 +238,6 @@ def _default(declaration: Declaration) -> str:
     return "" if value in ("", False) else f"; default {value}"
 
 
-_METAVARS = {
-    "app": "NAME|MODULE:APP",
-    "job": "MODULE:FUNCTION",
-    "job_context": "MODULE:FUNCTION",
-    "job_failure": "MODULE:FUNCTION",
-    "queues": "GLOB",
-    "exclude": "GLOB",
-    "broker": "URL",
-    "coordinator": "URL",
-    "history": "URL",
-    **{f"coordinator_{each}": "FILE" for each in ("ca", "cert", "key", "password_file")},
-    "group": "NAME",
-    "keys": "FILE",
-    "namespace": "PATH",
-    "log_level": "LEVEL",
-    "log_config": "FILE",
-    "log_format": "text|json",
-    "http": "HOST:PORT",
-}
-
-
 def _debug_option(function: Any) -> Any:
     def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value and context.obj is not None:
@@ -193,17 +253,25 @@ def _debug_option(function: Any) -> Any:
     )(function)
 
 
-def output_option(function: _Function) -> _Function:
-    """Add -o table|json|jsonl|csv|name, as `form`."""
-    return click.option(
-        "-o",
-        "--output",
-        "form",
-        type=click.Choice(FORMATS),
-        default="table",
-        show_default=True,
-        help="Format of the data on stdout.",
-    )(function)
+def with_output(*names: str, **options: bool) -> Callable[[Any], Any]:
+    """Give a command -o table|json|jsonl|csv|name, as `form`, and settings.
+
+    :param options: as for `with_settings`.
+    """
+
+    def decorate(function: Any) -> Any:
+        click.option(
+            "-o",
+            "--output",
+            "form",
+            type=click.Choice(FORMATS),
+            default="table",
+            show_default=True,
+            help="Format of the data on stdout.",
+        )(function)
+        return with_settings(*names, **options)(function)
+
+    return decorate
 
 
 def reason_option(function: _Function) -> _Function:

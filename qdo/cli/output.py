@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TextIO, TypeAlias
 
 from qdo.errors import PartialFailureError, QdoError, UsageError
-from qdo.text import describe, join_some, printable, printable_lines
+from qdo.text import describe, join_some, printable, printable_lines, short_duration
 from qdo.text import iso_time as iso_time
 
 _GAP = "  "
@@ -30,6 +30,20 @@ _ROOM = 30
 """The least width of a wrapped column."""
 _LINES = 6
 """The most lines of a wrapped text: another program may have written it."""
+FORMATS = ("table", "json", "jsonl", "csv", "name")
+EXPENDABLE = ("last", "version", "started", "assigned", "dead_letters")
+"""The columns that a narrow terminal leaves out, in this order."""
+WIDTH = 80
+LABEL = 14
+"""Columns that the names of facts take."""
+_ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+MOST_DAYS = 36500
+"""The timers of Python cannot wait for three times as long."""
+
+Columns: TypeAlias = Iterable[str] | Mapping[str, str]
+"""The keys of an item for a table, and their headings if not the keys in capitals."""
+Rows: TypeAlias = Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]
 
 
 def table(
@@ -51,23 +65,23 @@ def table(
     if not rows:
         return [], []
     widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
-    shown: list[int] = [*range(len(widths))]
-    below: list[int] = []
+    kept: list[int] = [*range(len(widths))]
+    wrapped: list[int] = []
     left_out: list[int] = []
     if width is not None:
         for index in _arrange(widths, width, expendable):
-            shown.remove(index)
-            (left_out if index in expendable else below).append(index)
+            kept.remove(index)
+            (left_out if index in expendable else wrapped).append(index)
     lines = []
     for row in (headings, *rows):
-        cells = [_wrapped(row[index], widths[index]) for index in shown]
+        cells = [_wrapped(row[index], widths[index]) for index in kept]
         for line in zip_longest(*cells, fillvalue=""):
             padded = (
                 _padded(text, widths[index], numeric[index])
-                for index, text in zip(shown, line, strict=True)
+                for index, text in zip(kept, line, strict=True)
             )
             lines.append(_GAP.join(padded).rstrip() + "\n")
-        for index in sorted(below) if row is not headings else ():
+        for index in sorted(wrapped) if row is not headings else ():
             if row[index] != _NOTHING:
                 first, *others = _wrapped(row[index], (width or WIDTH) - LABEL - len(_GAP))
                 lines.append(f"{_GAP}{headings[index]:{LABEL}}{first}\n")
@@ -127,25 +141,25 @@ def _cells(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-FORMATS = ("table", "json", "jsonl", "csv", "name")
-EXPENDABLE = ("last", "version", "started", "assigned", "dead_letters")
-"""The columns that a narrow terminal leaves out, in this order."""
+def same_cells(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
 
 
 def emit(
     schema: str,
     items: Iterable[Mapping[str, Any]],
     form: str,
-    columns: Iterable[str] | Mapping[str, str] = (),
+    columns: Columns = (),
     out: TextIO | None = None,
+    *,
+    cells: Callable[[Mapping[str, Any]], Mapping[str, Any]] = same_cells,
 ) -> None:
     """Write items to stdout.
 
     :param schema: name and version of the items' schema, such as "qdo.queues/1".
     :param form: "table", "json" (one object: schema, items), "jsonl" (one item per line), "csv"
         (the keys of JSON), or "name" (only the first key).
-    :param columns: for the table: the keys of an item, and their headings if these are others than
-        the keys in capitals.
+    :param cells: returns the values of an item that are others in a table than in JSON.
     """
     out = sys.stdout if out is None else out
     headings = {key: key.replace("_", " ").upper() for key in columns}
@@ -160,42 +174,39 @@ def emit(
     elif form == "name":
         out.writelines(f"{cell(next(iter(item.values())))}\n" for item in items)
     else:
-        _write_table([*items], headings, out)
+        _write_table([{**item, **cells(item)} for item in items], headings, out)
     out.flush()
-
-
-Rows: TypeAlias = "Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]"
 
 
 @contextmanager
 def each_shown(name: Callable[[Any], str]) -> Iterator[Rows]:
-    """Yield a function that makes items of things; things that have none get a line on stderr.
+    """Yield a function that makes items of things, and names on stderr those that it cannot show.
 
-    Other programs write messages, and a bad one must hide no other.
-
-    :param name: returns the name of a thing for its line.
     :raises PartialFailureError: at the end of the block, if there was such a thing.
     """
-    total, failed = 0, []
+    total = 0
+    failed = []
 
     def rows(things: Iterable[Any], item: Callable[[Any], Any]) -> Iterator[Any]:
         nonlocal total
         for thing in things:
             total += 1
             try:
-                made = item(thing)
+                row = item(thing)
             except QdoError:
                 raise
-            except Exception as error:  # noqa: BLE001 - its text is that of another program
+            # Other programs write messages, and a bad one must hide no other.
+            except Exception as error:  # noqa: BLE001
                 failed.append(name(thing))
                 print_message(f"cannot show {name(thing)}: {describe(error)}")
             else:
-                yield made
+                yield row
 
     yield rows
     if failed:
-        done, rest = total - len(failed), join_some(failed)
-        raise PartialFailureError(done=done, total=total, what="can be shown", rest=rest)
+        raise PartialFailureError(
+            done=total - len(failed), total=total, what="can be shown", rest=join_some(failed)
+        )
 
 
 def emit_newest(
@@ -203,19 +214,20 @@ def emit_newest(
     items: Sequence[Mapping[str, Any]],
     limit: int,
     form: str,
-    columns: Iterable[str] | Mapping[str, str],
+    columns: Columns,
     *,
     nouns: str,
     empty: str,
+    cells: Callable[[Mapping[str, Any]], Mapping[str, Any]] = same_cells,
 ) -> None:
-    """Write at most so many of the newest items, and tell if there are none, or more.
+    """Write at most `limit` of the newest items, and tell if there are none, or more.
 
     :param items: one more than the limit if there are more.
     :param empty: the hint for no items.
     """
     if not items:
         print_message(f"hint: {empty}")
-    emit(schema, items[:limit], form, columns)
+    emit(schema, items[:limit], form, columns, cells=cells)
     if len(items) > limit:
         print_message(f"hint: only the newest {limit} {nouns} are listed; see --limit and --since")
 
@@ -255,6 +267,10 @@ def _csv_value(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | tuple | dict | bool) else value
 
 
+def duration_text(seconds: float | None) -> str | None:
+    return None if seconds is None else short_duration(seconds)
+
+
 def approximate(count: int | None, estimated: bool) -> str | int | None:
     return f"~{count}" if estimated and count is not None else count
 
@@ -274,8 +290,8 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def _numeric_columns(items: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[bool]:
-    found = [next((i[key] for i in items if i.get(key) is not None), None) for key in columns]
-    return [isinstance(each, int | float) and not isinstance(each, bool) for each in found]
+    samples = [next((i[key] for i in items if i.get(key) is not None), None) for key in columns]
+    return [isinstance(each, int | float) and not isinstance(each, bool) for each in samples]
 
 
 def print_message(message: str) -> None:
@@ -298,6 +314,10 @@ def forget_stdout() -> None:
     os.close(null)
 
 
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def values_text(values: Mapping[str, Any] | None) -> str:
     """Return the values that are given for a table, such as `last=7`."""
     return " ".join(
@@ -307,9 +327,9 @@ def values_text(values: Mapping[str, Any] | None) -> str:
     )
 
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-MOST_DAYS = 36500
-"""The timers of Python cannot wait for three times as long."""
+def change_cells(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values before and after an operator's change for a table."""
+    return {"from": values_text(item["from"]), "to": values_text(item["to"])}
 
 
 def parse_duration(text: str, flag: str) -> float:
@@ -317,12 +337,12 @@ def parse_duration(text: str, flag: str) -> float:
 
     :raises UsageError: it is not a duration, or longer than `MOST_DAYS`; names the option.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
+    if match is None:
         raise UsageError(
             reason=f"{flag} must be a duration such as 90, 15m, 2h or 7d, got {text!r}"
         )
-    seconds = float(found.group(1)) * _UNITS[found.group(2)]
+    seconds = float(match.group(1)) * _UNITS[match.group(2)]
     if seconds > MOST_DAYS * 86400.0:
         raise UsageError(reason=f"{flag} must be at most {MOST_DAYS}d, got {text!r}")
     return seconds
@@ -347,22 +367,13 @@ def parse_time(text: str, flag: str) -> float:
     return moment.timestamp()
 
 
-WIDTH = 80
-LABEL = 14
-"""Columns that the names of facts take."""
-_ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
-
-
 def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
     print(cell(heading))
     print_step(reason, remedy)
 
 
 def print_step(reason: str | None, remedy: str | None) -> None:
-    """Print a reason and the next step, as far as there are any.
-
-    Each command of a remedy has lines of its own, so it can be copied.
-    """
+    # Each command of a remedy has lines of its own, so it can be copied.
     steps = _ALTERNATIVE.split(remedy) if remedy else []
     for text in (reason, *(f"-> {step}" for step in steps)):
         if text:

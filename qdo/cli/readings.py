@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qdo.cli.output import parse_duration, print_message
-from qdo.errors import QdoError, UsageError
+from qdo.cli.options import PERIOD, duration_option
+from qdo.cli.output import print_message
+from qdo.errors import QdoError
 from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.text import pluralize
 
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from qdo.ops.status import Statuses
 
 SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
+
+WATCH = "2s"
+# The terminal's second screen, without a cursor.
+_BEGIN = "\x1b[?1049h\x1b[?25l"
+_END = "\x1b[?25h\x1b[?1049l"
+_HOME = "\x1b[H"
+_REST_OF_LINE = "\x1b[K"
+_REST_OF_SCREEN = "\x1b[J"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,24 +52,15 @@ class ReadOptions:
 def verdict_options(function: Any) -> Any:
     """Add the options of a command that judges queues, as `rules`."""
 
-    def call(late: str, stuck: str, **arguments: Any) -> Any:
-        rules = VerdictRules(parse_duration(late, "--late"), parse_duration(stuck, "--stuck"))
-        return function(rules=rules, **arguments)
+    def call(late: float, stuck: float, **arguments: Any) -> Any:
+        return function(rules=VerdictRules(late, stuck), **arguments)
 
     update_wrapper(call, function)
-    click.option(
-        "--stuck",
-        metavar="DURATION",
-        default=f"{RULES.stuck_seconds:g}s",
-        show_default=True,
-        help="A queue is stuck if one message runs for so long.",
+    duration_option(
+        "--stuck", f"{RULES.stuck_seconds:g}s", "A queue is stuck if one message runs for so long."
     )(call)
-    click.option(
-        "--late",
-        metavar="DURATION",
-        default=f"{RULES.late_seconds:g}s",
-        show_default=True,
-        help="A queue lags if its next message is this old.",
+    duration_option(
+        "--late", f"{RULES.late_seconds:g}s", "A queue lags if its next message is this old."
     )(call)
     return call
 
@@ -68,9 +68,8 @@ def verdict_options(function: Any) -> Any:
 def reading_options(function: Any) -> Any:
     """Add the options of a command that reads and judges queues, as `reading`."""
 
-    def call(budget: int | None, window: str, rules: VerdictRules, **arguments: Any) -> Any:
-        reading = ReadOptions(budget, parse_duration(window, "--window"), rules)
-        return function(reading=reading, **arguments)
+    def call(budget: int | None, window: float, rules: VerdictRules, **arguments: Any) -> Any:
+        return function(reading=ReadOptions(budget, window, rules), **arguments)
 
     update_wrapper(call, function)
     click.option(
@@ -81,11 +80,10 @@ def reading_options(function: Any) -> Any:
         " (default 100): first of failing queues, then of those without an owner, then of those"
         " that are behind for longest.",
     )(call)
-    click.option(
+    duration_option(
         "--window",
-        metavar="DURATION",
-        default="0s",
-        help="Read twice, this far apart: only then a queue can be catching-up or rewound.",
+        "0s",
+        "Read twice, this far apart: only then a queue can be catching-up or rewound.",
     )(call)
     return verdict_options(call)
 
@@ -93,8 +91,14 @@ def reading_options(function: Any) -> Any:
 def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
     from qdo.ops.status import queue_statuses  # with all brokers' code: --help needs none of it
 
-    client, layout, broker = connections.client, connections.layout, connections.broker
-    return queue_statuses(client, layout, broker, glob, budget, connections.broker_fault)
+    return queue_statuses(
+        connections.client,
+        connections.layout,
+        connections.broker,
+        glob,
+        budget,
+        connections.broker_fault,
+    )
 
 
 def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> list[Statuses]:
@@ -128,18 +132,8 @@ def owner_text(item: Mapping[str, Any]) -> str | None:
     return reason
 
 
-LEAST_SECONDS, WATCH = 0.5, "2s"
-_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""The terminal's second screen, without a cursor."""
-_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-
-
 def watch_option(function: _Function) -> _Function:
-    """Add -w DURATION, which runs the command again and again until the user types q.
-
-    An error of one run is shown, and does not end the others. Without a terminal the outputs
-    follow each other.
-    """
+    """Add -w DURATION, which runs the command again and again until the user types q."""
 
     def run(*args: Any, watch: float | None, **options: Any) -> Any:
         return watched(lambda: function(*args, **options), watch)
@@ -152,23 +146,11 @@ def watch_parameter(function: _Function) -> _Function:
     return click.option(
         "-w",
         "--watch",
-        metavar="DURATION",
+        type=PERIOD,
         is_flag=False,
         flag_value=WATCH,
-        callback=_watch_seconds,
         help=f"Show it again after each DURATION, by default {WATCH}; q ends it.",
     )(function)
-
-
-def _watch_seconds(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> float | None:
-    if value is None:
-        return None
-    seconds = parse_duration(value, "--watch")
-    if seconds < LEAST_SECONDS:
-        raise UsageError(reason=f"--watch must be at least {LEAST_SECONDS:g}s, got {value!r}")
-    return seconds
 
 
 def watched(show: Callable[[], Any], seconds: float | None) -> Any:
@@ -239,11 +221,11 @@ def _terminate(number: int, frame: object) -> None:
 
 def _quits(seconds: float) -> bool:
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    while (seconds_left := until - time.monotonic()) > 0:
         if not sys.stdin.isatty():
-            time.sleep(left)
+            time.sleep(seconds_left)
             return False
-        if select.select([sys.stdin], [], [], left)[0]:
+        if select.select([sys.stdin], [], [], seconds_left)[0]:
             key = os.read(sys.stdin.fileno(), 1)
             if key in (b"q", b"Q", b""):
                 return True

@@ -33,7 +33,7 @@ import click
 import qdo.cli.commands
 import qdo.programs
 from qdo.brokers.registry import BrokerSchema
-from qdo.cli import output
+from qdo.cli import changing, output
 from qdo.cli.framework import run
 from qdo.cli.main import qdo as qdo_command
 from qdo.cli.worker import worker as worker_command
@@ -250,6 +250,7 @@ class CommandRunner:
         form: str,
         columns: Iterable[str] | Mapping[str, str] = (),
         out: TextIO | None = None,
+        **options: Any,
     ) -> None:
         """Take the place of `qdo.cli.output.emit`."""
         items = list(items)
@@ -260,7 +261,7 @@ class CommandRunner:
             table = io.StringIO()
             self._emit(schema, [dict.fromkeys(columns, "x")], "table", columns, table)
             self._seen.columns[schema][table.getvalue().splitlines()[0]] = None
-        self._emit(schema, items, form, columns, out)
+        self._emit(schema, items, form, columns, out, **options)
 
     def run(self, lines: str) -> None:
         """Run a command in each line, as JSON and confirmed unless the line says otherwise."""
@@ -294,7 +295,7 @@ def _printing(runner: CommandRunner) -> Iterator[None]:
         grants=lambda url, role, kind: [],
     )
     with contextlib.ExitStack() as stack:
-        for each in (output, *modules):
+        for each in (output, changing, *modules):
             if hasattr(each, "emit"):
                 stack.enter_context(mock.patch.object(each, "emit", runner.emit))
         stack.enter_context(mock.patch("qdo.cli.commands.show.ASK_SECONDS", 60.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,18 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import LazyGroup, completion_variable
-from qdo.cli.options import COORDINATOR, output_option, with_settings
+from qdo.cli.options import COORDINATOR, with_output
 from qdo.cli.output import emit, print_message, width_of
 from qdo.coordination.bulk_reads import read_nodes, read_permitted_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.values import inflated
 from qdo.settings.settings import Settings
 from qdo.text import printable
+
+_SHELLS: Mapping[str, type[ShellComplete]] = MappingProxyType(
+    {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+)
+PROGRAMS = ("qdo", "qdo-worker")
 
 
 @click.command(
@@ -47,14 +53,8 @@ def admin() -> None:
     """Set up brokers, keys and rights; look at znodes; save and import positions."""
 
 
-_KINDS: Mapping[str, type[ShellComplete]] = MappingProxyType(
-    {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-)
-PROGRAMS = ("qdo", "qdo-worker")
-
-
 @click.command()
-@click.argument("shell", type=click.Choice(list(_KINDS)))
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
 def completion(shell: str) -> None:
     """Print the script that lets a shell complete commands and options of qdo and qdo-worker.
 
@@ -65,19 +65,14 @@ def completion(shell: str) -> None:
     """
     for program in PROGRAMS:
         # The script only names the program: the shell asks for its commands while the user types.
-        kind = _KINDS[shell]
+        kind = _SHELLS[shell]
         script = kind(click.Command(program), {}, program, completion_variable(program))
         click.echo(script.source_template % script.source_vars())
 
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """A node of the coordinator.
-
-    :ivar value: its data as text; bytes that are not UTF-8 appear as ``\\xNN``. Of a node that
-        cannot be read, the reason.
-    :ivar ephemeral: it is deleted with the session that created it.
-    """
+    """A node of the coordinator; the value of one that cannot be read is the reason."""
 
     path: str
     value: str
@@ -90,13 +85,10 @@ class Znode:
 
 
 def subtree(client: Client, root: str) -> list[Znode]:
-    """Return the node at `root` and all nodes below it, parents before children, by name.
-
-    Empty if the node does not exist. Nodes that come or go during the read may be missing.
-    """
+    """Return the node at `root`, if it exists, and all nodes below it: parents first, by name."""
     paths = [root]
     level = paths
-    while level:
+    while level:  # nodes that come or go meanwhile may be missing
         below = read_permitted_children(client, level)
         level = [
             f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names or ()
@@ -115,8 +107,7 @@ def subtree(client: Client, root: str) -> list[Znode]:
 
 
 @click.command()
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def tree(form: str, settings: Settings) -> None:
     """Show the znodes of an app with their values; without --app, those of every app.
 
@@ -131,37 +122,27 @@ def tree(form: str, settings: Settings) -> None:
         width = width_of(sys.stdout)
         sys.stdout.writelines(f"{line[:width]}\n" for line in drawn(nodes))
         return
-    items = [
-        {
-            "path": node.path,
-            "value": node.value,
-            "version": node.version,
-            "ephemeral": node.ephemeral,
-        }
-        for node in nodes
-    ]
-    emit("qdo.tree/1", items, form, {})
+    emit("qdo.tree/1", map(dataclasses.asdict, nodes), form)
 
 
 def drawn(nodes: Sequence[Znode]) -> Iterable[str]:
     """Yield one line per node of a subtree, parents before children, with branches."""
-    below = _children(nodes)
+    children_of = _children(nodes)
     stack = [(node, "", "") for node in nodes[:1]]
     while stack:
         node, branch, indent = stack.pop()
         name = node.name if branch else node.path
         mark = "*" if node.ephemeral else ""
         yield printable(f"{branch}{name}{mark}  {' '.join(node.value.split())}".rstrip())
-        children = below.get(node.path, [])
-        for place, child in enumerate(reversed(children)):
-            last = place == 0
-            stack.append(
-                (child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
-            )
+        children = children_of.get(node.path, [])
+        for child in reversed(children):
+            is_last = child is children[-1]
+            corner = indent + ("└─ " if is_last else "├─ ")
+            stack.append((child, corner, indent + ("   " if is_last else "│  ")))
 
 
 def _children(nodes: Iterable[Znode]) -> dict[str, list[Znode]]:
-    below: dict[str, list[Znode]] = {}
+    children_of: dict[str, list[Znode]] = {}
     for node in nodes:
-        below.setdefault(node.path.rpartition("/")[0] or "/", []).append(node)
-    return below
+        children_of.setdefault(node.path.rpartition("/")[0] or "/", []).append(node)
+    return children_of

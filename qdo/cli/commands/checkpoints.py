@@ -8,17 +8,16 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
 import click
 
 from qdo.brokers.registry import kind_of
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.options import require_app, with_settings
+from qdo.cli.output import iso_time, print_message
 from qdo.cli.readings import SHARED
 from qdo.connections.opened import Connections
 from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
@@ -62,9 +61,10 @@ def export_file(glob: str, target: str, settings: Settings) -> None:
     app = require_app(settings)
     _check_kind(settings)
     with open_connections(settings, broker=False) as connections:
-        client, taken = connections.client, time.time()
-        found = read_checkpoints(client, connections.layout, glob) if client is not None else None
-    listed = found.checkpoints if found is not None else []
+        taken = time.time()
+        client = connections.client
+        read = read_checkpoints(client, connections.layout, glob) if client is not None else None
+    listed = read.checkpoints if read is not None else []
     kind = settings.broker.partition(":")[0]
     head = CheckpointFile(secrets.token_hex(6), app, kind, iso_time(taken) or "", len(listed))
     with _written(target) as out:
@@ -72,21 +72,19 @@ def export_file(glob: str, target: str, settings: Settings) -> None:
         out.writelines(f"{each.encode()}\n" for each in listed)
     if target != "-":
         print_message(f"exported the positions of {pluralize(len(listed), 'queue')}")
-    if found is not None and found.faults:
+    if read is not None and read.faults:
         raise PartialFailureError(
             done=len(listed),
-            total=len(listed) + len(found.faults),
+            total=len(listed) + len(read.faults),
             what="queues have a position that can be read",
-            rest=join_some([f"{name} ({fault})" for name, fault in found.faults.items()]),
+            rest=join_some([f"{name} ({fault})" for name, fault in read.faults.items()]),
         )
 
 
 @checkpoints.command("import")
 @click.argument("file", type=click.File("rb"))
-@changing
-@with_settings(*SHARED)
-@output_option
-def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*SHARED)
+def import_file(file: BinaryIO, consent: Consent, settings: Settings) -> None:
     """Move queues to the positions in FILE, which `qdo admin checkpoints export` wrote; - is stdin.
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
@@ -112,23 +110,21 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
         steps = plan_import(fleet, listed, head.id)
     changes = sum(each.outcome in _CHANGES for each in steps)
     what = f"move {pluralize(changes, 'queue')}"
-    if consent.given(what, partial(_show, steps), form, asks=changes > 0):
+    if consent.given(what, _effect(steps).show, asks=changes > 0):
         with open_connections(settings, create=True) as connections:
-            _execute(connections, steps, head.id, form, consent.reason)
+            _execute(connections, steps, head.id, consent)
     _raise_for_rest(steps)
 
 
-def _execute(
-    connections: Connections, steps: list[ImportStep], id: str, form: str, reason: str
-) -> None:
+def _execute(connections: Connections, steps: list[ImportStep], id: str, consent: Consent) -> None:
     fleet = connections.known_fleet()
     if fleet is None or fleet.client is None:
         raise NotFoundError(what="coordinator or broker of app", name=connections.layout.root)
     try:
         for index, step in enumerate(steps):
-            steps[index] = execute_step(fleet, step, id, reason)
-    finally:  # what was done is shown even if the rest could not be
-        _show(steps, form)
+            steps[index] = execute_step(fleet, step, id, consent.reason)
+    finally:  # the steps that were done are shown even if the others failed
+        _effect(steps).show(consent.form)
 
 
 def _check_kind(settings: Settings) -> None:
@@ -171,22 +167,25 @@ def _written(target: str) -> Iterator[TextIO]:
         raise
 
 
-def _show(steps: Sequence[ImportStep], form: str, out: TextIO | None = None) -> None:
-    items = [_item(each) for each in steps]
-    if form == "table":
-        for item in items:
-            item["note"] = item["error"] or item["note"]
-            item["old"], item["new"] = item["old_time"], item["new_time"]
-    emit(SCHEMA, items, form, _COLUMNS, out)
+def _effect(steps: Sequence[ImportStep]) -> Effect:
+    return Effect(SCHEMA, _COLUMNS, [_item(each) for each in steps], _cells)
+
+
+def _cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "old": item["old_time"],
+        "new": item["new_time"],
+        "note": item["error"] or item["note"],
+    }
 
 
 def _item(step: ImportStep) -> dict[str, Any]:
     return {
         "queue": step.queue,
         "old": _exact(step.before),
-        "old_time": _shown(step.before),
+        "old_time": _time(step.before),
         "new": _exact(step.after),
-        "new_time": _shown(step.after),
+        "new_time": _time(step.after),
         "outcome": step.outcome,
         "executed": step.done,
         "note": step.note,
@@ -194,24 +193,24 @@ def _item(step: ImportStep) -> dict[str, Any]:
     }
 
 
-def _exact(place: QueuePosition | None) -> str | None:
-    if place is None:
+def _exact(at: QueuePosition | None) -> str | None:
+    if at is None:
         return None
-    return place.position or (str(place.last) if place.last > 2 else EARLIEST)
+    return at.position or (str(at.last) if at.last > 2 else EARLIEST)
 
 
-def _shown(place: QueuePosition | None) -> str | None:
-    if place is None:
+def _time(at: QueuePosition | None) -> str | None:
+    if at is None:
         return None
-    return place.position or format_last(place.last) or EARLIEST
+    return at.position or format_last(at.last) or EARLIEST
 
 
 def _raise_for_rest(steps: Sequence[ImportStep]) -> None:
-    rest = [each for each in steps if each.error or each.outcome == SKIPPED]
-    if rest:
+    failed = [each.queue for each in steps if each.error or each.outcome == SKIPPED]
+    if failed:
         raise PartialFailureError(
-            done=len(steps) - len(rest),
+            done=len(steps) - len(failed),
             total=len(steps),
             what="queues have a position of the file",
-            rest=join_some([each.queue for each in rest]),
+            rest=join_some(failed),
         )

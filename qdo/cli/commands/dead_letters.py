@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import update_wrapper
-from typing import Any, TextIO, TypeVar
+from typing import Any
 
 import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import kind_of
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.commands.decide import add_dead_letters
 from qdo.cli.connections import note_in_action_log, open_connections
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import Rows, each_shown, emit, parse_duration, print_message
+from qdo.cli.options import DURATION, limit_option, require_app, with_output, with_settings
+from qdo.cli.output import Rows, each_shown, emit, json_text, print_message
 from qdo.cli.readings import SHARED
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
@@ -30,11 +29,13 @@ from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 from qdo.text import did_you_mean, join_some, pluralize, printable_lines
 
+SCHEMA = "qdo.dead-letters/2"
+
 
 def dead_letter_page(item: dict[str, Any]) -> str:
     """Return the exported fields of a dead letter, one per line, and its traceback."""
     if "body" in item:
-        body = _json(item["body"])
+        body = json_text(item["body"])
     else:
         reason = item.get("body_error", "not JSON; `export` writes them in base64")
         body = f"{item['body_bytes']} bytes, {reason}"
@@ -50,29 +51,20 @@ def dead_letter_page(item: dict[str, Any]) -> str:
         "worker": item["worker"],
         "take" if is_request else "fence": item["fence"],
         **({} if is_request else {"key": item["key"]}),
-        "headers": _json(item["headers"]) if item["headers"] else None,
+        "headers": json_text(item["headers"]) if item["headers"] else None,
         "error": item["error"],
         "body": body,
     }
     width = max(map(len, lines)) + 2
     margin = " " * width
-    shown = [
+    facts = [
         f"{name:{width}}{printable_lines(_text(value), margin)}" for name, value in lines.items()
     ]
-    return "\n".join([*shown, "", printable_lines(_text(item["traceback"]).rstrip())])
+    return "\n".join([*facts, "", printable_lines(_text(item["traceback"]).rstrip())])
 
 
 def _text(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-SCHEMA = "qdo.dead-letters/2"
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Group(click.Group):
@@ -110,28 +102,18 @@ def dead_letters() -> None:
     """
 
 
-def _filters(function: _Function) -> _Function:
-    """Add the options that select dead letters, as `wanted`."""
+def _filters(function: Any) -> Any:
+    """Add the options that select dead letters, as `filters`."""
 
-    def call(
-        *args: Any, error: str | None, older: str | None, newer: str | None, **rest: Any
-    ) -> Any:
-        wanted = Filter(
-            "*",
-            error,
-            None if older is None else parse_duration(older, "--older"),
-            None if newer is None else parse_duration(newer, "--newer"),
-        )
-        return function(*args, wanted=wanted, **rest)
+    def call(error: str | None, older: float | None, newer: float | None, **arguments: Any) -> Any:
+        return function(filters=Filter("*", error, older, newer), **arguments)
 
     update_wrapper(call, function)
-    for option in (
-        click.option("--newer", metavar="DURATION", help="Dead for at most this long."),
-        click.option("--older", metavar="DURATION", help="Dead for at least this long: 2h, 7d."),
-        click.option("--error", metavar="TEXT", help="Only those whose error contains TEXT."),
-    ):
-        option(call)
-    return call  # type: ignore[return-value]
+    click.option("--newer", type=DURATION, help="Dead for at most this long.")(call)
+    click.option("--older", type=DURATION, help="Dead for at least this long: 2h, 7d.")(call)
+    return click.option("--error", metavar="TEXT", help="Only those whose error contains TEXT.")(
+        call
+    )
 
 
 @contextmanager
@@ -141,9 +123,8 @@ def _broker(settings: Settings) -> Iterator[Broker | None]:
         yield connections.known_broker()
 
 
-def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
-    chosen = Filter(glob, wanted.error, wanted.older_seconds, wanted.newer_seconds)
-    return ops.find(broker, chosen, time.time()) if broker else []
+def _matching(broker: Broker | None, glob: str, filters: Filter) -> list[Letter]:
+    return ops.find(broker, replace(filters, queues=glob), time.time()) if broker else []
 
 
 # --- reading ---
@@ -151,13 +132,12 @@ def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
 
 @dead_letters.command("list")
 @click.argument("glob", default="*")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the newest N.")
+@limit_option(None, "Only the newest N.")
 @click.option("--by", type=click.Choice(["error"]), help="Count those with the same error.")
 @_filters
-@with_settings(*SHARED)
-@output_option
+@with_output(*SHARED)
 def list_(
-    glob: str, limit: int | None, by: str | None, wanted: Filter, form: str, settings: Settings
+    glob: str, limit: int | None, by: str | None, filters: Filter, form: str, settings: Settings
 ) -> None:
     """List the dead letters of queues and pools that match GLOB (default: all), oldest first.
 
@@ -166,10 +146,10 @@ def list_(
     keeps, because the broker refused them, are counted as well.
     """
     if by is not None:
-        _list_kinds(glob, wanted, form, settings)
+        _list_kinds(glob, filters, form, settings)
         return
     with _broker(settings) as broker:
-        letters = _found(broker, glob, wanted)
+        letters = _matching(broker, glob, filters)
         if not letters:
             print_message("no dead letters")
         if limit is not None and len(letters) > limit:
@@ -191,20 +171,18 @@ def list_(
                 emit(SCHEMA, _exported(broker, letters, settings, rows), form, columns)
 
 
-def _list_kinds(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
+def _list_kinds(glob: str, filters: Filter, form: str, settings: Settings) -> None:
     """Count failures by their errors: everything that waits for an operator."""
     require_app(settings)
-    is_whole = glob == "*" and wanted == Filter()
+    is_whole = glob == "*" and filters == Filter()
     with open_connections(settings, coordinator=is_whole) as connections:
-        groups = ops.grouped(_found(connections.known_broker(), glob, wanted))
-        client, layout = connections.client, connections.layout
-        if is_whole and client is not None:
-            groups += failed_elsewhere(client, layout, time.time())
+        groups = ops.grouped(_matching(connections.known_broker(), glob, filters))
+        if is_whole and connections.client is not None:
+            groups += failed_elsewhere(connections.client, connections.layout, time.time())
     if not groups:
         print_message("no dead letters")
-    items = [kind_item(each) for each in groups]
     columns = ("kind", "count", "queues", "oldest", "newest", "error")
-    emit("qdo.dead-letter-kinds/1", items, form, columns)
+    emit("qdo.dead-letter-kinds/1", map(kind_item, groups), form, columns)
 
 
 def _exported(
@@ -231,35 +209,34 @@ def _name(letter: Letter) -> str:
 @dead_letters.command()
 @click.argument("queue")
 @click.argument("id")
-@with_settings(*SHARED)
-@output_option
+@with_output(*SHARED)
 def show(queue: str, id: str, form: str, settings: Settings) -> None:
     """Show one dead letter completely: message, error, traceback."""
     with _broker(settings) as broker:
-        found = ops.named(broker, queue, [id]).letters if broker else ()
-        if broker is None or not found:
+        letters = ops.named(broker, queue, [id]).letters if broker else ()
+        if broker is None or not letters:
             raise NotFoundError(what=f"dead letter of queue {queue}", name=id)
-        record = ops.read(broker, found[0])
+        record = ops.read(broker, letters[0])
         vault = vault_of(settings, settings.app, broker.stream_of)
-        item = ops.exported(found[0], record, broker.positions, vault)
+        item = ops.exported(letters[0], record, broker.positions, vault)
     if form == "table":
         click.echo(dead_letter_page(item))
     else:
-        emit(SCHEMA, [item], form, {})
+        emit(SCHEMA, [item], form)
 
 
 @dead_letters.command()
 @click.argument("glob", default="*")
 @_filters
 @with_settings(*SHARED)
-def export(glob: str, wanted: Filter, settings: Settings) -> None:
+def export(glob: str, filters: Filter, settings: Settings) -> None:
     """Write complete dead letters to stdout, one JSON object per line, with `body` or, where the
     body is not JSON, `body_base64`."""
     with _broker(settings) as broker:
-        letters = _found(broker, glob, wanted)
+        letters = _matching(broker, glob, filters)
         if broker is not None:
             with each_shown(_name) as rows:
-                emit(SCHEMA, _exported(broker, letters, settings, rows), "jsonl", {})
+                emit(SCHEMA, _exported(broker, letters, settings, rows), "jsonl")
     print_message(f"exported {pluralize(len(letters), 'dead letter')}")
 
 
@@ -270,12 +247,12 @@ dead_letters.add_command(add_dead_letters)
 
 def _changing_letters(function: Any) -> Any:
     """Add the arguments and options of a command that changes dead letters."""
-    shared = _filters(with_settings(*SHARED)(output_option(function)))
-    every = click.option(
-        "--all", "every", is_flag=True, help="All dead letters of the matching queues."
+    call = _filters(changing(*SHARED)(function))
+    click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")(
+        call
     )
-    ids = click.argument("ids", metavar="[ID]...", nargs=-1)
-    return click.argument("queue", metavar="QUEUE|GLOB")(ids(every(changing(shared))))
+    click.argument("ids", metavar="[ID]...", nargs=-1)(call)
+    return click.argument("queue", metavar="QUEUE|GLOB")(call)
 
 
 @dead_letters.command()
@@ -312,97 +289,100 @@ def _change(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
+    filters: Filter,
     consent: Consent,
-    wanted: Filter,
-    form: str,
     settings: Settings,
 ) -> None:
     with _broker(settings) as broker:
-        letters, missing = _chosen(broker, queue, ids, every, wanted)
+        letters, missing = _chosen(broker, queue, ids, every, filters)
         positions = kind_of(settings.broker).positions
-        work = _Work(verb, participle, queue, letters, missing, positions)
-        if consent.given(work.what, work.show, form, asks=asks and bool(letters)):
-            done = operate(broker, letters) if broker else iter(())
-            work.report(done, form, settings, consent.reason)
+        task = _LetterTask(verb, participle, queue, letters, missing, positions)
+        what = f"{verb} {pluralize(len(letters), 'dead letter')}"
+        planned = task.effect([LetterResult(each, done=False) for each in letters])
+        if consent.given(what, planned.show, asks=asks and bool(letters)):
+            results = operate(broker, letters) if broker else iter(())
+            task.report(results, consent, settings)
         else:
-            work.check(len(letters), missing)
+            task.check(len(letters), missing)
 
 
 def _chosen(
-    broker: Broker | None, queue: str, ids: tuple[str, ...], every: bool, wanted: Filter
-) -> tuple[list[Letter], tuple[str, ...]]:
+    broker: Broker | None, queue: str, ids: tuple[str, ...], every: bool, filters: Filter
+) -> tuple[Sequence[Letter], Sequence[str]]:
     """Return the selected dead letters, and the given ids that do not exist."""
-    filtered = every or wanted != Filter()
-    if bool(ids) == filtered:
+    is_filtered = every or filters != Filter()
+    if bool(ids) == is_filtered:
         raise UsageError(
             reason="name dead letters as QUEUE ID..., or select those of queues that match GLOB "
             "with --all, --error, --older or --newer"
         )
-    if filtered:
-        letters = _found(broker, queue, wanted)
+    if is_filtered:
+        letters = _matching(broker, queue, filters)
         if not letters:
             print_message("no dead letters match")
         return letters, ()
-    found = ops.named(broker, queue, ids) if broker else ops.Selected((), ids)
-    if not found.letters:
+    selected = ops.named(broker, queue, ids) if broker else ops.Selected((), ids)
+    if not selected.letters:
         raise NotFoundError(what=f"dead letter of queue {queue}", name=", ".join(ids))
-    return list(found.letters), found.missing
+    return selected.letters, selected.missing
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _LetterTask:
     """The dead letters that a command retries or discards, and how it shows them."""
 
     verb: str
-    done: str
+    participle: str
     queue: str
     letters: Sequence[Letter]
     missing: Sequence[str]
     positions: Positions
 
-    @property
-    def what(self) -> str:
-        return f"{self.verb} {pluralize(len(self.letters), 'dead letter')}"
-
-    def show(self, form: str, out: TextIO) -> None:
-        self._emit([self._item(LetterResult(each, done=False)) for each in self.letters], form, out)
-
     def report(
-        self, done: Iterator[LetterResult], form: str, settings: Settings, reason: str
+        self, operation: Iterator[LetterResult], consent: Consent, settings: Settings
     ) -> None:
         """Print the results, even if an error ends the operation; raise an error for the rest."""
         results: list[LetterResult] = []
         try:
-            for each in done:
+            for each in operation:
                 results.append(each)  # noqa: PERF402 - keep the results before an error
         finally:
-            items = [self._item(each) for each in results if each.done]
-            if items:  # first: stdout may be full or closed
-                before, after = {"dead_letters": len(self.letters)}, {self.done: len(items)}
-                command = f"dead-letters {self.verb}"
-                note_in_action_log(settings, command, self.queue, before, after, reason)
-            self._emit(items, form)
-            print_message(f"{pluralize(len(items), 'dead letter')} {self.done}")
-        rest = [each for each in results if not each.done]
-        gone = [each.letter.id for each in rest if each.error is None]
-        kept = [f"{each.letter.id} ({each.error})" for each in rest if each.error is not None]
-        self.check(len(items), [*self.missing, *gone], kept)
+            done = [each for each in results if each.done]
+            if done:  # first: stdout may be full or closed
+                note_in_action_log(
+                    settings,
+                    f"dead-letters {self.verb}",
+                    self.queue,
+                    {"dead_letters": len(self.letters)},
+                    {self.participle: len(done)},
+                    consent.reason,
+                )
+            self.effect(done).show(consent.form)
+            print_message(f"{pluralize(len(done), 'dead letter')} {self.participle}")
+        failed = [each for each in results if not each.done]
+        gone = [each.letter.id for each in failed if each.error is None]
+        kept = [f"{each.letter.id} ({each.error})" for each in failed if each.error is not None]
+        self.check(len(done), [*self.missing, *gone], kept)
 
     def check(self, done: int, gone: Sequence[str], kept: Sequence[str] = ()) -> None:
-        rest = [f"{join_some(gone)}: not found, or no longer there"] if gone else []
-        if rest := [*rest, *kept[:1], *[f"{len(kept) - 1} more like it"] * (len(kept) > 1)]:
+        reasons = [f"{join_some(gone)}: not found, or no longer there"] if gone else []
+        reasons += kept[:1]
+        if len(kept) > 1:
+            reasons.append(f"{len(kept) - 1} more like it")
+        if reasons:
             raise PartialFailureError(
                 done=done,
                 total=len(self.letters) + len(self.missing),
-                what=f"dead letters can be {self.done}",
-                rest="; ".join(rest),
+                what=f"dead letters can be {self.participle}",
+                rest="; ".join(reasons),
             )
 
-    def _emit(self, items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:
+    def effect(self, results: Sequence[LetterResult]) -> Effect:
         columns = {"queue": "QUEUE", "id": "ID"}
         if self.verb == "retry":
             columns["sent_time"] = "SENT AGAIN"
-        emit(f"qdo.dead-letters-{self.done}/1", items, form, columns, out)
+        items = [self._item(each) for each in results]
+        return Effect(f"qdo.dead-letters-{self.participle}/1", columns, items)
 
     def _item(self, result: LetterResult) -> dict[str, Any]:
         entry = result.letter.entry
@@ -412,7 +392,9 @@ class _Work:
             "was": None if result.letter.request else str(entry.position),
         }
         if self.verb == "retry":
-            place = result.position
-            item["position"] = None if place is None else str(place)
-            item["sent_time"] = None if place is None else ops.sent_time(place, self.positions)
+            position = result.position
+            item["position"] = None if position is None else str(position)
+            item["sent_time"] = (
+                None if position is None else ops.sent_time(position, self.positions)
+            )
         return {**item, "executed": result.done}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
@@ -11,15 +9,14 @@ from typing import Any, TextIO
 import click
 
 from qdo.brokers.registry import kind_of
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import open_connections, open_for_queue
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import each_shown, emit, parse_duration, print_message
+from qdo.cli.options import ANSWER_TIMEOUT, duration_option, require_app, with_output
+from qdo.cli.output import each_shown, emit, json_text, print_message
 from qdo.cli.readings import SHARED
 from qdo.coordination.queue_admin import chosen
 from qdo.coordination.znodes.queue_node import MAX_LAST, CancelOutcome, FailureRecord
 from qdo.errors import NotFoundError, UsageError
-from qdo.fleet.action_machine import AHEAD_SECONDS
 from qdo.ops.cancel import NOT_FOUND, Cancellation, cancel, check_outcomes
 from qdo.ops.decisions import OperatorDecision, check_store, decide, plan_decision
 from qdo.ops.peek import KINDS, MOST, Kind, peek, peek_item, peek_named
@@ -40,6 +37,72 @@ _SCHEMAS: Mapping[OperatorDecision, str] = {
     "skip": "qdo.skip/1",
     "dead-letter": "qdo.dead-letters-added/1",
 }
+_HELPS: Mapping[OperatorDecision, str] = {
+    "retry": """Run messages that fail or block a queue again now, with attempts counted from 1.
+
+    ID is the id of a message, which `qdo peek` shows, or its position, which `qdo peek -o json`
+    shows. Without one: the first message that blocks the queue, or else the first that waits for
+    its next attempt. Workers may be running: the owner acts at once, also during a backoff. If a
+    message is not failing, or an operator has already decided about it, the command changes
+    nothing: exit code 5.
+    """,
+    "skip": """Skip messages that fail, run or block a queue: they never run, and are not kept.
+
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
+    attempt that runs now, as at its deadline, and the queue continues; if the attempt succeeds
+    first, the message is done. A thread in a call that Python cannot interrupt ends only with `qdo
+    action WORKER restart`: see the log. If a message neither fails nor runs, the command changes
+    nothing (exit code 5): typed twice, it skips no other message. Workers may be running.
+    """,
+    "dead-letter": """Store messages that fail, run or block a queue as dead letters.
+
+    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
+    attempt that runs now, like `qdo skip`. Workers may be running. If one of the messages neither
+    fails nor runs, or Kinesis has no store for dead letters, none is stored: exit code 5.
+    """,
+}
+_CANCEL_COLUMNS = ("queue", "id", "position", "outcome")
+_OUTCOMES_HELP = """\b
+OUTCOME:
+  cancelled          it will not run
+  waiting, delayed   it would be cancelled: --dry-run, or not confirmed yet
+  already-cancelled  by this operator or another one
+  started            it is in flight, or the next to be started: use `qdo skip`
+  failing            it has failed: use `qdo skip`
+  done               or the queue has passed it after it was cancelled
+  not-found          no such message, or an id beyond the first 10,000 that
+                     wait: give its position
+  unknown            the owner did not answer: repeat the command
+
+The exit code is 4 if a message is not cancelled, and 6 if none exists. The owner answers although a
+job runs, unless that blocks its event loop. Without an owner, the command records the cancellation
+itself.
+
+Up to 1000 messages of a queue can be cancelled that it has not passed; up to there its messages run
+one by one. A deduplication key stays in force. A seek back runs cancelled messages only if the
+queue had passed them. BACKLOG and AGE leave them out, except AGE with Kinesis. SQS cannot cancel,
+an owner of a version without this command neither: exit code 5."""
+_PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
+SHOWN = 60
+"""Characters of a body in a table."""
+_PEEK_COLUMNS = ("id", "kind", "key", "priority", "sent", "due", "attempts", "body_bytes")
+_FAILURES = ("error", "next_attempt")
+_KINDS_HELP = """\b
+KIND:
+  waiting   waits for its first attempt, or is in flight
+  delayed   is not due yet: DUE is the time, and it has no position
+  failing   has failed ATTEMPTS times with ERROR; NEXT ATTEMPT is the time of the
+            next one, DECISION what an operator decided and the owner will do
+  blocking  has failed for the last time, and blocks its queue or key until
+            `qdo retry-now`, `qdo skip` or `qdo dead-letters add`
+
+With `order="key"` or `"none"`, messages of other keys may run before one that fails. Bodies are
+decrypted if `keys` has their keys; JSON has them whole, as `body` or `body_base64`, and
+`body_error` if that fails. Bodies of more than 64 MiB end the list earlier.
+
+If --id is not found, the exit code is 6. The id of a message that was delayed, or was a dead
+letter, is in a header: only the first 10,000 messages are searched. SQS shows messages only by
+handing them out: exit code 5, except for --kind failing and blocking, without bodies."""
 
 
 def _decide(
@@ -47,17 +110,11 @@ def _decide(
     *,
     queue: str,
     ids: Sequence[str],
-    form: str,
     consent: Consent,
     settings: Settings,
     every: bool = False,
 ) -> None:
-    """Decide about the messages that a command names, and print them.
-
-    A skipped message is dropped, so that decision is always to be confirmed.
-
-    :param ids: ids or positions of messages. Without any: the first, or with `every` all.
-    """
+    """Decide about messages by ids or positions; without any about the first, or all."""
     require_app(settings)
     if ids and every:
         raise UsageError(reason="give the IDs of messages or --all, not both")
@@ -67,29 +124,27 @@ def _decide(
         check_store(settings.broker)
     positions = kind_of(settings.broker).positions
     with open_connections(settings, broker=positions is TIME_POSITIONS) as connections:
-        client, layout = connections.client, connections.layout
+        client = connections.client
+        layout = connections.layout
         if client is None:
             raise NotFoundError(what="queue", name=queue)
         broker = connections.broker if _are_positions(ids) else connections.known_broker()
         plan = plan_decision(client, layout, broker, positions, queue, decision, ids, every)
-        decided, executed = chosen(plan.node, queue, plan.which), False
 
-        def show(form: str, out: TextIO) -> None:
-            items = [
-                _decision_item(queue, each, plan.ids, decision, settings) | {"executed": executed}
-                for each in decided
-            ]
-            emit(_SCHEMAS[decision], items, form, _DECISION_COLUMNS, out)
+        def effect(failures: Sequence[FailureRecord]) -> Effect:
+            items = [_decision_item(queue, each, plan.ids, decision, settings) for each in failures]
+            return Effect(_SCHEMAS[decision], _DECISION_COLUMNS, items)
 
-        what = f"{_VERBS[decision]} {pluralize(len(decided), 'message')}"
-        asks = decision == "skip" or (every and len(decided) > 1)
-        if not consent.given(what, show, form, asks=asks):
+        planned = chosen(plan.node, queue, plan.which)
+        what = f"{_VERBS[decision]} {pluralize(len(planned), 'message')}"
+        # A skipped message is dropped, even if it is the only one.
+        asks = decision == "skip" or (every and len(planned) > 1)
+        if not consent.given(what, effect(planned).show, asks=asks):
             return
         decided = decide(
             client, layout, queue, decision, plan.which, consent.reason, running=plan.running
         )
-        executed = True
-    show(form, sys.stdout)
+    effect(decided).show(consent.form, executed=True)
 
 
 def _are_positions(names: Sequence[str]) -> bool:
@@ -121,37 +176,10 @@ def _sent(position: int, broker: str) -> str | None:
     return format_position(last) if last <= MAX_LAST else None
 
 
-_HELPS: Mapping[OperatorDecision, str] = {
-    "retry": """Run messages that fail or block a queue again now, with attempts counted from 1.
-
-    ID is the id of a message, which `qdo peek` shows, or its position, which `qdo peek -o json`
-    shows. Without one: the first message that blocks the queue, or else the first that waits for
-    its next attempt. Workers may be running: the owner acts at once, also during a backoff. If a
-    message is not failing, or an operator has already decided about it, the command changes
-    nothing: exit code 5.
-    """,
-    "skip": """Skip messages that fail, run or block a queue: they never run, and are not kept.
-
-    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
-    attempt that runs now, as at its deadline, and the queue continues; if the attempt succeeds
-    first, the message is done. A thread in a call that Python cannot interrupt ends only with `qdo
-    action WORKER restart`: see the log. If a message neither fails nor runs, the command changes
-    nothing (exit code 5): typed twice, it skips no other message. Workers may be running.
-    """,
-    "dead-letter": """Store messages that fail, run or block a queue as dead letters.
-
-    ID is the id of a message or its position; `qdo peek` and `qdo ps` show ids. The worker ends an
-    attempt that runs now, like `qdo skip`. Workers may be running. If one of the messages neither
-    fails nor runs, or Kinesis has no store for dead letters, none is stored: exit code 5.
-    """,
-}
-
-
 def _decision_command(name: str, decision: OperatorDecision) -> click.Command:
     """Return the command that decides so about messages; only `skip` must name each of them."""
     call: Any = partial(_decide, decision)
-    for add in (output_option, with_settings(*SHARED), changing):
-        call = add(call)
+    call = changing(*SHARED)(call)
     skips = decision == "skip"
     if not skips:
         click.option(
@@ -167,50 +195,18 @@ skip_messages = _decision_command("skip", "skip")
 add_dead_letters = _decision_command("add", "dead-letter")
 
 
-_CANCEL_COLUMNS = ("queue", "id", "position", "outcome")
-
-
-_OUTCOMES_HELP = """\b
-OUTCOME:
-  cancelled          it will not run
-  waiting, delayed   it would be cancelled: --dry-run, or not confirmed yet
-  already-cancelled  by this operator or another one
-  started            it is in flight, or the next to be started: use `qdo skip`
-  failing            it has failed: use `qdo skip`
-  done               or the queue has passed it after it was cancelled
-  not-found          no such message, or an id beyond the first 10,000 that
-                     wait: give its position
-  unknown            the owner did not answer: repeat the command
-
-The exit code is 4 if a message is not cancelled, and 6 if none exists. The owner answers although a
-job runs, unless that blocks its event loop. Without an owner, the command records the cancellation
-itself.
-
-Up to 1000 messages of a queue can be cancelled that it has not passed; up to there its messages run
-one by one. A deduplication key stays in force. A seek back runs cancelled messages only if the
-queue had passed them. BACKLOG and AGE leave them out, except AGE with Kinesis. SQS cannot cancel,
-an owner of a version without this command neither: exit code 5."""
-
-
 @click.command("cancel", epilog=_OUTCOMES_HELP)
 @click.argument("queue")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="5s",
-    show_default=True,
-    help="How long the owner of the queue may take to answer.",
+@duration_option(
+    "--timeout", "5s", "How long the owner of the queue may take to answer.", ANSWER_TIMEOUT
 )
-@changing
-@with_settings(*SHARED)
-@output_option
+@changing(*SHARED)
 def cancel_messages(
     queue: str,
     ids: tuple[str, ...],
-    timeout: str,
+    timeout: float,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Cancel messages that wait or are delayed, so that they never run.
@@ -219,9 +215,6 @@ def cancel_messages(
     has begun is not cancelled, and the command says so. If the queue's worker has died since its
     last checkpoint, the message may have run before, and REASON says so. Workers may be running.
     """
-    seconds = parse_duration(timeout, "--timeout")
-    if not 0 < seconds <= AHEAD_SECONDS:
-        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
     with open_for_queue(settings, queue) as fleet:
         planned: list[Cancellation] = []
 
@@ -231,13 +224,13 @@ def cancel_messages(
             if all(each.outcome == NOT_FOUND for each in planned):
                 check_outcomes(queue, planned)  # there is nothing to confirm
 
-        if consent.given(f"cancel {pluralize(len(ids), 'message')}", show, form):
-            with open_for_queue(settings, queue, create=True) as writable:
-                done = cancel(writable, queue, ids, timeout_seconds=seconds, reason=consent.reason)
-            _show_cancellations(queue, done, form)
-            check_outcomes(queue, done)
-        else:
+        if not consent.given(f"cancel {pluralize(len(ids), 'message')}", show):
             check_outcomes(queue, planned)
+            return
+    with open_for_queue(settings, queue, create=True) as fleet:
+        cancelled = cancel(fleet, queue, ids, timeout_seconds=timeout, reason=consent.reason)
+    _show_cancellations(queue, cancelled, consent.form)
+    check_outcomes(queue, cancelled)
 
 
 def _show_cancellations(
@@ -259,16 +252,11 @@ def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
     }
 
 
-_PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
-
-
 @click.command("purge")
 @click.argument("glob", metavar="QUEUE|GLOB")
 @click.option("--delayed", is_flag=True, help="Also drop the delayed messages.")
-@changing
-@with_settings(*SHARED)
-@output_option
-def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*SHARED)
+def purge_queues(glob: str, delayed: bool, consent: Consent, settings: Settings) -> None:
     """Drop all messages that wait in queues, without running them.
 
     Also those that fail or block a queue. Messages that arrive later and dead letters stay. Workers
@@ -286,18 +274,14 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
             raise NotFoundError(what="queue that matches", name=glob)
         plans = plan_purges(fleet, queues, delayed=delayed)
         items = [_purge_item(plan) for plan in plans]
-        what = f"purge {pluralize(len(plans), 'queue')}"
-        if consent.given(what, partial(_show_purges, items), form):
+        effect = Effect("qdo.purge/1", _PURGE_COLUMNS, items)
+        if consent.given(f"purge {pluralize(len(plans), 'queue')}", effect.show):
             try:
                 done = purge_all(fleet, plans, glob, consent.reason)
                 for index, dropped in enumerate(done):
                     items[index] = _purge_item(plans[index], executed=True, dropped=dropped)
-            finally:  # what was done is shown even if the rest could not be
-                _show_purges(items, form)
-
-
-def _show_purges(items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:
-    emit("qdo.purge/1", items, form, _PURGE_COLUMNS, out)
+            finally:  # the queues that were purged are shown even if the others failed
+                effect.show(consent.form)
 
 
 def _purge_item(
@@ -311,30 +295,6 @@ def _purge_item(
         "upto": format_last(plan.seek.after.last),
         "executed": executed,
     }
-
-
-SHOWN = 60
-"""Characters of a body in a table."""
-_PEEK_COLUMNS = ("id", "kind", "key", "priority", "sent", "due", "attempts", "body_bytes")
-_FAILURES = ("error", "next_attempt")
-
-
-_KINDS_HELP = """\b
-KIND:
-  waiting   waits for its first attempt, or is in flight
-  delayed   is not due yet: DUE is the time, and it has no position
-  failing   has failed ATTEMPTS times with ERROR; NEXT ATTEMPT is the time of the
-            next one, DECISION what an operator decided and the owner will do
-  blocking  has failed for the last time, and blocks its queue or key until
-            `qdo retry-now`, `qdo skip` or `qdo dead-letters add`
-
-With `order="key"` or `"none"`, messages of other keys may run before one that fails. Bodies are
-decrypted if `keys` has their keys; JSON has them whole, as `body` or `body_base64`, and
-`body_error` if that fails. Bodies of more than 64 MiB end the list earlier.
-
-If --id is not found, the exit code is 6. The id of a message that was delayed, or was a dead
-letter, is in a header: only the first 10,000 messages are searched. SQS shows messages only by
-handing them out: exit code 5, except for --kind failing and blocking, without bodies."""
 
 
 @click.command("peek", epilog=_KINDS_HELP)
@@ -351,8 +311,7 @@ handing them out: exit code 5, except for --kind failing and blocking, without b
 @click.option("--kind", type=click.Choice(KINDS), help="Only messages of this kind.")
 @click.option("--id", "name", metavar="ID", help="Only the message with this id or position.")
 @click.option("--body", "with_body", is_flag=True, help="Also show the bodies.")
-@with_settings(*SHARED, "keys")
-@output_option
+@with_output(*SHARED, "keys")
 def peek_messages(
     queue: str,
     limit: int,
@@ -372,14 +331,14 @@ def peek_messages(
         raise UsageError(reason="give --kind or --id, not both")
     with open_for_queue(settings, queue) as fleet:
         if name is not None:
-            found = iter([peek_named(fleet, queue, name)])
+            messages = iter([peek_named(fleet, queue, name)])
         else:
             kinds = KINDS if kind is None else (kind,)
-            found = peek(fleet, queue, kinds, limit)
+            messages = peek(fleet, queue, kinds, limit)
         vault = vault_of(settings, settings.app, fleet.broker.stream_of) if with_body else None
         make = partial(peek_item, queue, vault=vault, with_body=with_body)
         with each_shown(lambda each: f"message {each.id or each.position}") as rows:
-            items = list(rows(found, make))
+            items = list(rows(messages, make))
             _show_peeked(queue, items, kind, with_body, form)
 
 
@@ -393,19 +352,16 @@ def _show_peeked(
         columns.append("decision")
     if with_body:
         columns.append("body")
-    if form == "table":
-        items = [_row(each) for each in items]
-    emit("qdo.peek/1", items, form, columns)
+    emit("qdo.peek/1", items, form, columns, cells=_body_cell)
 
 
-def _row(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item whose body is one cell of a table."""
+def _body_cell(item: Mapping[str, Any]) -> dict[str, Any]:
     if "body" in item:
-        text = json.dumps(item["body"], ensure_ascii=False)
+        text = json_text(item["body"])
     elif "body_base64" in item:
         text = f"base64 {item['body_base64']}"
     elif "body_error" in item:
         text = f"({item['body_error']})"
     else:
-        return item
-    return {**item, "body": text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"}
+        return {}
+    return {"body": text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"}

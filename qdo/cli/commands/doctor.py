@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.options import import_app, output_option, require_app, with_settings
+from qdo.cli.options import import_app, require_app, with_output
 from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
 from qdo.connections.opened import Connections
@@ -68,8 +68,7 @@ Chores:
 
 
 @click.command(epilog=_CHECKS)
-@with_settings(*SHARED, import_app=False)
-@output_option
+@with_output(*SHARED, import_app=False)
 def doctor(form: str, settings: Settings) -> int:
     """Check coordinator, broker, workers, jobs and this machine; exit code 1 if a check failed.
 

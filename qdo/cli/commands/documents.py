@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.changing import changing
+from qdo.cli.changing import Effect, changing
 from qdo.cli.connections import open_coordinator
-from qdo.cli.options import COORDINATOR, output_option, with_settings
+from qdo.cli.options import COORDINATOR, with_output, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.coordination.bulk_reads import read_children
+from qdo.coordination.bulk_reads import names_below, read_children
 from qdo.coordination.protocol.machine import NodeMissing, NodeRead
 from qdo.coordination.transactions import read
 from qdo.encoding import decode_strictly
@@ -64,46 +63,48 @@ def _if_version(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @documents.command("list")
 @click.argument("set_name", metavar="[SET]", required=False)
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def list_(set_name: str | None, form: str, settings: Settings) -> None:
     """List the documents of a set; without SET, list the sets."""
     with open_coordinator(settings) as (client, layout):
         if set_name is None:
             _list_sets(client, layout, form)
             return
-        found = _documents(client, layout, set_name, settings).entries() if client else {}
-    if not found:
+        entries = _documents(client, layout, set_name, settings).entries() if client else {}
+    if not entries:
         print_message(f"hint: set {set_name!r} has no documents")
-    items = [_item(name, entry, form) for name, entry in sorted(found.items())]
+    items = [_item(name, entry) for name, entry in sorted(entries.items())]
     columns = ("document", "version", "written", "by", "value")
-    emit("qdo.documents/1", items, form, columns)
+    emit("qdo.documents/1", items, form, columns, cells=_value_cell)
 
 
 def _list_sets(client: Client | None, layout: Layout, form: str) -> None:
-    names = read_children(client, [layout.fleet.documents]) if client else {}
-    folders = [layout.fleet.document_set(name) for name in names.get(layout.fleet.documents, [])]
-    found = read_children(client, folders) if client else {}
-    if not found:
+    names = names_below(client, layout.fleet.documents) if client else []
+    folders = [layout.fleet.document_set(name) for name in names]
+    sets = read_children(client, folders) if client else {}
+    if not sets:
         print_message("hint: the app has no documents yet; see `qdo documents put --help`")
     items = [
-        {"set": path.rpartition("/")[2], "documents": len(below)} for path, below in found.items()
+        {"set": path.rpartition("/")[2], "documents": len(below)} for path, below in sets.items()
     ]
     emit("qdo.document-sets/1", items, form, ("set", "documents"))
 
 
-def _item(name: str, entry: CopiedNode, form: str) -> dict[str, Any]:
+def _item(name: str, entry: CopiedNode) -> dict[str, Any]:
     readable = entry.fault is None
-    value = entry.value.value if readable else None
     return {
         "document": name,
         "version": entry.version,
         "bytes": entry.size,
         "written": iso_time(entry.value.at or None) if readable else None,
         "by": entry.value.by if readable else None,
-        "value": entry.fault or _json(value) if form == "table" else value,
+        "value": entry.value.value if readable else None,
         "fault": entry.fault,
     }
+
+
+def _value_cell(item: Mapping[str, Any]) -> dict[str, str]:
+    return {"value": item["fault"] or json.dumps(item["value"])}
 
 
 @documents.command()
@@ -114,10 +115,10 @@ def get(set_name: str, name: str, settings: Settings) -> None:
     """Write the value of a document to stdout, as JSON."""
     checked_name("document", name)
     with open_coordinator(settings) as (client, layout):
-        found = _documents(client, layout, set_name, settings) if client else {}
-        if name not in found:
+        values = _documents(client, layout, set_name, settings) if client else {}
+        if name not in values:
             raise NotFoundError(what="document", name=name)
-        sys.stdout.write(_json(found[name], indent=1) + "\n")
+        sys.stdout.write(json.dumps(values[name], indent=1) + "\n")
 
 
 @documents.command()
@@ -126,9 +127,7 @@ def get(set_name: str, name: str, settings: Settings) -> None:
 @click.argument("value")
 @_if_version
 @click.option("--create", is_flag=True, help="Only if there is no such document.")
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def put(
     set_name: str,
     name: str,
@@ -143,8 +142,8 @@ def put(
     parsed = _parsed(value)
     version = None if create else ANY if if_version is None else if_version
 
-    def change(found: Documents) -> None:
-        found.put(name, parsed, if_version=version)
+    def change(document_set: Documents) -> None:
+        document_set.put(name, parsed, if_version=version)
 
     _change("put", set_name, name, change, **options)
 
@@ -153,15 +152,15 @@ def put(
 @click.argument("set_name", metavar="SET")
 @click.argument("name")
 @_if_version
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def delete(set_name: str, name: str, if_version: int | None, **options: Any) -> None:
     """Delete a document."""
     version = ANY if if_version is None else if_version
-    _change(
-        "delete", set_name, name, lambda found: found.delete(name, if_version=version), **options
-    )
+
+    def change(document_set: Documents) -> None:
+        document_set.delete(name, if_version=version)
+
+    _change("delete", set_name, name, change, **options)
 
 
 def _change(
@@ -171,7 +170,6 @@ def _change(
     change: Callable[[Documents], object],
     *,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     create = verb == "put" and not consent.dry_run
@@ -184,20 +182,20 @@ def _change(
             raise NotFoundError(what="document", name=name)
         version = node.version if isinstance(node, NodeRead) else None
         item = {"set": set_name, "document": name, "change": verb, "version": version}
-        what = f"{verb} document {name!r}"
-        asks = verb == "delete"
-        if consent.given(what, partial(_show_change, item, False), form, asks=asks) and client:
+        effect = Effect(
+            "qdo.documents-change/1",
+            ("set", "document", "change", "old_version"),
+            [item],
+            lambda item: {"old_version": item["version"]},
+        )
+        if (
+            consent.given(f"{verb} document {name!r}", effect.show, asks=verb == "delete")
+            and client
+        ):
             trail = AuditTrail(client, layout, f"documents {verb}", consent.reason)
             with trail.change(f"{set_name}/{name}") as entry:
                 change(_documents(client, layout, set_name, settings, entry))
-            _show_change(item, True, form)
-
-
-def _show_change(
-    item: dict[str, Any], executed: bool, form: str, out: TextIO | None = None
-) -> None:
-    columns = {"set": "SET", "document": "DOCUMENT", "change": "CHANGE", "version": "OLD VERSION"}
-    emit("qdo.documents-change/1", [{**item, "executed": executed}], form, columns, out)
+            effect.show(consent.form, executed=True)
 
 
 def _documents(
@@ -247,7 +245,3 @@ def _standard_input() -> str:
             f" than {_MOST_INPUT_BYTES}; store a reference to a larger value, or split it"
         )
     return data.decode()
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=True, indent=indent)

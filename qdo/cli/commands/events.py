@@ -11,8 +11,15 @@ from functools import partial
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.options import require_app, with_settings
-from qdo.cli.output import cell, iso_time, parse_duration, print_message
+from qdo.cli.options import (
+    DURATION,
+    PERIOD,
+    duration_option,
+    limit_option,
+    require_app,
+    with_settings,
+)
+from qdo.cli.output import cell, iso_time, print_message
 from qdo.cli.readings import SHARED, read_statuses
 from qdo.connections.opened import Connections
 from qdo.errors import QdoError, UnreachableError, UsageError
@@ -26,40 +33,24 @@ from qdo.settings.settings import Settings
 
 ENTRIES = 200
 """The newest entries of the action log that are read at a time."""
-LEAST_SECONDS = 0.5
 
 
 @click.command("events")
 @click.argument("glob", default="*")
-@click.option(
-    "--since",
-    metavar="DURATION",
-    default="1h",
-    show_default=True,
-    help="Only what changed at most this long ago: 2h, 7d.",
-)
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="The number of past events, the newest of them.",
-)
+@duration_option("--since", "1h", "Only what changed at most this long ago: 2h, 7d.")
+@limit_option(50, "The number of past events, the newest of them.")
 @click.option("--follow", is_flag=True, help="Continue with later changes, until you interrupt it.")
-@click.option(
-    "--every", metavar="DURATION", default="5s", show_default=True, help="How often to look."
-)
-@click.option("--for", "lasting", metavar="DURATION", help="Stop following after this time.")
+@duration_option("--every", "5s", "How often to look.", PERIOD)
+@click.option("--for", "lasting", type=DURATION, help="Stop following after this time.")
 @click.option("-o", "--output", "form", type=click.Choice(["table", "jsonl"]), default="table")
 @with_settings(*SHARED, "history")
 def show_events(
     glob: str,
-    since: str,
+    since: float,
     limit: int,
     follow: bool,
-    every: str,
-    lasting: str | None,
+    every: float,
+    lasting: float | None,
     form: str,
     settings: Settings,
 ) -> None:
@@ -77,22 +68,18 @@ def show_events(
     before, after, reason and by.
     """
     require_app(settings)
-    oldest = time.time() - parse_duration(since, "--since")
-    pause = parse_duration(every, "--every")
-    if pause < LEAST_SECONDS:
-        raise UsageError(reason=f"--every must be at least {LEAST_SECONDS:g}s, got {every!r}")
     if lasting is not None and not follow:
         raise UsageError(reason="--for needs --follow")
-    until = None if lasting is None else time.monotonic() + parse_duration(lasting, "--for")
-    write_past = partial(_write_past, settings, glob, oldest, limit, form)
+    write_past = partial(_write_past, settings, glob, time.time() - since, limit, form)
     if follow:
-        _follow(settings, glob, form, pause, until, write_past)
+        until = None if lasting is None else time.monotonic() + lasting
+        _follow(settings, glob, form, every, until, write_past)
         return
     with open_connections(settings, broker=False) as connections:
-        known = write_past(*_around(connections, limit + 1))
-    if known > limit:
+        count = write_past(*_around(connections, limit + 1))
+    if count > limit:
         print_message(f"hint: only the newest {limit} events are listed; see --limit and --since")
-    elif not known:
+    elif not count:
         print_message("hint: no event is known; see --since, and --follow for those to come")
 
 
@@ -156,7 +143,8 @@ def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
 
 def _around(connections: Connections, limit: int) -> tuple[list[WorkerStatus], list[AuditEntry]]:
     """Return the workers, and at most so many of the newest entries of the action log."""
-    client, layout = connections.client, connections.layout
+    client = connections.client
+    layout = connections.layout
     if client is None:
         return [], []
     return worker_statuses(client, layout), read_entries(client, layout, limit=limit)

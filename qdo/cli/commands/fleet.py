@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import from_coordinator, note_in_action_log
-from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
+from qdo.cli.options import COORDINATOR, DURATION, limit_option, require_app, with_output
 from qdo.cli.output import (
+    change_cells,
     emit,
     emit_newest,
     iso_time,
-    parse_duration,
     print_message,
-    values_text,
 )
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import read_entries
-from qdo.fleet.audit_entries import AuditEntry
 from qdo.fleet.timer_node import read_timers
 from qdo.jobs.timers import Occurrence
 from qdo.ops.items import audit_item
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def locks(form: str, settings: Settings) -> None:
     """List the holders of each lock of an app, and the processes that wait for it, in order."""
     rows = from_coordinator(settings, read_locks, [])
@@ -61,18 +58,10 @@ def locks(form: str, settings: Settings) -> None:
 
 @click.command()
 @click.argument("glob", default="*")
-@click.option("--since", metavar="DURATION", help="Only entries at most this old: 2h, 7d.")
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="The number of entries, the newest first.",
-)
-@with_settings(*COORDINATOR)
-@output_option
-def audit(glob: str, since: str | None, limit: int, form: str, settings: Settings) -> None:
+@click.option("--since", type=DURATION, help="Only entries at most this old: 2h, 7d.")
+@limit_option(50, "The number of entries, the newest first.")
+@with_output(*COORDINATOR)
+def audit(glob: str, since: float | None, limit: int, form: str, settings: Settings) -> None:
     """List the changes that operators made with commands, newest first.
 
     GLOB selects entries by their command, or by the name of what was changed, such as a queue; a
@@ -80,29 +69,20 @@ def audit(glob: str, since: str | None, limit: int, form: str, settings: Setting
     for 30 days.
     """
     app = require_app(settings)
-    oldest = 0.0 if since is None else time.time() - parse_duration(since, "--since")
+    oldest = 0.0 if since is None else time.time() - since
     read = partial(
         read_entries, limit=limit + 1, selects=lambda each: each.matches(glob), since=oldest
     )
-    found = from_coordinator(settings, read, [])
-    items = [_audit_item(each, form) for each in found]
-    columns = ("time", "by", "command", "target", "from", "to", "reason", "fault")
     emit_newest(
         "qdo.audit/1",
-        items,
+        list(map(audit_item, from_coordinator(settings, read, []))),
         limit,
         form,
-        columns,
+        ("time", "by", "command", "target", "from", "to", "reason", "fault"),
         nouns="entries",
         empty=f"no entry in the action log of app {app!r} matches",
+        cells=change_cells,
     )
-
-
-def _audit_item(entry: AuditEntry, form: str) -> dict[str, Any]:
-    item = audit_item(entry)
-    if form == "table":
-        item |= {"from": values_text(entry.before), "to": values_text(entry.after)}
-    return item
 
 
 @click.group()
@@ -116,8 +96,7 @@ def timers() -> None:
 
 
 @timers.command("list")
-@with_settings(*COORDINATOR, pass_app=True)
-@output_option
+@with_output(*COORDINATOR, pass_app=True)
 def list_timers(form: str, settings: Settings, code: App | None) -> None:
     """List the timers of an app; times are UTC.
 
@@ -133,28 +112,26 @@ def list_timers(form: str, settings: Settings, code: App | None) -> None:
 
 @timers.command("run")
 @click.argument("name")
-@changing
-@with_settings(*COORDINATOR, "broker", pass_app=True)
-@output_option
-def run_timer(name: str, consent: Consent, form: str, settings: Settings, code: App | None) -> None:
+@changing(*COORDINATOR, "broker", pass_app=True)
+def run_timer(name: str, consent: Consent, settings: Settings, code: App | None) -> None:
     """Send the message of a timer now; its schedule does not change."""
     if code is None:
         raise UsageError(reason="--app must be MODULE:APP: timers are declared in code")
     if name not in code.timers:
         raise NotFoundError(what="timer", name=f"{name}{did_you_mean(name, code.timers)}")
     timer = code.timers[name]
-    show = partial(_show_run, {"timer": name, "queue": timer.queue, "id": None, "executed": False})
-    if consent.given(f"run timer {name!r}", show, form, asks=False):
+    item = {"timer": name, "queue": timer.queue, "id": None}
+    if consent.given(f"run timer {name!r}", _timer_effect(item).show, asks=False):
         due = [(timer, Occurrence(int(time.time())))]
         with code:
             (id,) = send_occurrences(code, due, runs=True)
         after = {"queue": timer.queue, "id": id}
         note_in_action_log(settings, "timers run", name, {}, after, consent.reason)
-        _show_run({"timer": name, **after, "executed": True}, form)
+        _timer_effect({"timer": name, **after}).show(consent.form, executed=True)
 
 
-def _show_run(item: dict[str, Any], form: str, out: TextIO | None = None) -> None:
-    emit("qdo.timers-run/1", [item], form, ("timer", "queue", "id"), out)
+def _timer_effect(item: Mapping[str, Any]) -> Effect:
+    return Effect("qdo.timers-run/1", ("timer", "queue", "id"), [item])
 
 
 @click.group()
@@ -179,8 +156,7 @@ def _refused(code: App | None, ids: Collection[str] = ()) -> list[dict[str, Any]
 
 
 @outbox.command("list")
-@with_settings(*COORDINATOR, pass_app=True)
-@output_option
+@with_output(*COORDINATOR, pass_app=True)
 def list_refused(form: str, settings: Settings, code: App | None) -> None:
     """List the messages that the broker refused, with its reason."""
     items = _refused(code)
@@ -190,9 +166,9 @@ def list_refused(form: str, settings: Settings, code: App | None) -> None:
 
 
 def _changing_refused(function: Any) -> Any:
-    shared = changing(with_settings(*COORDINATOR, pass_app=True)(output_option(function)))
-    every = click.option("--all", "every", is_flag=True, help="All messages that were refused.")
-    return click.argument("ids", metavar="[ID]...", nargs=-1)(every(shared))
+    call = changing(*COORDINATOR, pass_app=True)(function)
+    click.option("--all", "every", is_flag=True, help="All messages that were refused.")(call)
+    return click.argument("ids", metavar="[ID]...", nargs=-1)(call)
 
 
 @outbox.command("retry")
@@ -214,7 +190,6 @@ def _change_refused(
     ids: tuple[str, ...],
     every: bool,
     consent: Consent,
-    form: str,
     settings: Settings,
     code: App | None,
 ) -> None:
@@ -223,23 +198,21 @@ def _change_refused(
     items = _refused(code, ids)
     if missing := set(ids) - {each["id"] for each in items}:
         raise NotFoundError(what="refused message", name=", ".join(sorted(missing)))
-    show = partial(_show_refused, verb, items, False)
+    columns = ("table", "id", "queue", "reason")
+    effect = Effect(f"qdo.outbox-{verb}/1", columns, items)
     asks = verb == "drop" and bool(items)
-    if consent.given(f"{verb} {pluralize(len(items), 'message')}", show, form, asks=asks):
-        found = [each["id"] for each in items]
+    if consent.given(f"{verb} {pluralize(len(items), 'message')}", effect.show, asks=asks):
+        refused = [each["id"] for each in items]
         for each in code.outboxes if code and items else ():
-            getattr(each, verb)(found)
+            getattr(each, verb)(refused)
             note_in_action_log(
-                settings, f"admin outbox {verb}", str(each.table.name), {}, {"count": len(found)},
+                settings,
+                f"admin outbox {verb}",
+                str(each.table.name),
+                {},
+                {"count": len(refused)},
                 consent.reason,
-            )  # fmt: skip
-        _show_refused(verb, items, True, form)
+            )
+        effect.show(consent.form, executed=True)
         if verb == "retry" and items:
             print_message("hint: `qdo admin outbox list` soon shows those that are refused again")
-
-
-def _show_refused(
-    verb: str, items: Sequence[dict[str, Any]], executed: bool, form: str, out: TextIO | None = None
-) -> None:
-    shown = [{**each, "executed": executed} for each in items]
-    emit(f"qdo.outbox-{verb}/1", shown, form, ("table", "id", "queue", "reason"), out)

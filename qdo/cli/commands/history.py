@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import emit, emit_newest, iso_time, parse_duration, print_message, values_text
+from qdo.cli.options import duration_option, limit_option, require_app, with_output
+from qdo.cli.output import change_cells, emit, emit_newest, iso_time, print_message
 from qdo.history.recorder import RecordedAction, RecordedRun
 from qdo.history.reports import (
     MinuteReport,
@@ -33,8 +34,6 @@ _ACTIONS = ("time", "by", "command", "target", "from", "to", "reason")
 _OWNERS = ("claimed", "ended", "owner", "host", "pid", "fence", "why")
 _RUNS = ("time", "queue", "id", "attempt", "outcome", "error", "seconds")
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 @click.group()
 def history() -> None:
@@ -52,34 +51,19 @@ def history() -> None:
     """
 
 
-def _report(
-    argument: str, nouns: str = "", limit: int = 50
-) -> Callable[[_Function], Callable[..., Any]]:
+def _report(argument: str, nouns: str = "", limit: int = 50) -> Callable[[Any], Any]:
     """Give a command its argument, --since as `oldest`, --limit for some nouns, and the app."""
 
     def decorate(function: Any) -> Any:
-        def call(since: str, settings: Settings, **arguments: Any) -> Any:
+        def call(since: float, settings: Settings, **arguments: Any) -> Any:
             app = require_app(settings)
-            oldest = time.time() - parse_duration(since, "--since")
+            oldest = time.time() - since
             return function(app=app, oldest=oldest, history=settings.history, **arguments)
 
-        call = with_settings("app", "history")(output_option(update_wrapper(call, function)))
+        call = with_output("app", "history")(update_wrapper(call, function))
         if nouns:
-            click.option(
-                "--limit",
-                metavar="N",
-                type=click.IntRange(min=1),
-                default=limit,
-                show_default=True,
-                help=f"The number of {nouns}, the newest first.",
-            )(call)
-        click.option(
-            "--since",
-            metavar="DURATION",
-            default="1d",
-            show_default=True,
-            help="Only what ended at most this long ago: 2h, 7d.",
-        )(call)
+            limit_option(limit, f"The number of {nouns}, the newest first.")(call)
+        duration_option("--since", "1d", "Only what ended at most this long ago: 2h, 7d.")(call)
         click.argument(argument, default="*" if argument == "glob" else None)(call)
         return call
 
@@ -94,10 +78,11 @@ def queues(glob: str, oldest: float, app: str, history: str, form: str) -> None:
     P95 is the upper bound of a class of durations: at most three times too large. Without an
     attempt that ran, MEAN and P95 are unknown.
     """
-    found = queue_reports(history, app, oldest, glob)
-    if not found:
+    reports = queue_reports(history, app, oldest, glob)
+    if not reports:
         print_message(f"hint: no attempt of app {app!r} in the history matches")
-    emit("qdo.history-queues/1", [_queue_item(each, form) for each in found], form, _QUEUES)
+    items = map(_queue_item, reports)
+    emit("qdo.history-queues/1", items, form, _QUEUES, cells=_rounded)
 
 
 @history.command("failures")
@@ -107,11 +92,16 @@ def failures_(
     glob: str, oldest: float, limit: int, slow: bool, app: str, history: str, form: str
 ) -> None:
     """List attempts that failed, or with --slow were slow, of queues that match GLOB."""
-    found = failures(history, app, oldest, glob, limit=limit + 1, slow=slow)
-    items = [_run_item(each, form) for each in found]
-    empty = f"no {'slow' if slow else 'failed'} attempt of app {app!r} in the history matches"
-    schema = "qdo.history-failures/1"
-    emit_newest(schema, items, limit, form, _RUNS, nouns="attempts", empty=empty)
+    emit_newest(
+        "qdo.history-failures/1",
+        list(map(_run_item, failures(history, app, oldest, glob, limit=limit + 1, slow=slow))),
+        limit,
+        form,
+        _RUNS,
+        nouns="attempts",
+        empty=f"no {'slow' if slow else 'failed'} attempt of app {app!r} in the history matches",
+        cells=_rounded,
+    )
 
 
 @history.command()
@@ -121,11 +111,16 @@ def durations(queue: str, oldest: float, limit: int, app: str, history: str, for
 
     P50, P95 and MAX are upper bounds of classes of durations: at most three times too large.
     """
-    found = minute_reports(history, app, queue, oldest, limit=limit + 1)
-    items = [_minute_item(each, form) for each in found]
-    empty = f"no attempt of queue {queue!r} of app {app!r} in the history matches"
-    schema = "qdo.history-durations/1"
-    emit_newest(schema, items, limit, form, _MINUTES, nouns="minutes", empty=empty)
+    emit_newest(
+        "qdo.history-durations/1",
+        list(map(_minute_item, minute_reports(history, app, queue, oldest, limit=limit + 1))),
+        limit,
+        form,
+        _MINUTES,
+        nouns="minutes",
+        empty=f"no attempt of queue {queue!r} of app {app!r} in the history matches",
+        cells=_rounded,
+    )
 
 
 @history.command("owners")
@@ -136,10 +131,15 @@ def owners_(queue: str, oldest: float, limit: int, app: str, history: str, form:
     A killed process records no end: the reason is unknown once another worker has claimed the
     queue.
     """
-    found = owners(history, app, queue, oldest, limit=limit + 1)
-    items = list(map(owner_item, found))
-    empty = f"no owner of queue {queue!r} of app {app!r} in the history matches"
-    emit_newest("qdo.history-owners/1", items, limit, form, _OWNERS, nouns="owners", empty=empty)
+    emit_newest(
+        "qdo.history-owners/1",
+        list(map(owner_item, owners(history, app, queue, oldest, limit=limit + 1))),
+        limit,
+        form,
+        _OWNERS,
+        nouns="owners",
+        empty=f"no owner of queue {queue!r} of app {app!r} in the history matches",
+    )
 
 
 @history.command("actions")
@@ -149,18 +149,19 @@ def actions_(glob: str, oldest: float, limit: int, app: str, history: str, form:
 
     GLOB selects them by their command, or by the name of what was changed, such as a queue.
     """
-    found = actions(history, app, oldest, glob, limit=limit + 1)
-    items = [_action_item(each, form) for each in found]
-    empty = f"no change of app {app!r} in the history matches"
-    schema = "qdo.history-actions/1"
-    emit_newest(schema, items, limit, form, _ACTIONS, nouns="changes", empty=empty)
-
-
-def _action_item(action: RecordedAction, form: str) -> dict[str, Any]:
-    before, after = (
-        None if each is None else json.loads(each) for each in (action.before, action.after)
+    emit_newest(
+        "qdo.history-actions/1",
+        list(map(_action_item, actions(history, app, oldest, glob, limit=limit + 1))),
+        limit,
+        form,
+        _ACTIONS,
+        nouns="changes",
+        empty=f"no change of app {app!r} in the history matches",
+        cells=change_cells,
     )
-    table = form == "table"
+
+
+def _action_item(action: RecordedAction) -> dict[str, Any]:
     return {
         "id": action.id,
         "time": iso_time(action.at),
@@ -168,37 +169,29 @@ def _action_item(action: RecordedAction, form: str) -> dict[str, Any]:
         "account": action.account,
         "command": action.command,
         "target": action.target,
-        "from": values_text(before) if table else before,
-        "to": values_text(after) if table else after,
+        "from": None if action.before is None else json.loads(action.before),
+        "to": None if action.after is None else json.loads(action.after),
         "reason": action.reason,
     }
 
 
-def _minute_item(report: MinuteReport, form: str) -> dict[str, Any]:
-    return {
-        "minute": iso_time(report.minute),
-        "done": report.done,
-        "failed": report.failed,
-        "mean_seconds": _rounded(report.mean_seconds, form),
-        "p50_seconds": _rounded(report.p50_seconds, form),
-        "p95_seconds": _rounded(report.p95_seconds, form),
-        "max_seconds": _rounded(report.max_seconds, form),
-    }
+def _minute_item(report: MinuteReport) -> dict[str, Any]:
+    return {**dataclasses.asdict(report), "minute": iso_time(report.minute)}
 
 
-def _queue_item(report: QueueReport, form: str) -> dict[str, Any]:
+def _queue_item(report: QueueReport) -> dict[str, Any]:
     return {
         "queue": report.queue,
         "done": report.done,
         "failed": report.failed,
         "retried": report.retried,
         "dead_letters": report.dead_lettered,
-        "mean_seconds": _rounded(report.mean_seconds, form),
-        "p95_seconds": _rounded(report.p95_seconds, form),
+        "mean_seconds": report.mean_seconds,
+        "p95_seconds": report.p95_seconds,
     }
 
 
-def _run_item(run: RecordedRun, form: str) -> dict[str, Any]:
+def _run_item(run: RecordedRun) -> dict[str, Any]:
     return {
         "time": iso_time(run.at),
         "queue": run.queue,
@@ -206,10 +199,10 @@ def _run_item(run: RecordedRun, form: str) -> dict[str, Any]:
         "attempt": run.attempt,
         "outcome": run.outcome,
         "error": run.error,
-        "seconds": _rounded(run.seconds, form),
+        "seconds": run.seconds,
     }
 
 
-def _rounded(seconds: float | None, form: str) -> float | None:
-    """Return seconds for a table in steps of 0.1 ms, the smallest class of durations."""
-    return round(seconds, 4) if seconds is not None and form == "table" else seconds
+def _rounded(item: Mapping[str, Any]) -> dict[str, float]:
+    """Return durations in steps of 0.1 ms, the smallest class of durations."""
+    return {key: round(each, 4) for key, each in item.items() if isinstance(each, float)}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
-from qdo.cli.options import COORDINATOR, output_option, with_settings
+from qdo.cli.options import COORDINATOR, with_output
 from qdo.cli.output import emit, print_message, values_text
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode
@@ -47,27 +47,25 @@ def limits() -> None:
 
 
 @limits.command("list")
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def list_(form: str, settings: Settings) -> None:
     """List the limits of an app, and the shares that its processes hold."""
-    found = from_coordinator(settings, list_limits, {})
-    if not found:
+    nodes = from_coordinator(settings, list_limits, {})
+    if not nodes:
         print_message("hint: the app has no limits yet; see `qdo limits set --help`")
-    items = [_item(name, node, form) for name, node in found.items()]
-    emit("qdo.limits/1", items, form, _COLUMNS)
+    items = [limit_item(name, node) for name, node in nodes.items()]
 
-
-def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
-    item = limit_item(name, node)
-    if form == "table":
+    def cells(item: Mapping[str, Any]) -> dict[str, Any]:
+        node = nodes[item["limit"]]
         holders = (f"{one_line(each.worker)} {each.held}/{each.wants}" for each in node.permits)
-        item["holders"] = ", ".join(holders)
         declared = "declared by the app" if node.declared else ""
-        item["reason"] = node.fault or one_line(node.reason) or declared
-        if node.rate is not None:
-            item["rate"] = f"{item['rate']}, burst {node.burst}"
-    return item
+        return {
+            "holders": ", ".join(holders),
+            "reason": node.fault or one_line(node.reason) or declared,
+            "rate": item["rate"] if node.rate is None else f"{item['rate']}, burst {node.burst}",
+        }
+
+    emit("qdo.limits/1", items, form, _COLUMNS, cells=cells)
 
 
 @limits.command("set")
@@ -79,33 +77,30 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
     metavar="N",
     help="Starts in any window of burst / rate; by default those of a second, at least 1.",
 )
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def set_(
     name: str,
     most: str | None,
     rate: str | None,
     burst: str | None,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Create or change a limit; options that are not given change nothing.
 
     `qdo limits list` shows the reason, too.
     """
-    given = click.get_current_context().get_parameter_source("reason")
-    reason = consent.reason if given is ParameterSource.COMMANDLINE else None
+    source = click.get_current_context().get_parameter_source("reason")
+    reason = consent.reason if source is ParameterSource.COMMANDLINE else None
     if most is rate is burst is reason is None:
         raise UsageError(reason="give --max, --rate, --burst or --reason, such as --max 10")
     wish = LimitWish(most, rate, burst, reason)
     with open_coordinator(settings, create=not consent.dry_run) as (client, layout):
         before, after = plan_limit(client, layout, name, wish)
-        show = partial(_show_change, name, before, after, False)
-        if consent.given(f"set limit {name!r}", show, form, asks=False) and client is not None:
+        effect = _effect(name, before, after)
+        if consent.given(f"set limit {name!r}", effect.show, asks=False) and client is not None:
             after = set_limit(client, layout, name, wish)
-            _show_change(name, before, after, True, form)
+            _effect(name, before, after).show(consent.form, executed=True)
             if after.max == 0:
                 free = (before and before.max) or "N"
                 print_message(
@@ -116,33 +111,25 @@ def set_(
 
 @limits.command()
 @click.argument("name")
-@changing
-@with_settings(*COORDINATOR)
-@output_option
-def delete(name: str, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*COORDINATOR)
+def delete(name: str, consent: Consent, settings: Settings) -> None:
     """Delete a limit; the queues of jobs that name it wait."""
     with open_coordinator(settings) as (client, layout):
         before = find_limit(client, layout, name)
-        show = partial(_show_change, name, before, None, False)
-        if consent.given(f"delete limit {name!r}", show, form, asks=False) and client is not None:
+        effect = _effect(name, before, None)
+        if consent.given(f"delete limit {name!r}", effect.show, asks=False) and client is not None:
             delete_limit(client, layout, name, consent.reason)
-            _show_change(name, before, None, True, form)
+            effect.show(consent.form, executed=True)
 
 
-def _show_change(
-    name: str,
-    before: LimitNode | None,
-    after: LimitNode | None,
-    executed: bool,
-    form: str,
-    out: TextIO | None = None,
-) -> None:
-    terms = {
-        key: None if node is None else limit_terms(node)
-        for key, node in (("before", before), ("after", after))
+def _effect(name: str, before: LimitNode | None, after: LimitNode | None) -> Effect:
+    item = {
+        "limit": name,
+        "before": None if before is None else limit_terms(before),
+        "after": None if after is None else limit_terms(after),
     }
-    item: dict[str, Any] = {"limit": name, **terms, "executed": executed}
-    if form == "table":
-        item |= {key: values_text(values) for key, values in terms.items()}
-    columns = ("limit", "before", "after")
-    emit("qdo.limits-change/1", [item], form, columns, out)
+    return Effect("qdo.limits-change/1", ("limit", "before", "after"), [item], _change_cells)
+
+
+def _change_cells(item: Mapping[str, Any]) -> dict[str, str]:
+    return {"before": values_text(item["before"]), "after": values_text(item["after"])}

@@ -10,18 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
-from typing import TextIO
 
 import click
 
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
-from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
-from qdo.cli.output import emit, parse_duration, print_message
+from qdo.cli.options import COORDINATOR, DURATION, duration_option, require_app
+from qdo.cli.output import emit, print_message
 from qdo.connections.services import open_locks
-from qdo.coordination.bulk_reads import read_children
+from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, PausesUnreadableError, UsageError
@@ -37,6 +35,8 @@ from qdo.text import join_some, pluralize
 KILL_SECONDS = 10.0
 """Time for a command to end after SIGTERM, before SIGKILL."""
 _LOOK_SECONDS = 0.1
+FENCE_VARIABLE = "QDO_HOLD_FENCE"
+"""Tells the COMMAND of `qdo pause` the fence of its section."""
 _CANNOT_RUN = 126
 """The exit code of a shell for a command that it cannot run."""
 
@@ -49,12 +49,8 @@ def run_bound(
 ) -> int:
     """Run a command to its end; return its exit code, 128 + N if signal N ended it.
 
-    It receives SIGTERM once the condition does not hold, and SIGKILL `kill_seconds` later. On
-    Linux it also receives SIGTERM if this process is killed. SIGTERM and SIGHUP of this process
-    are passed on; Ctrl-C reaches the command from the terminal. Call this in the main thread.
-
-    :param holds: the condition, asked every 0.1 s.
-    :raises OSError: no process can be started.
+    It receives SIGTERM once `holds`, asked every 0.1 s, returns False, and SIGKILL `kill_seconds`
+    later. It also receives SIGTERM if this process is killed. Call this in the main thread.
     """
     parent = str(os.getpid())
     ended_at_signal = False
@@ -80,8 +76,9 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.send_signal(number)
 
     def ignore(number: int, frame: FrameType | None) -> None:
-        """Leave it to the command, which the terminal has told as well."""
+        pass
 
+    # Ctrl-C reaches the command from the terminal.
     handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: ignore}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -108,15 +105,8 @@ if __name__ == "__main__":
     sys.exit(_become(int(sys.argv[1]), sys.argv[2:]))
 
 
-FENCE_VARIABLE = "QDO_HOLD_FENCE"
-"""Tells the COMMAND of `qdo pause` the fence of its section."""
-
-
 class CommandAfterDashes(click.Command):
-    """A command whose arguments after `--` are another command, its parameter `run`.
-
-    Without `--`, `run` is None.
-    """
+    """A command with the arguments after `--` as its parameter `run`; None without `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -125,7 +115,7 @@ class CommandAfterDashes(click.Command):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _PlannedPause:
     """The queues that the operator pauses, and the wait for the messages in flight."""
 
     pause: Pause
@@ -136,29 +126,20 @@ class _Wish:
 @click.command(cls=CommandAfterDashes)
 @click.argument("globs", metavar="GLOB... [-- COMMAND...]", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List pauses and sections; pause nothing.")
-@click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
+@click.option("--for", "lasting", type=DURATION, help="End by itself, after 90s, 2h or 7d.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the messages in flight.")
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="60s",
-    show_default=True,
-    help="How long to wait for the messages in flight.",
-)
+@duration_option("--timeout", "60s", "How long to wait for the messages in flight.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
-@changing
-@with_settings(*COORDINATOR, "session_timeout_seconds")
-@output_option
+@changing(*COORDINATOR, "session_timeout_seconds")
 def pause(
     globs: tuple[str, ...],
     run: tuple[str, ...] | None,
     listing: bool,
-    lasting: str | None,
+    lasting: float | None,
     no_wait: bool,
-    timeout: str,
+    timeout: float,
     allow_none: bool,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> int:
     """Pause the queues that match a GLOB in the whole fleet, also later ones.
@@ -183,27 +164,26 @@ def pause(
     if listing == bool(globs):
         raise UsageError(reason="give GLOB... or --list, not both")
     if listing:
-        _list(form, settings)
+        _list(consent.form, settings)
         return 0
     if run is not None and (not run or lasting or no_wait):
         if not run:
             raise UsageError(reason="a COMMAND must follow `--`; without `--` the pause lasts")
         raise UsageError(reason="--for and --no-wait are for a pause without COMMAND")
-    seconds = None if lasting is None else parse_duration(lasting, "--for")
-    pause = fleet.new_pause(globs, consent.reason, seconds)
-    wish = _Wish(pause, parse_duration(timeout, "--timeout"), allow_none)
+    pause = fleet.new_pause(globs, consent.reason, lasting)
+    planned = _PlannedPause(pause, timeout, allow_none)
     if run is not None:
-        return _run_paused(wish, run, consent, form, settings)
-    _pause(wish, consent, form, settings, waits=not no_wait)
+        return _run_paused(planned, run, consent, settings)
+    _pause(planned, consent, settings, waits=not no_wait)
     return 0
 
 
-def _pause(wish: _Wish, consent: Consent, form: str, settings: Settings, *, waits: bool) -> None:
+def _pause(planned: _PlannedPause, consent: Consent, settings: Settings, *, waits: bool) -> None:
+    pause = planned.pause
     with open_coordinator(settings) as (client, layout):
-        count = _matching(client, layout, wish)
-    pause, globs = wish.pause, wish.pause.queues
-    what, asks = f"pause {' '.join(globs)}", _are_several(globs)
-    if not consent.given(what, partial(_show_pause, pause, count), form, asks=asks):
+        count = _matching(client, layout, planned)
+    what = f"pause {' '.join(pause.queues)}"
+    if not consent.given(what, _effect(pause, count).show, asks=_are_several(pause.queues)):
         return
     with open_coordinator(settings, create=True) as (client, layout):
         if client is None:
@@ -213,43 +193,33 @@ def _pause(wish: _Wish, consent: Consent, form: str, settings: Settings, *, wait
         if waits:
             try:
                 workers = fleet.wait_in_force(
-                    client, layout, pause, zxid, wish.timeout_seconds, _report_waiting
+                    client, layout, pause, zxid, planned.timeout_seconds, _report_waiting
                 )
             except KeyboardInterrupt:
                 print_message(f"hint: the pause stays in force; end it: qdo resume --id {pause.id}")
                 raise
-    _show_pause(pause, count, form, workers=workers, executed=True)
+    _effect(pause, count, id=pause.id, workers=workers).show(consent.form, executed=True)
 
 
-def _show_pause(
-    pause: Pause,
-    count: int,
-    form: str,
-    out: TextIO | None = None,
-    *,
-    workers: int | None = None,
-    executed: bool = False,
-) -> None:
-    item = {**pause_item(pause), "matching": count, "workers": workers, "executed": executed}
-    if not executed:
-        item["id"] = None  # it has no node
+def _effect(
+    pause: Pause, count: int, *, id: str | None = None, workers: int | None = None
+) -> Effect:
+    """Return the effect of a pause; without `id` it has no node yet."""
+    item = {**pause_item(pause), "id": id, "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
-    emit("qdo.pause/1", [item], form, columns, out)
+    return Effect("qdo.pause/1", columns, [item])
 
 
 @click.command()
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
 @click.option("--id", "id", metavar="ID", help="End this pause.")
 @click.option("--all", "everything", is_flag=True, help="End all pauses, also unreadable ones.")
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def resume(
     globs: tuple[str, ...],
     id: str | None,
     everything: bool,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Let queues continue that `qdo pause` has stopped.
@@ -263,17 +233,17 @@ def resume(
     with open_coordinator(settings) as (client, layout):
         if client is None and not everything:
             raise NotFoundError(what="pause", name=id or globs[0])
-        found = fleet.read_pauses(client, layout).node if client is not None else PauseNode()
-        ended = fleet.chosen(found, globs, id)
+        node = fleet.read_pauses(client, layout).node if client is not None else PauseNode()
+        ended = fleet.chosen(node, globs, id)
         several = everything or _are_several(globs or ended[0].queues)
         what = f"resume {' '.join(globs) or id or 'all queues'}"
-        asks = several and found != PauseNode()
-        if consent.given(what, partial(_show_resumed, ended, False), form, asks=asks):
+        asks = several and node != PauseNode()
+        if consent.given(what, _resumed_effect(ended).show, asks=asks):
             if client is not None:
                 ended = _resumed(client, layout, globs, id, consent.reason)
             if not ended:
                 print_message("hint: nothing was paused")
-            _show_resumed(ended, True, form)
+            _resumed_effect(ended).show(consent.form, executed=True)
 
 
 def _resumed(
@@ -287,30 +257,27 @@ def _resumed(
         return fleet.end_all(client, layout, record=record)
 
 
-def _show_resumed(
-    ended: Sequence[Pause], executed: bool, form: str, out: TextIO | None = None
-) -> None:
-    items = [{**pause_item(pause), "executed": executed} for pause in ended]
-    columns = ("id", "queues", "why")
-    emit("qdo.resume/1", items, form, columns, out)
+def _resumed_effect(ended: Sequence[Pause]) -> Effect:
+    return Effect("qdo.resume/1", ("id", "queues", "why"), [pause_item(each) for each in ended])
 
 
 def _run_paused(
-    wish: _Wish, run: Sequence[str], consent: Consent, form: str, settings: Settings
+    planned: _PlannedPause, run: Sequence[str], consent: Consent, settings: Settings
 ) -> int:
-    globs, reason = wish.pause.queues, consent.reason
+    globs = planned.pause.queues
+    reason = consent.reason
     if shutil.which(run[0]) is None:
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
     with open_coordinator(settings) as (client, layout):
-        count = _matching(client, layout, wish, allow_all=consent.yes)
+        count = _matching(client, layout, planned, allow_all=consent.yes)
     what = f"run {run[0]} while {' '.join(globs)} is paused"
-    if not consent.given(what, partial(_show_pause, wish.pause, count), form, asks=False):
+    if not consent.given(what, _effect(planned.pause, count).show, asks=False):
         return 0
     with closing(open_locks(settings.app, settings)) as locks:
-        client, layout = locks.connection.client, locks.layout
-        with fleet.recorded(client, layout, "pause", globs, reason) as record:
+        client = locks.connection.client
+        with fleet.recorded(client, locks.layout, "pause", globs, reason) as record:
             section, end = locks.pause(
-                globs, reason, wish.timeout_seconds, record=record, on_wait=_report_waiting
+                globs, reason, planned.timeout_seconds, record=record, on_wait=_report_waiting
             )
         try:
             environ = {**os.environ, FENCE_VARIABLE: str(section.fence)}
@@ -323,21 +290,19 @@ def _run_paused(
 
 def _list(form: str, settings: Settings) -> None:
     """List pauses and sections with their reasons and ends."""
-    found: fleet.PausesRead | None = from_coordinator(settings, fleet.read_pauses, None)
-    if found is not None and found.node.fault is not None:
-        raise PausesUnreadableError(reason=found.node.fault)
-    present = () if found is None else found.node.pauses
-    if not present or found is None:
+    read: fleet.PausesRead | None = from_coordinator(settings, fleet.read_pauses, None)
+    if read is not None and read.node.fault is not None:
+        raise PausesUnreadableError(reason=read.node.fault)
+    if read is None or not read.node.pauses:
         print_message("hint: nothing is paused; see `qdo pause --help`")
-        emit("qdo.holds/1", [], form, {})
+        emit("qdo.holds/1", [], form)
         return
-    late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
-    items = [pause_item(pause) for pause in present]
+    late = [name for name, upto in read.obeyed.items() if upto < read.zxid]
     columns = ("id", "kind", "queues", "until", "who", "why")
-    emit("qdo.holds/1", items, form, columns)
+    emit("qdo.holds/1", map(pause_item, read.node.pauses), form, columns)
     if late:
         print_message(
-            f"hint: {pluralize(len(late), 'worker')} of {len(found.obeyed)} may still have a"
+            f"hint: {pluralize(len(late), 'worker')} of {len(read.obeyed)} may still have a"
             f" message of these queues in flight: {join_some(late)}"
         )
 
@@ -346,20 +311,21 @@ def _are_several(globs: Sequence[str]) -> bool:
     return len(globs) > 1 or any(map(is_glob, globs))
 
 
-def _matching(client: Client | None, layout: Layout, wish: _Wish, *, allow_all: bool = True) -> int:
+def _matching(
+    client: Client | None, layout: Layout, planned: _PlannedPause, *, allow_all: bool = True
+) -> int:
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
-    found = read_children(client, [layout.queues]) if client is not None else {}
-    names = found.get(layout.queues, [])
-    globs = wish.pause.queues
+    names = names_below(client, layout.queues) if client is not None else []
+    globs = planned.pause.queues
     if not allow_all and match_everything(globs, names):
         reason = f"{' '.join(globs)} matches every queue; add --yes to pause all of them"
         raise UsageError(reason=reason)
     try:
-        fleet.check_matches(() if wish.allow_none else globs, names)
+        fleet.check_matches(() if planned.allow_none else globs, names)
     except NotFoundError:
         print_message("hint: workers have not seen such a queue; --allow-none pauses later ones")
         raise
-    takes = paused_queues([wish.pause])
+    takes = paused_queues([planned.pause])
     return 0 if takes is None else sum(map(takes, names))
 
 

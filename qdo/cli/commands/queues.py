@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.options import import_settings, output_option, require_app, with_settings
-from qdo.cli.output import approximate, emit, print_message
+from qdo.cli.options import import_settings, limit_option, require_app, with_output
+from qdo.cli.output import approximate, duration_text, emit, print_message
 from qdo.cli.readings import (
     SHARED,
     owner_text,
@@ -22,12 +22,10 @@ from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureErro
 from qdo.fleet.names import only_name
 from qdo.ops.items import GROUPINGS, QUEUE_SORTS, group_items, queue_item
 from qdo.ops.verdicts import QueueHealth, judge_all
-from qdo.text import join_some, short_duration
+from qdo.text import join_some
 
 if TYPE_CHECKING:
-    from qdo.cli.readings import (
-        ReadOptions,
-    )
+    from qdo.cli.readings import ReadOptions
     from qdo.ops.status import QueueStatus, Statuses
     from qdo.ops.verdicts import Verdict
     from qdo.settings.settings import Settings
@@ -37,10 +35,17 @@ _COLUMNS = (
     *("queue", "state", "owner", "last", "backlog", "age", "eta", "delayed", "dead_letters"),
     *("why", "error"),
 )
+_GROUP_COLUMNS = {
+    "group": "GROUP",
+    "queues": "QUEUES",
+    "state": "WORST STATE",
+    "attention": "ATTENTION",
+    "age": "AGE",
+    "backlog": "BACKLOG",
+    "dead_letters": "DEAD LETTERS",
+}
 MOST_ETAS = 1000
 """Each is a query. Queues with larger backlogs come first."""
-
-
 _HELP = """\b
 Columns:
   STATE         one word; WHY is the reason, of the first message if several fail
@@ -85,12 +90,11 @@ class _State(click.Choice[str]):
     type=click.Choice(list(QUEUE_SORTS)),
     help="The worst state, the greatest age or the largest backlog first; by default by name.",
 )
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most N queues.")
+@limit_option(None, "List at most N queues.")
 @click.option("--by", type=click.Choice(list(GROUPINGS)), help="Add up the queues; see above.")
 @click.option("--no-ask", is_flag=True, help="With NAME: only read; do not ask the owner.")
 @reading_options
-@with_settings(*_SETTINGS, import_app=False)
-@output_option
+@with_output(*_SETTINGS, import_app=False)
 @watch_option
 def queues(
     names: tuple[str, ...],
@@ -165,25 +169,29 @@ def _list(
     form: str,
     settings: Settings,
 ) -> None:
-    found, statuses = _judged(names, states, reading, settings)
-    shown = sorted(found, key=QUEUE_SORTS[sort])[:limit]
-    items = [queue_item(*each) for each in shown]
+    judged, statuses = _judged(names, states, reading, settings)
+    listed = sorted(judged, key=QUEUE_SORTS[sort])[:limit]
+    items = [queue_item(*each) for each in listed]
     if settings.history:
         _add_etas(items, settings.history, settings.app)
-    if form == "table":
-        for item in items:
-            item["owner"] = owner_text(item)
-            item["last"] = item["last_time"]
-            item["backlog"] = approximate(item["backlog"], item["approximate"])
-            item["age"] = _age(item["behind_seconds"])
-            item["delayed"] = item["delayed"] or None  # most apps delay nothing
-            item["eta"] = _eta(item.get("eta_seconds"))
-            item["why"] = item["reason"]
     columns = [each for each in _COLUMNS if each != "eta" or settings.history]
-    emit("qdo.queues/1", items, form, columns)
-    if len(shown) < len(found):
-        print_message(f"hint: {len(shown)} of {len(found)} queues are listed; see --limit")
+    emit("qdo.queues/1", items, form, columns, cells=_queue_cells)
+    if len(listed) < len(judged):
+        print_message(f"hint: {len(listed)} of {len(judged)} queues are listed; see --limit")
     _report_gaps(statuses)
+
+
+def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    eta = duration_text(item.get("eta_seconds"))
+    return {
+        "owner": owner_text(item),
+        "last": item["last_time"],
+        "backlog": approximate(item["backlog"], item["approximate"]),
+        "age": duration_text(item["behind_seconds"]),
+        "delayed": item["delayed"] or None,  # most apps delay nothing
+        "eta": eta and f"~{eta}",
+        "why": item["reason"],
+    }
 
 
 def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
@@ -208,38 +216,18 @@ def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
             item["eta_seconds"] = round(item["backlog"] * usual[item["queue"]], 3)
 
 
-def _eta(seconds: float | None) -> str | None:
-    return None if seconds is None else f"~{short_duration(seconds)}"
-
-
 def _report_gaps(statuses: Statuses) -> None:
     """Report gaps in the list; raise an error for backlogs that could not be read."""
-    found = statuses.queues
-    unread = [each.queue for each in found if each.error is not None]
+    unread = [each.queue for each in statuses.queues if each.error is not None]
     report_unasked(statuses)
     if unread or statuses.unread:
         missing = [f"{join_some(unread)}, see ERROR"] if unread else []
         raise PartialFailureError(
-            done=len(found) - len(unread),
-            total=len(found),
+            done=len(statuses.queues) - len(unread),
+            total=len(statuses.queues),
             what="backlogs were read",
             rest="; ".join([*missing, *statuses.unread]),
         )
-
-
-def _age(seconds: float | None) -> str | None:
-    return None if seconds is None else short_duration(seconds)
-
-
-_GROUP_COLUMNS = {
-    "group": "GROUP",
-    "queues": "QUEUES",
-    "state": "WORST STATE",
-    "attention": "ATTENTION",
-    "age": "AGE",
-    "backlog": "BACKLOG",
-    "dead_letters": "DEAD LETTERS",
-}
 
 
 def _add_up(
@@ -252,10 +240,12 @@ def _add_up(
 ) -> None:
     """List sums; the age is that of the oldest next message."""
     judged, statuses = _judged(names, states, reading, settings)
-    items = group_items(judged, by)
-    if form == "table":
-        for item in items:
-            item["age"] = _age(item["behind_seconds"])
-            item["backlog"] = approximate(item["backlog"], item["approximate"])
-    emit("qdo.groups/1", items, form, _GROUP_COLUMNS)
+    emit("qdo.groups/1", group_items(judged, by), form, _GROUP_COLUMNS, cells=_group_cells)
     report_unasked(statuses)
+
+
+def _group_cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "age": duration_text(item["behind_seconds"]),
+        "backlog": approximate(item["backlog"], item["approximate"]),
+    }

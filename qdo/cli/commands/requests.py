@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from qdo.brokers.requests import OUTCOMES, STATES, RequestRecord, RequestStore
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import note_in_action_log, open_connections
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import each_shown, emit, print_facts, print_heading, print_message
+from qdo.cli.options import limit_option, require_app, with_output
+from qdo.cli.output import (
+    duration_text,
+    each_shown,
+    emit,
+    json_text,
+    print_facts,
+    print_heading,
+    print_message,
+)
 from qdo.cli.readings import SHARED
 from qdo.encoding import decode_strictly
 from qdo.errors import RequestNotFoundError, UsageError
@@ -23,12 +30,8 @@ from qdo.ops import requests as ops
 from qdo.sending.requests import Handle, RequestCalls
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from qdo.text import short_duration
 
-_POOL_COLUMNS = {
-    **{name: name.upper() for name in ("pool", "waiting", "running", "paused", "failed")},
-    "oldest": "OLDEST",
-}
+_POOL_COLUMNS = ("pool", "waiting", "running", "paused", "failed", "oldest")
 _COLUMNS = ("id", "pool", "state", "age", "owner", "failed", "note")
 
 
@@ -75,16 +78,8 @@ def _found(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestR
     type=click.Choice((*STATES, *OUTCOMES)),
     help="Only requests in this state, or over with this outcome.",
 )
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, ops.MOST),
-    default=100,
-    show_default=True,
-    help="The number of requests, the newest first.",
-)
-@with_settings(*SHARED)
-@output_option
+@limit_option(100, "The number of requests, the newest first.", ops.MOST)
+@with_output(*SHARED)
 def list_(pool: str | None, state: str | None, limit: int, form: str, settings: Settings) -> None:
     """List the pools with requests that are not over or failed, or those of POOL, newest first.
 
@@ -103,13 +98,8 @@ def list_(pool: str | None, state: str | None, limit: int, form: str, settings: 
             print_message("no such requests; see also --state over")
         with each_shown(lambda each: f"request {each.id}") as rows:
             items = rows(records[:limit], partial(ops.request_item, now=time.time()))
-            shown = [*map(_row, items)] if form == "table" else items
-            emit(
-                "qdo.requests/1",
-                shown,
-                form,
-                [key for key in _COLUMNS if key != "pool" or not pool],
-            )
+            columns = [key for key in _COLUMNS if key != "pool" or not pool]
+            emit("qdo.requests/1", items, form, columns, cells=_cells)
         if len(records) > limit:
             print_message(f"hint: only the newest {limit} requests are listed; see --limit")
 
@@ -117,27 +107,27 @@ def list_(pool: str | None, state: str | None, limit: int, form: str, settings: 
 def _list_pools(items: list[dict[str, Any]], form: str) -> None:
     if not items:
         print_message("hint: no request waits or runs, and none has failed")
-    if form == "table":
-        for item in items:
-            item["oldest"] = _duration(item["oldest_seconds"])
-    emit("qdo.pools/1", items, form, _POOL_COLUMNS)
+    emit(
+        "qdo.pools/1",
+        items,
+        form,
+        _POOL_COLUMNS,
+        cells=lambda item: {"oldest": duration_text(item["oldest_seconds"])},
+    )
 
 
-def _duration(seconds: float | None) -> str | None:
-    return None if seconds is None else short_duration(seconds)
-
-
-def _row(item: dict[str, Any]) -> dict[str, Any]:
-    state = "being cancelled" if item["cancelling"] else item["outcome"] or item["state"]
-    note = item["note"] or item["error"]
-    return {**item, "state": state, "age": _duration(item["age_seconds"]), "note": note}
+def _cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "state": "being cancelled" if item["cancelling"] else item["outcome"] or item["state"],
+        "age": duration_text(item["age_seconds"]),
+        "note": item["note"] or item["error"],
+    }
 
 
 @requests.command()
 @click.argument("id")
 @click.option("--body", "with_body", is_flag=True, help="Also show body, result and tag.")
-@with_settings(*SHARED, "keys")
-@output_option
+@with_output(*SHARED, "keys")
 def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
     """Show everything about a request; its body, result and tag only with --body.
 
@@ -150,19 +140,19 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
     if form != "table":
         emit("qdo.request/1", [item], form)
         return
-    row = _row(item)
+    row = {**item, **_cells(item)}
     print_heading(f"{item['id']}: {row['state']}", item["error"], None)
     facts = {key: row[key] for key in ("pool", "owner", "note", "asked", "due", "started", "until")}
     facts |= {key: item[key] for key in ("take", "failed", "priority", "then", "key")}
     for name in ("body", "result"):
         facts[name] = _content_text(name, item)
-    facts["tag"] = None if item.get("tag") is None else _json(item["tag"])
+    facts["tag"] = None if item.get("tag") is None else json_text(item["tag"])
     print_facts([(key, None if text is None else str(text)) for key, text in facts.items()])
 
 
 def _content_text(name: str, item: dict[str, Any]) -> str | None:
     if name in item:
-        return _json(item[name])
+        return json_text(item[name])
     size = item[f"{name}_bytes"]
     if size is None:
         return None
@@ -170,31 +160,26 @@ def _content_text(name: str, item: dict[str, Any]) -> str | None:
     return f"{size} bytes" if text is None else f"{size} bytes: {text}"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 # --- changing ---
 
 
 def _changing_request(function: Any) -> Any:
     """Add the argument and the options of a command that changes a request."""
-    shared = changing(with_settings(*SHARED)(output_option(function)))
-    return requests.command()(click.argument("id")(shared))
+    return requests.command()(click.argument("id")(changing(*SHARED)(function)))
 
 
 @_changing_request
-def cancel(consent: Consent, **given: Any) -> None:
+def cancel(consent: Consent, **arguments: Any) -> None:
     """Cancel a request: one that waits never runs, the job of a running one is interrupted.
 
     --reason becomes the error of the request. If `then` was given, that queue gets the message.
     """
-    _change("cancel", lambda handle: handle.cancel(consent.reason), consent, asks=True, **given)
+    _change("cancel", lambda handle: handle.cancel(consent.reason), consent, asks=True, **arguments)
 
 
 @_changing_request
 @click.argument("value", default="null")
-def resume(value: str, **given: Any) -> None:
+def resume(value: str, **arguments: Any) -> None:
     """Let a paused request continue: its job gets VALUE, which is JSON, by default null."""
     try:
         parsed = decode_strictly(value)
@@ -203,17 +188,17 @@ def resume(value: str, **given: Any) -> None:
             f"VALUE must be JSON, got {value[:60]!r}: {str(error) or 'it is nested too deeply'}"
         )
         raise UsageError(reason=f"{reason}; write text in double quotes") from error
-    _change("resume", lambda handle: handle.resume(parsed), **given)
+    _change("resume", lambda handle: handle.resume(parsed), **arguments)
 
 
 @_changing_request
-def retry(**given: Any) -> None:
+def retry(**arguments: Any) -> None:
     """Let a request wait again that has failed, or was skipped or cancelled.
 
     Its attempts are counted from 1. A request that is done cannot: its body is deleted. The queue
     of `then` gets another message when it ends.
     """
-    _change("retry", None, **given)
+    _change("retry", None, **arguments)
 
 
 def _change(
@@ -221,16 +206,16 @@ def _change(
     act: Callable[[Handle], object] | None,
     consent: Consent,
     id: str,
-    form: str,
     settings: Settings,
     asks: bool = False,
 ) -> None:
     """Change a request, and then write an entry of the action log."""
     with _found(settings, id) as (calls, record):
         ops.check_change(verb, record)
-        item = {"id": id, "pool": record.pool, "was": ops.state_text(record), "state": None}
-        show = partial(_show_change, verb, item, False)
-        if not consent.given(f"{verb} request {id}", show, form, asks=asks):
+        was = ops.state_text(record)
+        item = {"id": id, "pool": record.pool, "was": was, "state": None}
+        effect = Effect(f"qdo.requests-{verb}/1", ("id", "pool", "was", "state"), [item])
+        if not consent.given(f"{verb} request {id}", effect.show, asks=asks):
             return
         store = calls.broker.requests
         if act is None:
@@ -239,13 +224,12 @@ def _change(
             ops.check_change(verb, ops.found(store, id))  # it has ended meanwhile
         after = store.find(id)
         item["state"] = None if after is None else ops.state_text(after)
-        values = {"state": item["was"]}, {"pool": record.pool, "state": item["state"]}
-        note_in_action_log(settings, f"requests {verb}", id, *values, consent.reason)
-        _show_change(verb, item, True, form)
-
-
-def _show_change(
-    verb: str, item: dict[str, Any], executed: bool, form: str, out: TextIO | None = None
-) -> None:
-    columns = ("id", "pool", "was", "state")
-    emit(f"qdo.requests-{verb}/1", [{**item, "executed": executed}], form, columns, out)
+        note_in_action_log(
+            settings,
+            f"requests {verb}",
+            id,
+            {"state": was},
+            {"pool": record.pool, "state": item["state"]},
+            consent.reason,
+        )
+        effect.show(consent.form, executed=True)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from qdo.brokers.streams import has_heirs
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import open_for_queue
-from qdo.cli.options import output_option, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import duration_text, print_message
 from qdo.cli.readings import SHARED
 from qdo.ops.delete import Deletion, delete, plan_deletion
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
-from qdo.text import pluralize, short_duration
+from qdo.text import pluralize
 
 
 @click.command()
 @click.argument("queue")
 @click.argument("target", metavar="earliest|latest|POSITION|TIME")
-@changing
-@with_settings(*SHARED)
-@output_option
-def seek(queue: str, target: str, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*SHARED)
+def seek(queue: str, target: str, consent: Consent, settings: Settings) -> None:
     """Move a queue to another position.
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
@@ -47,56 +43,53 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
     """
     with open_for_queue(settings, queue, check_seekable) as fleet:
         plan = plan_seek(fleet, queue, target)
-        if consent.given(
-            f"move queue {queue!r} to {target}", partial(_show_seeks, plan, False), form
-        ):
+        effect = _seek_effect(plan)
+        if consent.given(f"move queue {queue!r} to {target}", effect.show):
             execute(fleet.connected(queue), fleet.layout, plan, consent.reason)
-            _show_seeks(plan, True, form)
-            if fleet.broker.capabilities.streams and has_heirs(
-                fleet.broker.streams.shards(), queue
-            ):
+            effect.show(consent.form, executed=True)
+            broker = fleet.broker
+            if broker.capabilities.streams and has_heirs(broker.streams.shards(), queue):
                 text = "other shards have its keys now, so its messages may run beside newer ones"
                 print_message(f"hint: {text}")
 
 
-def _show_seeks(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:
-    item = _item(plan, executed)
-    columns = ["queue", "before", "after"]
-    if form == "table":
-        for name in ("before", "after"):
-            item[name] = item[f"{name}_position"] or item[name]
-        counted = plan.waiting_after is not None  # not every broker can count
-        columns.append("waiting" if counted else "behind")
-        item["waiting"] = f"{_text(plan.waiting_before)} -> {plan.waiting_after}"
-        item["behind"] = f"{_age(plan.behind_before)} -> {_age(plan.behind_after)}"
-    emit("qdo.seek/1", [item], form, columns, out)
+def _seek_effect(plan: SeekPlan) -> Effect:
+    counted = plan.waiting_after is not None  # not every broker can count
+    columns = ("queue", "before", "after", "waiting" if counted else "behind")
+    return Effect("qdo.seek/1", columns, [_item(plan)], _seek_cells)
 
 
-def _item(plan: SeekPlan, executed: bool) -> dict[str, Any]:
+def _seek_cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    behind_before = duration_text(item["behind_before"])
+    behind_after = duration_text(item["behind_after"])
+    return {
+        "before": item["before_position"] or item["before"],
+        "after": item["after_position"] or item["after"],
+        "waiting": f"{_known(item['waiting_before'])} -> {item['waiting_after']}",
+        "behind": f"{_known(behind_before)} -> {_known(behind_after)}",
+    }
+
+
+def _item(plan: SeekPlan) -> dict[str, Any]:
     return {
         "queue": plan.queue,
-        "before": None if plan.before is None else _shown(plan.before),
-        "after": _shown(plan.after),
+        "before": None if plan.before is None else _time(plan.before),
+        "after": _time(plan.after),
         "before_position": None if plan.before is None else plan.before.position,
         "after_position": plan.after.position,
         "waiting_before": plan.waiting_before,
         "waiting_after": plan.waiting_after,
         "behind_before": plan.behind_before,
         "behind_after": plan.behind_after,
-        "executed": executed,
     }
 
 
-def _text(count: int | None) -> str:
-    return "?" if count is None else str(count)
+def _known(value: object) -> str:
+    return "?" if value is None else str(value)
 
 
-def _age(seconds: float | None) -> str:
-    return "?" if seconds is None else short_duration(seconds)
-
-
-def _shown(place: QueuePosition) -> str:
-    return format_last(place.last) or EARLIEST
+def _time(at: QueuePosition) -> str:
+    return format_last(at.last) or EARLIEST
 
 
 @click.command("delete")
@@ -106,14 +99,11 @@ def _shown(place: QueuePosition) -> str:
     is_flag=True,
     help="Also delete messages that are not done, and dead letters.",
 )
-@changing
-@with_settings(*SHARED)
-@output_option
+@changing(*SHARED)
 def delete_queues(
     queues: tuple[str, ...],
     with_messages: bool,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Delete queues, with their done messages and their progress.
@@ -128,24 +118,18 @@ def delete_queues(
     with open_for_queue(settings, queues[0]) as fleet:
         names = dict.fromkeys(queues)
         plans = [plan_deletion(fleet, name, with_messages=with_messages) for name in names]
-        what = f"delete {pluralize(len(plans), 'queue')}"
-        if consent.given(what, partial(_show_deletions, plans, 0), form):
-            done = 0
+        columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
+        items = [_deletion_item(each) for each in plans]
+        effect = Effect("qdo.delete/1", columns, items)
+        if consent.given(f"delete {pluralize(len(plans), 'queue')}", effect.show):
             try:
-                for each in plans:
-                    delete(fleet, each, reason=consent.reason)
-                    done += 1
-            finally:  # what was done is shown even if the rest could not be
-                _show_deletions(plans, done, form)
+                for deletion, item in zip(plans, items, strict=True):
+                    delete(fleet, deletion, reason=consent.reason)
+                    item["executed"] = True
+            finally:  # the queues that were deleted are shown even if another one was not
+                effect.show(consent.form)
 
 
-def _show_deletions(
-    plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None
-) -> None:
-    columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
-    items = [
-        {name: getattr(plan, name) for name in (*columns[:-1], "stored")}
-        | {"executed": index < done}
-        for index, plan in enumerate(plans)
-    ]
-    emit("qdo.delete/1", items, form, columns, out)
+def _deletion_item(plan: Deletion) -> dict[str, Any]:
+    names = ("queue", "owner", "waiting", "delayed", "dead_letters", "stored")
+    return {**{name: getattr(plan, name) for name in names}, "executed": False}

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdo.brokers.base import REFERENCE, Broker, Outgoing, SendOptions
-from qdo.cli.options import code_hint, require_app, with_settings
-from qdo.cli.output import parse_duration, parse_time, print_message
+from qdo.cli.options import DURATION, TIME, code_hint, require_app, with_settings
+from qdo.cli.output import print_message
 from qdo.connections.broker import open_broker_with_doorbell
 from qdo.encoding import MAX_STORED_BODY_BYTES, RESERVED, JsonText, decode_strictly
 from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
+RAISE_LIMIT = "raise the setting max_body_bytes"
+SPACE_BYTES = 1024
+"""White space around a JSON body in a file, which does not count."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -60,14 +63,15 @@ class LineFormat:
     :ivar queue: the queue of all messages, or None: each line names its queue in `queue_field`.
     :ivar max_bytes: the largest body that the broker takes.
     :ivar larger: the remedy for larger bodies.
-    :ivar due: when the messages are to be delivered, as in `SendOptions`.
+    :ivar at: Unix time of the delivery.
     """
 
     queue: str | None
     queue_field: str | None
     key_field: str | None
     max_bytes: int
-    due: float | None = None
+    delay_seconds: float | None = None
+    at: float | None = None
     larger: str = REFERENCE
     priority: int = NORMAL
 
@@ -80,7 +84,14 @@ class LineFormat:
             raise self._too_large(f"{len(line)}")
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         key = _text_at(value, self.key_field) if self.key_field else None
-        return _timed(NewMessage(queue, JsonText(line), key, priority=self.priority), self.due)
+        return NewMessage(
+            queue,
+            JsonText(line),
+            key,
+            delay_seconds=self.delay_seconds,
+            at=self.at,
+            priority=self.priority,
+        )
 
     def _too_large(self, size: str) -> LineProblem:
         return LineProblem(
@@ -118,11 +129,11 @@ def _text_at(value: Any, name: str | None) -> str:
         raise LineProblem(InputLineError, f"it must be a JSON object with the field {name!r}")
     if name not in value:
         raise LineProblem(InputLineError, f"it has no field {name!r}")
-    found = value[name]
-    if isinstance(found, str):
-        return found
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
+    content = value[name]
+    if isinstance(content, str):
+        return content
+    if isinstance(content, int) and not isinstance(content, bool):
+        return str(content)
     raise LineProblem(InputLineError, f"its field {name!r} must be text or an integer")
 
 
@@ -138,12 +149,12 @@ class Strays:
             self._seen[queue] = self._app.job_for(queue) is None
 
     def report(self) -> None:
-        found = [repr(queue) for queue, is_stray in self._seen.items() if is_stray]
-        if found and self._app is not None:
+        strays = [repr(queue) for queue, is_stray in self._seen.items() if is_stray]
+        if strays and self._app is not None:
             globs = join_some([job.queues for job in self._app.jobs])
             print_message(
-                f"hint: no job of app {self._app.name!r} takes {pluralize(len(found), 'queue')} "
-                f"({join_some(found)}); its jobs are for {globs}"
+                f"hint: no job of app {self._app.name!r} takes {pluralize(len(strays), 'queue')} "
+                f"({join_some(strays)}); its jobs are for {globs}"
             )
 
 
@@ -233,24 +244,21 @@ def chunks_of_lines(
     begun: list[bytes] = []  # the parts of a line that was read so far
     size = 0
     while data := stream.read1(CHUNK_BYTES):
-        *whole, rest = data.split(b"\n")
+        *whole, part = data.split(b"\n")
         if whole:
             whole[0] = b"".join([*begun, whole[0]])
-            begun, size = [], 0
+            begun = []
+            size = 0
             yield [line + b"\n" for line in whole]
-        if rest:
-            begun.append(rest)
-            size += len(rest)
+        if part:
+            begun.append(part)
+            size += len(part)
         if size > longest + CHUNK_BYTES:
             yield [b"".join(begun)]
-            begun, size = [], 0
+            begun = []
+            size = 0
     if begun:
         yield [b"".join(begun)]
-
-
-RAISE_LIMIT = "raise the setting max_body_bytes"
-SPACE_BYTES = 1024
-"""White space around a JSON body in a file, which does not count."""
 
 
 @click.command()
@@ -264,17 +272,17 @@ SPACE_BYTES = 1024
 @click.option("--raw", is_flag=True, help="Send BODY, or the whole FILE, as bytes instead of JSON.")
 @click.option(
     "--delay",
-    metavar="DURATION",
+    type=DURATION,
     help="Deliver after this delay: 90, 15m, 2h, 7d; with a file, each line.",
 )
-@click.option("--at", metavar="TIME", help="Deliver at this time: ISO 8601, or a Unix time.")
+@click.option("--at", type=TIME, help="Deliver at this time: ISO 8601, or a Unix time.")
 @click.option(
     "--dedup-key",
     metavar="TEXT",
     help="Store no second message with this key; print the id of the first.",
 )
 @click.option(
-    "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
+    "--dedup-seconds", type=DURATION, help="Length of the deduplication window; default 5m."
 )
 @click.option(
     "--priority",
@@ -293,10 +301,10 @@ def send(
     key: str | None,
     headers: tuple[str, ...],
     raw: bool,
-    delay: str | None,
-    at: str | None,
+    delay: float | None,
+    at: float | None,
     dedup_key: str | None,
-    dedup_seconds: str | None,
+    dedup_seconds: float | None,
     priority: int,
     code: App | None,
     settings: Settings,
@@ -313,26 +321,25 @@ def send(
     before it is sent, and the error has its number. JSON text needs double quotes: '"Ada"'. Numbers
     too large for a float, half surrogate pairs, and keys twice in an object are rejected.
     """
-    app = require_app(settings)
+    require_app(settings)
     strays = Strays(code)
     options = _options(delay, at, dedup_key, dedup_seconds)
+    when: dict[str, Any] = {"delay_seconds": delay, "at": at, "priority": priority}
+    if queue is not None:
+        check_queue_name(queue)
     if path is None or raw:
         if queue is None or (body is None) == (path is None) or queue_field or key_field:
             raise _misused(raw)
-        check_queue_name(queue)
-        data = os.fsencode(body) if body is not None else _contents(path or "-", queue, settings)
-        sent = data if raw else _json(data)
+        content = _content(queue, body, path, raw, settings)
+        dedup: dict[str, Any] = {"dedup_key": dedup_key, "dedup_seconds": dedup_seconds}
         strays.note(queue)
-        _send_one(settings, app, _message(queue, sent, key, _headers(headers), options, priority))
-        strays.report()
-        return
-    if body is not None or key or headers or dedup_key or (queue is None) == (queue_field is None):
-        raise _misused_file()
-    if queue is not None:
-        check_queue_name(queue)
-    due = None if options is None else options.due
-    form = LineFormat(queue, queue_field, key_field, 0, due, priority=priority)
-    _send_file(settings, app, path, form, options, strays.note)
+        _send_one(settings, NewMessage(queue, content, key, _headers(headers), **dedup, **when))
+    else:
+        is_unclear = (queue is None) == (queue_field is None)
+        if is_unclear or body is not None or key or headers or dedup_key:
+            raise _misused_file()
+        form = LineFormat(queue, queue_field, key_field, 0, **when)
+        _send_file(settings, path, form, options, strays.note)
     strays.report()
 
 
@@ -355,8 +362,8 @@ def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
     split = [pair.partition("=") for pair in pairs]
     for name, equals, text in split:
         if not name or not equals:
-            given = name + equals + text
-            raise UsageError(reason=f"--header must have the form NAME=TEXT, got {given!r}")
+            pair = name + equals + text
+            raise UsageError(reason=f"--header must have the form NAME=TEXT, got {pair!r}")
         if name.startswith(RESERVED):
             raise UsageError(
                 reason=f"header {name!r}: names that begin with {RESERVED} are reserved for qdo; "
@@ -366,26 +373,26 @@ def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _options(
-    delay: str | None, at: str | None, dedup_key: str | None, dedup_seconds: str | None
+    delay: float | None, at: float | None, dedup_key: str | None, dedup_seconds: float | None
 ) -> SendOptions | None:
     if delay is not None and at is not None:
         raise UsageError(reason="give --delay or --at, not both")
     if dedup_seconds is not None and dedup_key is None:
         raise UsageError(reason="--dedup-seconds requires --dedup-key: it is the key's window")
-    return build_send_options(
-        None if delay is None else parse_duration(delay, "--delay"),
-        None if at is None else parse_time(at, "--at"),
-        dedup_key,
-        None if dedup_seconds is None else parse_duration(dedup_seconds, "--dedup-seconds"),
-    )
+    return build_send_options(delay, at, dedup_key, dedup_seconds)
 
 
-def _contents(path: str, queue: str, settings: Settings) -> bytes:
-    """Return a body from a file; read no more of a body that is too large than shows this."""
-    with ExitStack() as stack:
-        data = _opened(path, stack)[0].read(settings.max_body_bytes + SPACE_BYTES)
-    check_size(Outgoing(queue, data.strip()), settings.max_body_bytes)
-    return data
+def _content(
+    queue: str, body: str | None, path: str | None, raw: bool, settings: Settings
+) -> bytes:
+    """Return BODY or the content of FILE; read of a large file only enough to refuse it."""
+    if body is not None:
+        data = os.fsencode(body)
+    else:
+        with ExitStack() as stack:
+            data = _opened(path or "-", stack)[0].read(settings.max_body_bytes + SPACE_BYTES)
+        check_size(Outgoing(queue, data.strip()), settings.max_body_bytes)
+    return data if raw else _json(data)
 
 
 def _json(data: bytes) -> JsonText:
@@ -400,50 +407,21 @@ def _json(data: bytes) -> JsonText:
     return JsonText(text)
 
 
-def _message(
-    queue: str,
-    body: bytes,
-    key: str | None,
-    headers: Mapping[str, str],
-    options: SendOptions | None,
-    priority: int,
-) -> NewMessage:
-    if options is None:
-        return NewMessage(queue, body, key, headers, priority=priority)
-    dedup_seconds = None if options.dedup_key is None else options.dedup_seconds
-    message = NewMessage(
-        queue,
-        body,
-        key,
-        headers,
-        dedup_key=options.dedup_key,
-        dedup_seconds=dedup_seconds,
-        priority=priority,
-    )
-    return _timed(message, options.due)
-
-
-def _timed(message: NewMessage, due: float | None) -> NewMessage:
-    if due is None:
-        return message
-    return replace(message, at=due) if due >= 0 else replace(message, delay_seconds=-due)
-
-
-def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
+def _send_one(settings: Settings, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
-    encrypted([outgoing], settings, app, str)  # without a usable key no file is created
-    with _broker(settings, app, outgoing.terms) as broker:
-        (outgoing,) = encrypted([outgoing], settings, app, broker.stream_of)
+    encrypted([outgoing], settings, settings.app, str)  # without a usable key no file is created
+    with _broker(settings, outgoing.terms) as broker:
+        (outgoing,) = encrypted([outgoing], settings, settings.app, broker.stream_of)
         print(printable(str(broker.send(outgoing))), flush=True)
 
 
 @contextmanager
-def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterator[Broker]:
+def _broker(settings: Settings, options: SendOptions | None) -> Iterator[Broker]:
     hint = code_hint(settings, "broker")
     path = sqlite_path(settings.broker) or settings.broker
     is_new = bool(hint) and not os.path.exists(path)
-    with open_broker_with_doorbell(settings, app) as broker:
+    with open_broker_with_doorbell(settings, settings.app) as broker:
         check_terms(broker.capabilities, options, settings.broker)
         yield broker
     if is_new:
@@ -452,7 +430,6 @@ def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterat
 
 def _send_file(
     settings: Settings,
-    app: str,
     path: str,
     form: LineFormat,
     options: SendOptions | None,
@@ -460,12 +437,14 @@ def _send_file(
 ) -> None:
     with ExitStack() as stack:
         stream, source = _opened(path, stack)
-        broker = stack.enter_context(_broker(settings, app, options))
+        broker = stack.enter_context(_broker(settings, options))
         able = broker.capabilities
         limit = min(able.max_body_bytes, settings.max_body_bytes)
         larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
         form = replace(form, max_bytes=limit, larger=larger)
-        encrypt = partial(encrypted, settings=settings, app=app, stream_of=broker.stream_of)
+        encrypt = partial(
+            encrypted, settings=settings, app=settings.app, stream_of=broker.stream_of
+        )
         sender = LineSender(broker, form, source, encrypt, note)
         with _report_count(sender), _progress(stream, source) as progress:
             sender.run(chunks_of_lines(stream, limit), progress)

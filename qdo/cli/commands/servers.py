@@ -36,8 +36,8 @@ OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
 
 
 def _listen_option(default: str, more: str = "") -> Callable[[Any], Any]:
-    given: dict[str, Any] = {"metavar": "HOST:PORT", "default": default, "show_default": True}
-    return click.option("--listen", **given, help=f"Where to listen.{more}")
+    options: dict[str, Any] = {"metavar": "HOST:PORT", "default": default, "show_default": True}
+    return click.option("--listen", **options, help=f"Where to listen.{more}")
 
 
 @click.command()
@@ -130,8 +130,8 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
     endpoints = wsgi(code)
     can = code.broker.capabilities
     if not can.lasting_dedup:
-        known = can.dedup_seconds or 0.0
-        _log.warning("the broker recognizes repeated webhooks for %g s at most", known)
+        seconds = can.dedup_seconds or 0.0
+        _log.warning("the broker recognizes repeated webhooks for %g s at most", seconds)
 
     def report() -> None:
         endpoints.log_counts()
@@ -193,8 +193,8 @@ def _address_of(listen: str, example: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     is_number = port.isascii() and port.isdecimal() and len(port) <= 5
     if not colon or not host or not is_number or int(port) > 65535:
-        shown = repr(listen[:120])
-        raise UsageError(reason=f"--listen must be HOST:PORT such as {example}, got {shown}")
+        text = repr(listen[:120])
+        raise UsageError(reason=f"--listen must be HOST:PORT such as {example}, got {text}")
     return host.strip("[]"), int(port)
 
 

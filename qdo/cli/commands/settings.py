@@ -6,19 +6,19 @@ import difflib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from typing import Any, TextIO, TypeVar
+from functools import partial
+from typing import Any, TextIO
 
 import click
 import tomlkit
 
 from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
-from qdo.cli.options import COORDINATOR, output_option, with_settings
-from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.cli.options import COORDINATOR, duration_option, limit_option, with_output, with_settings
+from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import (
@@ -43,7 +43,7 @@ from qdo.text import join_some, pluralize, printable, printable_lines
 _SCHEMA = "qdo.settings-change/1"
 
 
-def show_change(
+def _show_change(
     version: int,
     changed: Mapping[str, tuple[Any, Any]],
     workers: int,
@@ -52,37 +52,31 @@ def show_change(
     *,
     seconds: float | None = None,
 ) -> None:
-    """Show a change of live settings; `seconds` until workers used it, None if it is not made."""
+    """Show a change; `seconds` until workers used it, None if it is not made."""
     if form == "table" and seconds is None:
         rows = [
             {"setting": name, "before": _value(old), "after": _value(new)}
             for name, (old, new) in changed.items()
         ]
-        emit(
-            _SCHEMA,
-            rows,
-            form,
-            ("setting", "before", "after"),
-            out,
-        )
+        emit(_SCHEMA, rows, form, ("setting", "before", "after"), out)
         return
     item = {
         "version": version,
-        "changes": changes_text(changed) if form == "table" else _changes_of(changed),
+        "changes": {name: {"before": old, "after": new} for name, (old, new) in changed.items()},
         "workers": workers,
         "seconds": None if seconds is None else round(seconds, 3),
         "executed": seconds is not None,
     }
     columns = ("version", "changes", "workers", "seconds")
-    emit(_SCHEMA, [item], form, columns, out)
+    emit(_SCHEMA, [item], form, columns, out, cells=lambda _: {"changes": _changes_text(changed)})
 
 
-def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
+def _report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
     """Tell which workers do not use the version, or not all of it."""
     count = len(outcome.workers)
     for name, origins in pins_of(outcome.workers).items():
         if name in changed:
-            print_message(f"hint: {name} does not change in {pins_text(origins, count)}")
+            print_message(f"hint: {name} does not change in {_pins_text(origins, count)}")
     if outcome.late:
         print_message(
             f"hint: version {outcome.version.number} is not in use yet in {len(outcome.late)} of"
@@ -91,7 +85,7 @@ def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
         )
 
 
-def pins_text(origins: Mapping[str, str], count: int) -> str:
+def _pins_text(origins: Mapping[str, str], count: int) -> str:
     """Return how many of the workers set a setting themselves, and where."""
     if not origins:
         return "no"
@@ -99,11 +93,7 @@ def pins_text(origins: Mapping[str, str], count: int) -> str:
     return f"{len(origins)} of {pluralize(count, 'worker')} ({where})"
 
 
-def _changes_of(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {"before": old, "after": new} for name, (old, new) in changed.items()}
-
-
-def changes_text(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def _changes_text(changed: Mapping[str, tuple[Any, Any]]) -> str:
     texts = (f"{name}: {_value(old)} -> {_value(new)}" for name, (old, new) in changed.items())
     return ", ".join(texts)
 
@@ -115,7 +105,7 @@ def _value(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
+def _history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
     """Return what changed with each version; null where that is not known."""
     texts = {each.number: each.text for each in versions} | {0: ""}
     return [
@@ -133,13 +123,13 @@ def history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
 def _changes_since(before: str | None, text: str) -> str | None:
     """Return the changes of a version; None if it, or the version before, cannot be read."""
     try:
-        return None if before is None else changes_text(differences(before, text))
+        return None if before is None else _changes_text(differences(before, text))
     except SettingsError:
         return None
 
 
 @contextmanager
-def kept_on_failure(text: str, command: str) -> Iterator[None]:
+def _kept_on_failure(text: str, command: str) -> Iterator[None]:
     """If the block fails or is interrupted, write a text to a new file, for another `command`."""
     try:
         yield
@@ -154,11 +144,8 @@ def kept_on_failure(text: str, command: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsPlan:
-    """A change of live settings that is not made yet.
-
-    :ivar version: the number that the new version would have.
-    """
+class _SettingsPlan:
+    """A change of live settings that is not made yet; `version` is the number it would have."""
 
     version: int
     before: str
@@ -167,15 +154,12 @@ class SettingsPlan:
     same: bool
 
 
-def plan_settings(
+def _plan_settings(
     client: Client | None, layout: Layout, edit: Edit, *, damaged: bool = False
-) -> SettingsPlan:
-    """Return the effect of a change, without asking the workers.
-
-    :param client: None if the coordinator is a file that does not exist yet.
-    :raises: as `fleet.live_settings.propose`.
-    """
-    node, version, workers = SettingsNode(), 1, 0
+) -> _SettingsPlan:
+    node = SettingsNode()
+    version = 1
+    workers = 0
     if client is not None:
         node = read_settings(client, layout, damaged=damaged)
         version = next_number(client, layout, node)
@@ -183,11 +167,7 @@ def plan_settings(
     text = edit(node)
     check_size(text)
     same = text == node.text and node.fault is None
-    return SettingsPlan(version, node.text, text, workers, same)
-
-
-_VERSIONS_SHOWN = 20
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+    return _SettingsPlan(version, node.text, text, workers, same)
 
 
 @click.group()
@@ -211,34 +191,20 @@ def settings() -> None:
 def _changing(function: Any) -> Any:
     """Add the options of commands that change live settings."""
 
-    def call(timeout: str, **arguments: Any) -> Any:
-        return function(timeout_seconds=parse_duration(timeout, "--timeout"), **arguments)
-
-    update_wrapper(call, function)
-    for add in (
-        click.option(
-            "--force",
-            is_flag=True,
-            help="Do not wait for workers; those that refuse keep the settings that they have.",
-        ),
-        click.option(
-            "--timeout",
-            metavar="DURATION",
-            default="10s",
-            show_default=True,
-            help="How long workers may take to check them.",
-        ),
-    ):
-        call = add(call)
-    return output_option(with_settings(*COORDINATOR)(changing(call)))
+    call = changing(*COORDINATOR)(function)
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Do not wait for workers; those that refuse keep the settings that they have.",
+    )(call)
+    return duration_option("--timeout", "10s", "How long workers may take to check them.")(call)
 
 
 # --- reading ------------------------------------------------------------------------------
 
 
 @settings.command()
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def show(form: str, settings: Settings) -> None:
     """List the live settings.
 
@@ -248,11 +214,13 @@ def show(form: str, settings: Settings) -> None:
         node = fleet.read_settings(client, layout) if client else SettingsNode()
         answers = fleet.read_answers(client, layout) if client else []
     items = live_items(node, answers)
-    if form == "table":
-        for item in items:
-            item["value"] = json.dumps(item["value"])
-            item["pinned"] = pins_text(item["pinned"], len(answers))
-    emit("qdo.settings/1", items, form, [*items[0]] if items else ())
+    columns = [*items[0]] if items else ()
+
+    def cells(item: Mapping[str, Any]) -> dict[str, str]:
+        pinned = _pins_text(item["pinned"], len(answers))
+        return {"value": json.dumps(item["value"]), "pinned": pinned}
+
+    emit("qdo.settings/1", items, form, columns, cells=cells)
     if not items:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")
     late = [
@@ -282,22 +250,14 @@ def get(number: int | None, settings: Settings) -> None:
 
 
 @settings.command()
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    default=_VERSIONS_SHOWN,
-    show_default=True,
-    help="Most versions to list.",
-)
-@with_settings(*COORDINATOR)
-@output_option
+@limit_option(20, "Most versions to list.", 1000)
+@with_output(*COORDINATOR)
 def history(limit: int, form: str, settings: Settings) -> None:
     """List the versions that were in force, newest first."""
-    found = from_coordinator(settings, partial(fleet.read_history, limit=limit + 1), [])
-    if not found:
+    versions = from_coordinator(settings, partial(fleet.read_history, limit=limit + 1), [])
+    if not versions:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")
-    items = history_items(found)[:limit]
+    items = _history_items(versions)[:limit]
     emit("qdo.settings-history/1", items, form, [*(items or [{}])[0]])
 
 
@@ -317,8 +277,9 @@ def diff(first: int | None, second: int | None, settings: Settings) -> None:
         old = max(1, number - 1) if first is None else first
         new = number if second is None else second
         before, after = (_text(client, layout, each).splitlines() for each in (old, new))
-    names = f"version {old}", f"version {new}"
-    for line in difflib.unified_diff(before, after, *names, lineterm=""):
+    for line in difflib.unified_diff(
+        before, after, f"version {old}", f"version {new}", lineterm=""
+    ):
         click.echo(printable(line))
 
 
@@ -374,16 +335,16 @@ def edit(settings: Settings, **options: Any) -> int:
     """Edit the live settings in $EDITOR, as TOML."""
     node = from_coordinator(settings, fleet.read_settings, SettingsNode())
     names = ", ".join(live_names())
-    shown = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
+    before = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
     try:
-        text = click.edit(shown, extension=".toml")
+        text = click.edit(before, extension=".toml")
     except click.ClickException as error:  # the editor is missing, or ended with an error
         reason = f"nothing was changed: {error.format_message()}; set EDITOR to a working editor"
         raise UsageError(reason=reason) from error
     if text is None:
         print_message("hint: the text was not changed")
         return 0
-    with kept_on_failure(text, "qdo settings apply"):
+    with _kept_on_failure(text, "qdo settings apply"):
         return _change("settings edit", _based_on(node, text), settings=settings, **options)
 
 
@@ -425,9 +386,8 @@ def _change(
     *,
     settings: Settings,
     consent: Consent,
-    timeout_seconds: float,
+    timeout: float,
     force: bool,
-    form: str,
     damaged: bool = False,
 ) -> int:
     def checked(node: SettingsNode) -> str:
@@ -436,21 +396,21 @@ def _change(
         return text
 
     with open_coordinator(settings, create=not consent.dry_run) as (client, layout):
-        plan = plan_settings(client, layout, checked, damaged=damaged)
+        plan = _plan_settings(client, layout, checked, damaged=damaged)
         if plan.same:
             print_message("hint: nothing changes: these live settings are in force already")
             return 0
         changed = differences(plan.before, plan.after)
-        show = partial(show_change, plan.version, changed, plan.workers)
+        show = partial(_show_change, plan.version, changed, plan.workers)
         what = f"put version {plan.version} into force"
-        if not consent.given(what, show, form, asks=False) or client is None:
+        if not consent.given(what, show, asks=False) or client is None:
             return 0
         outcome = fleet.change_settings(
             client,
             layout,
             checked,
             AuditTrail(client, layout, command, consent.reason),
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout,
             force=force,
             damaged=damaged,
             why=consent.reason,
@@ -460,18 +420,23 @@ def _change(
         return 0
     before = "" if outcome.before is None else outcome.before.text
     changed = differences(before, outcome.version.text)
-    count, seconds = len(outcome.workers), outcome.seconds
-    show_change(outcome.version.number, changed, count, form, seconds=seconds)
-    report_workers(outcome, changed)
+    _show_change(
+        outcome.version.number,
+        changed,
+        len(outcome.workers),
+        consent.form,
+        seconds=outcome.seconds,
+    )
+    _report_workers(outcome, changed)
     return 0
 
 
 def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
     """Return the edit to a text that was made from a version, if that is still in force."""
 
-    def edit(found: SettingsNode) -> str:
-        if found.number != node.number:
-            who = "another operator" if found.current is None else found.current.who
+    def edit(after: SettingsNode) -> str:
+        if after.number != node.number:
+            who = "another operator" if after.current is None else after.current.who
             raise LiveSettingsReplacedError(who=who)
         return text
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 import click
 
 from qdo.brokers.registry import BrokerSchema, schema_of
-from qdo.cli.changing import Consent, changing, changing_unlogged
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
-from qdo.cli.options import COORDINATOR, import_app, output_option, report_overridden, with_settings
+from qdo.cli.options import (
+    COORDINATOR,
+    import_app,
+    report_overridden,
+    with_output,
+    with_settings,
+)
 from qdo.cli.output import emit, print_message
-from qdo.coordination.session_setup import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.encryption.key_ring import (
     PURPOSES,
@@ -39,6 +43,9 @@ from qdo.settings.settings import Settings, declarations
 from qdo.text import hide_credentials, join_some, pluralize
 
 _COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
+KINDS = ("sender", "worker", "onlooker")
+CURRENT = "the schema is current; nothing to do"
+NAMES = tuple(each.name for each in declarations())
 DIFFERENT = 1
 """Exit code of `qdo admin acl check` if the rights on a node differ."""
 
@@ -49,15 +56,14 @@ def acl() -> None:
 
 
 @acl.command()
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 def check(form: str, settings: Settings) -> int:
     """List the nodes whose rights differ from the settings; exit code 1 if there are any.
 
     Any account may check the nodes that it may read; for others FOUND is -.
     """
     differences = from_coordinator(settings, acl_differences, [])
-    _show_differences(differences, form)
+    emit("qdo.acl/1", map(dataclasses.asdict, differences), form, _COLUMNS)
     if not differences:
         print_message("every node has the rights of the settings")
         return 0
@@ -69,10 +75,8 @@ def check(form: str, settings: Settings) -> int:
 
 
 @acl.command()
-@changing
-@with_settings(*COORDINATOR)
-@output_option
-def apply(consent: Consent, form: str, settings: Settings) -> None:
+@changing(*COORDINATOR)
+def apply(consent: Consent, settings: Settings) -> None:
     """Give every node the rights of the settings; list the nodes that differed.
 
     This needs an account with all rights on these nodes; exit code 4 if some refuse it. With
@@ -81,14 +85,15 @@ def apply(consent: Consent, form: str, settings: Settings) -> None:
     with open_coordinator(settings) as (client, layout):
         differences = acl_differences(client, layout) if client else []
         what = f"correct the rights on {pluralize(len(differences), 'node')}"
-        asks = len(differences) > 1
-        if not consent.given(what, partial(_show_applied, differences, None), form, asks=asks):
+        effect = Effect("qdo.acl/1", _COLUMNS, [dataclasses.asdict(each) for each in differences])
+        if not consent.given(what, effect.show, asks=len(differences) > 1):
             return
         refused = apply_acls(client, differences) if client else {}
         if client is not None and len(differences) > len(refused):
             trail = AuditTrail(client, layout, "admin acl apply", consent.reason)
             _log(trail, differences, refused)
-    _show_applied(differences, refused, form)
+    items = [{**each, "executed": each["path"] not in refused} for each in effect.items]
+    emit("qdo.acl/1", items, consent.form, _COLUMNS)
     if refused:
         raise PartialFailureError(
             done=len(differences) - len(refused),
@@ -103,42 +108,18 @@ def apply(consent: Consent, form: str, settings: Settings) -> None:
 @with_settings("coordinator", import_app=False)
 def account(settings: Settings) -> None:
     """Print the account of the settings as acl_workers and its siblings need it."""
-    found = coordinator_access(settings, Layout("")).account
-    if found is None:
+    account = coordinator_access(settings, Layout("")).account
+    if account is None:
         raise SettingsError(name="coordinator_auth", reason="set it to digest:NAME or sasl:NAME")
-    click.echo(f"{found.identity.scheme}:{found.identity.id}")
+    click.echo(f"{account.identity.scheme}:{account.identity.id}")
 
 
 def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]) -> None:
-    """Write the entry in the action log: rights cannot be changed in a transaction."""
+    # Rights cannot be changed in a transaction, so the entry is written afterwards.
     before = {"differing": len(differences)}
     fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
     if fault is not None:
         print_message(f"hint: this change has no entry in the action log: {fault}")
-
-
-def _show_differences(differences: Sequence[AclDifference], form: str) -> None:
-    emit("qdo.acl/1", map(dataclasses.asdict, differences), form, _COLUMNS)
-
-
-def _show_applied(
-    differences: Sequence[AclDifference],
-    refused: Collection[str] | None,
-    form: str,
-    out: TextIO | None = None,
-) -> None:
-    """Show corrections; `refused` are nodes that were not corrected, None before any was."""
-    items = [
-        {
-            **dataclasses.asdict(each),
-            "executed": refused is not None and each.path not in refused,
-        }
-        for each in differences
-    ]
-    emit("qdo.acl/1", items, form, _COLUMNS, out)
-
-
-KINDS = ("sender", "worker", "onlooker")
 
 
 @click.group()
@@ -148,10 +129,8 @@ def broker() -> None:
 
 @broker.command()
 @click.option("--reset", is_flag=True, help="Forget the file: the next worker decides.")
-@changing
-@with_settings(*COORDINATOR)
-@output_option
-def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*COORDINATOR)
+def file(reset: bool, consent: Consent, settings: Settings) -> None:
     """Show the broker file that all workers of an app must use, as their first worker opened it.
 
     A worker with another file does not start: exit code 2. To change the file, stop all workers and
@@ -164,28 +143,18 @@ def file(reset: bool, consent: Consent, form: str, settings: Settings) -> None:
             print_message(
                 f"hint: no worker of app {settings.app!r} has registered with a broker file"
             )
-            emit("qdo.broker/1", [], form, {})
+            emit("qdo.broker/1", [], consent.form)
             return
+        item = {"address": node.address, "host": node.host, "id": node.id}
         if not reset:
-            _show_broker_node(node, None, form)
+            emit("qdo.broker/1", [item], consent.form, item.keys())
             return
         check_reset(client, layout)
-        if consent.given(
-            f"forget the broker file of app {settings.app!r}",
-            partial(_show_broker_node, node, False),
-            form,
-        ):
+        effect = Effect("qdo.broker/1", item.keys(), [item])
+        if consent.given(f"forget the broker file of app {settings.app!r}", effect.show):
             reset_broker(client, layout, consent.reason)
             print_message("this file was forgotten; the next worker that registers decides")
-            _show_broker_node(node, True, form)
-
-
-def _show_broker_node(
-    node: BrokerNode, executed: bool | None, form: str, out: TextIO | None = None
-) -> None:
-    item = {"address": node.address, "host": node.host, "id": node.id}
-    done = {} if executed is None else {"executed": executed}
-    emit("qdo.broker/1", [{**item, **done}], form, [*item], out)
+            effect.show(consent.form, executed=True)
 
 
 @broker.command()
@@ -197,12 +166,8 @@ def _show_broker_node(
     metavar="SECONDS",
     help="Length of a partition, 3600 by default. Only for a new schema.",
 )
-@changing_unlogged
-@with_settings("app", "broker", "coordinator")
-@output_option
-def init(
-    printing: bool, partition_seconds: int, consent: Consent, form: str, settings: Settings
-) -> None:
+@changing("app", "broker", "coordinator", logged=False)
+def init(printing: bool, partition_seconds: int, consent: Consent, settings: Settings) -> None:
     """Create or upgrade qdo's schema in PostgreSQL; a schema that is current stays.
 
     That is the schema of broker and coordinator. If they have two databases, both get it.
@@ -212,43 +177,35 @@ def init(
         click.echo(databases[0][1].script(databases[0][0], partition_seconds), nl=False)
         return
     changes = {url: schema.change(url) for url, schema in databases}
-    show = partial(_show_schemas, changes, False)
+    planned = _schemas_effect(changes)
     if consent.dry_run and not any(changes.values()):
-        show(form)
+        planned.show(consent.form)
         print_message(CURRENT)
-    elif consent.given(
-        f"{' and '.join(filter(None, dict.fromkeys(changes.values())))} the schema",
-        show, form, asks=False,
-    ):  # fmt: skip
-        for url, schema in databases:
-            if not schema.create(url, partition_seconds):
-                changes[url] = ""
-        if form != "table":
-            _show_schemas(changes, True, form)
-        for url, change in changes.items():
-            place = f" in {hide_credentials(url)}" if len(changes) > 1 else ""
-            if change:
-                print_message(f"{change}d the schema{place}")
-        if not any(changes.values()):
-            print_message(CURRENT)
-
-
-CURRENT = "the schema is current; nothing to do"
+        return
+    verbs = " and ".join(filter(None, dict.fromkeys(changes.values())))
+    if not consent.given(f"{verbs} the schema", planned.show, asks=False):
+        return
+    for url, schema in databases:
+        if not schema.create(url, partition_seconds):
+            changes[url] = ""
+    if consent.form != "table":
+        _schemas_effect(changes, executed=True).show(consent.form)
+    for url, change in changes.items():
+        where = f" in {hide_credentials(url)}" if len(changes) > 1 else ""
+        if change:
+            print_message(f"{change}d the schema{where}")
+    if not any(changes.values()):
+        print_message(CURRENT)
 
 
 def _databases(settings: Settings) -> list[tuple[str, BrokerSchema]]:
-    """Return the PostgreSQL databases of broker and coordinator, with their functions.
-
-    :raises UnsupportedError: neither of them is one.
-    """
-    addresses = settings.broker, split_chroot(settings.coordinator)[0]
-    found = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
-    return [(url, schema_of(url)) for url in found or [settings.broker]]
+    """Return the databases of broker and coordinator; if none, raise UnsupportedError."""
+    addresses = (settings.broker, split_chroot(settings.coordinator)[0])
+    urls = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
+    return [(url, schema_of(url)) for url in urls or [settings.broker]]
 
 
-def _show_schemas(
-    changes: Mapping[str, str], executed: bool, form: str, out: TextIO | None = None
-) -> None:
+def _schemas_effect(changes: Mapping[str, str], *, executed: bool = False) -> Effect:
     items = [
         {
             "database": hide_credentials(url),
@@ -257,7 +214,7 @@ def _show_schemas(
         }
         for url, change in changes.items()
     ]
-    emit("qdo.broker-init/1", items, form, ("database", "schema"), out)
+    return Effect("qdo.broker-init/1", ("database", "schema"), items)
 
 
 @broker.command()
@@ -319,8 +276,7 @@ def new(purpose: str, settings: Settings) -> None:
 
 
 @keys.command("list")
-@with_settings("keys", import_app=False)
-@output_option
+@with_output("keys", import_app=False)
 def list_(form: str, settings: Settings) -> None:
     """List the keys in their order, without their bytes."""
     used: set[str] = set()
@@ -328,37 +284,28 @@ def list_(form: str, settings: Settings) -> None:
     for key in read_keys(_path(settings)):
         items.append({"id": key.id, "purpose": key.purpose, "in_use": key.purpose not in used})
         used.add(key.purpose)
-    if form == "table":
-        for item in items:
-            item["in_use"] = "yes" if item["in_use"] else "no"
     emit("qdo.keys/1", items, form, ("id", "purpose", "in_use"))
 
 
 @keys.command()
 @click.argument("id")
 @click.option("--delete", is_flag=True, help="Delete the key: messages that need it wait forever.")
-@changing_unlogged
-@with_settings("keys", import_app=False)
-@output_option
-def retire(id: str, delete: bool, consent: Consent, form: str, settings: Settings) -> None:
+@changing("keys", import_app=False, logged=False)
+def retire(id: str, delete: bool, consent: Consent, settings: Settings) -> None:
     """Stop using key ID for new messages: the next key of its purpose comes first.
 
     It continues to decrypt until it is deleted. Key bytes are in the file and nowhere else.
     """
-    path, change = _path(settings), "delete" if delete else "retire"
+    path = _path(settings)
+    change = "delete" if delete else "retire"
     before = read_keys(path)
     retired(before, id, delete)  # checks it
     purpose = next(key.purpose for key in before if key.id == id)
     item = {"id": id, "purpose": purpose, "change": change}
-    if consent.given(f"{change} key {id}", partial(_show_retired, item, False), form, asks=delete):
-        change_keys(path, lambda before: retired(before, id, delete))
-        _show_retired(item, True, form)
-
-
-def _show_retired(
-    item: dict[str, str], executed: bool, form: str, out: TextIO | None = None
-) -> None:
-    emit("qdo.keys-retire/1", [{**item, "executed": executed}], form, [*item], out)
+    effect = Effect("qdo.keys-retire/1", item.keys(), [item])
+    if consent.given(f"{change} key {id}", effect.show, asks=delete):
+        change_keys(path, lambda keys: retired(keys, id, delete))
+        effect.show(consent.form, executed=True)
 
 
 def _path(settings: Settings) -> str:
@@ -367,14 +314,10 @@ def _path(settings: Settings) -> str:
     return settings.keys
 
 
-NAMES = tuple(each.name for each in declarations())
-
-
 @click.command()
 @click.argument("target", metavar="[MODULE:APP]", required=False)
-@with_settings(*NAMES, import_app=False)
 @click.option("--live", is_flag=True, help="Include the live settings; needs the coordinator.")
-@output_option
+@with_output(*NAMES, import_app=False)
 def config(target: str | None, live: bool, form: str, settings: Settings) -> None:
     """List every setting with its value, unit and origin.
 
@@ -388,11 +331,9 @@ def config(target: str | None, live: bool, form: str, settings: Settings) -> Non
     if live:
         settings = _with_live(settings, "" if app is None else app.origin)
     items = config_items(settings, {} if app is None else app.given)
-    if form == "table":
-        for item in items:
-            item["value"] = str(item["value"])
     columns = {name: name.upper() for name in ("setting", "value", "unit", "origin")}
-    emit("qdo.config/1", items, form, {**columns, "help": "MEANING"})
+    columns["help"] = "MEANING"
+    emit("qdo.config/1", items, form, columns, cells=lambda item: {"value": str(item["value"])})
     if app is not None:
         report_overridden(app, settings, NAMES)
     else:

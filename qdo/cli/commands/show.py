@@ -67,16 +67,18 @@ def show_queues(
 ) -> None:
     """Show state, owner, progress, messages in flight, job and last changes of queues."""
     with open_connections(settings) as connections:
-        client, layout = connections.client, connections.layout
-        found = [(name, read_queues(connections, exactly(name), reading)) for name in names]
+        client = connections.client
+        layout = connections.layout
+        readings_of = [(name, read_queues(connections, exactly(name), reading)) for name in names]
         workers = worker_statuses(client, layout)
         in_force = _in_force(client, layout, settings, app)
         items = []
-        for name, readings in found:
+        for name, readings in readings_of:
             judged = judge_all(readings, reading.rules)
             if not judged:
                 raise NotFoundError(what="queue", name=name)
-            item, status = queue_item(*judged[0]), judged[0][0]
+            status, verdict = judged[0]
+            item = queue_item(status, verdict)
             owner = status.owner if asks and not status.owner_gone else None
             item |= _runs(client, layout, owner, name) if client and owner else NOT_ASKED
             item["failing_id"] = _failing_id(connections.broker, settings, status)
@@ -93,8 +95,8 @@ def show_queues(
             print(end="\n" if number else "")
             _print_queue(item)
     else:
-        emit("qdo.queue/1", items, form, {})
-    for _, readings in found:
+        emit("qdo.queue/1", items, form)
+    for _, readings in readings_of:
         report_unasked(readings[-1])
 
 
@@ -111,8 +113,10 @@ def _changes(
     client: Client, layout: Layout, selects: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
     """Return the latest changes whose target is selected, as items."""
-    found = read_entries(client, layout, limit=CHANGES, selects=lambda entry: selects(entry.target))
-    return [audit_item(each) for each in found]
+    entries = read_entries(
+        client, layout, limit=CHANGES, selects=lambda entry: selects(entry.target)
+    )
+    return [audit_item(each) for each in entries]
 
 
 def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, Any]:
@@ -125,11 +129,11 @@ def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, A
         return {**NOT_ASKED, "runs_error": f"{owner} has not answered within {ASK_SECONDS:g} s"}
     if asked.outcome != DONE:
         return {**NOT_ASKED, "runs_error": f"{owner}: {asked.outcome}: {asked.result}"}
-    found = read_runs([asked])
-    blocked = blocked_texts(found)
+    answer = read_runs([asked])
+    blocked = blocked_texts(answer)
     return {
-        "runs": found.items,
-        "in_flight": found.total,
+        "runs": answer.items,
+        "in_flight": answer.total,
         "runs_error": blocked[0] if blocked else None,
     }
 
@@ -139,11 +143,11 @@ def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
     if not settings.history:
         return None
     try:
-        found = owners(settings.history, settings.app, queue, 0.0, limit=CHANGES)
+        records = owners(settings.history, settings.app, queue, 0.0, limit=CHANGES)
     except QdoError as error:
         print_message(f"cannot read the owners: {error}")
         return None
-    return [owner_item(each) for each in found]
+    return [owner_item(each) for each in records]
 
 
 def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) -> str | None:
@@ -209,15 +213,16 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 def _running(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Return the answer of the owner; without one, the message that it has reported."""
-    run, runs, error = item["running"], item["runs"], item["runs_error"]
+    run = item["running"]
+    runs = item["runs"]
     lines = [] if run is None or runs else [_run_text(run, f"{short_duration(run['seconds'])}+")]
     for each in runs or ():
         where = each["where"] and f", at {each['where']}"
         lines.append(_run_text(each, f"~{short_duration(each['seconds'])}") + (where or ""))
     if len(runs or ()) < (item["in_flight"] or 0):
         lines.append(f"{len(runs)} of {item['in_flight']} messages; see `qdo ps`")
-    if error:
-        lines.append(f"unknown: {error}")
+    if item["runs_error"]:
+        lines.append(f"unknown: {item['runs_error']}")
     return [("" if number else "running", line) for number, line in enumerate(lines)]
 
 
@@ -276,20 +281,20 @@ def _moment(value: Any) -> str | None:
 def show_workers(names: Sequence[str], form: str, settings: Settings) -> None:
     """Show process, state, counters, filter and last changes of workers."""
     with open_coordinator(settings) as (client, layout):
-        known = {each.worker: each for each in worker_statuses(client, layout)}
-        missing = [name for name in names if name not in known]
+        statuses = {each.worker: each for each in worker_statuses(client, layout)}
+        missing = [name for name in names if name not in statuses]
         if missing or client is None:
             raise NotFoundError(what="worker", name=missing[0])
         items = []
         for name in names:
             changes = _changes(client, layout, name.__eq__)
-            items.append(worker_item(known[name]) | {"changes": changes})
+            items.append(worker_item(statuses[name]) | {"changes": changes})
     if form != "table":
-        emit("qdo.worker/1", items, form, {})
+        emit("qdo.worker/1", items, form)
         return
     for number, item in enumerate(items):
         print(end="\n" if number else "")
-        status = known[item["worker"]]
+        status = statuses[item["worker"]]
         print_heading(f"{status.worker}: {item.get('state') or 'unknown'}", item["fault"], None)
         print_facts(_worker_facts(status, item))
         print_changes(item["changes"])

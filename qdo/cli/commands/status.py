@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.options import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit, parse_duration, print_step
+from qdo.cli.options import duration_option, require_app, with_output, with_settings
+from qdo.cli.output import cell, emit, print_step
 from qdo.cli.readings import (
     SHARED,
     read_queues,
@@ -30,9 +30,7 @@ from qdo.ops.worker_status import worker_statuses
 from qdo.text import join_some, pluralize, short_duration
 
 if TYPE_CHECKING:
-    from qdo.cli.readings import (
-        ReadOptions,
-    )
+    from qdo.cli.readings import ReadOptions
     from qdo.connections.opened import Connections
     from qdo.ops.items import Judged
     from qdo.ops.worker_status import WorkerStatus
@@ -51,8 +49,7 @@ _Result = TypeVar("_Result")
 @click.command()
 @click.argument("glob", default="*")
 @reading_options
-@with_settings(*SHARED)
-@output_option
+@with_output(*SHARED)
 @watch_parameter
 def status(
     glob: str, reading: ReadOptions, watch: float | None, form: str, settings: Settings
@@ -83,20 +80,25 @@ def _show(glob: str, reading: ReadOptions, form: str, settings: Settings) -> Non
         readings = read_queues(connections, glob, reading)
     judged = judge_all(readings, reading.rules)
     last = readings[-1]
-    facts = settings.app, workers, judged, around
-    item = overview(*facts, unread=last.unread, pools=last.pools)
+    item = overview(settings.app, workers, judged, around, unread=last.unread, pools=last.pools)
     if form == "table":
         _print(item)
     else:
-        emit("qdo.status/1", [item], form, {})
+        emit("qdo.status/1", [item], form)
     report_unasked(last)
 
 
 def _around(
     connections: Connections, settings: Settings, workers: list[WorkerStatus]
 ) -> list[dict[str, str | None]]:
-    client, broker, layout = connections.client, connections.broker, connections.layout
-    case = Case(client, broker, layout, {}, settings.coordinator, settings.broker)
+    case = Case(
+        connections.client,
+        connections.broker,
+        connections.layout,
+        {},
+        settings.coordinator,
+        settings.broker,
+    )
     case.once("workers", lambda: workers)  # they are not read again
     return notices(case)
 
@@ -182,13 +184,7 @@ def _known(do: Callable[[], _Result]) -> _Result:
 
 @click.command(cls=_PluginCommand)
 @click.argument("glob", default="*")
-@click.option(
-    "--max-age",
-    metavar="DURATION",
-    default="5m",
-    show_default=True,
-    help="CRITICAL if the next message of a queue is older.",
-)
+@duration_option("--max-age", "5m", "CRITICAL if the next message of a queue is older.")
 @click.option(
     "--min-workers",
     metavar="N",
@@ -201,7 +197,7 @@ def _known(do: Callable[[], _Result]) -> _Result:
 @with_settings(*SHARED)
 def check(
     glob: str,
-    max_age: str,
+    max_age: float,
     min_workers: int,
     reading: ReadOptions,
     settings: Settings,
@@ -223,7 +219,6 @@ def check(
               known
     """
     require_app(settings)
-    oldest = parse_duration(max_age, "--max-age")
     with open_connections(settings) as connections:
         connections.known_broker()
         workers = worker_statuses(connections.client, connections.layout)
@@ -232,8 +227,8 @@ def check(
     judged = judge_all(readings, reading.rules)
     last = readings[-1]
     dead = overview(settings.app, workers, judged, pools=last.pools)["dead_letters"] or 0
-    left = [f"{each['check']}: {each['reason']}" for each in around if each["check"] in OF_WORK]
-    code, line = _plugin_line(workers, judged, oldest, min_workers, dead, left)
+    unsent = [f"{each['check']}: {each['reason']}" for each in around if each["check"] in OF_WORK]
+    code, line = _plugin_line(workers, judged, max_age, min_workers, dead, unsent)
     print(line)
     raise click.exceptions.Exit(code)
 
@@ -241,40 +236,40 @@ def check(
 def _plugin_line(
     workers: Sequence[WorkerStatus],
     judged: Judged,
-    oldest: float,
-    least: int,
+    max_age: float,
+    min_workers: int,
     dead: int,
-    left: Sequence[str],
+    unsent: Sequence[str],
 ) -> tuple[int, str]:
     """Return exit code and line, with data in the format of monitoring plugins.
 
-    :param left: what is to run and is in no queue.
+    :param unsent: work that is to run and is in no queue.
     """
     alive = len(workers) - len(silent(workers))
     counts = Counter(verdict.state for _, verdict in judged)
-    held = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
-    ages = [each.behind_seconds for each in held if each.behind_seconds is not None]
-    oldest_age = "U" if held and not ages else f"{max(ages, default=0.0):.1f}s"
-    late = [each.queue for each in held if (each.behind_seconds or 0.0) > oldest]
-    critical = alive < least or bool(late) or any(state.is_critical for state in counts)
-    is_warning = dead or left or any(state.is_warning for state in counts)
+    queues = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
+    ages = [each.behind_seconds for each in queues if each.behind_seconds is not None]
+    oldest_age = "U" if queues and not ages else f"{max(ages, default=0.0):.1f}s"
+    late = [each.queue for each in queues if (each.behind_seconds or 0.0) > max_age]
+    critical = alive < min_workers or bool(late) or any(state.is_critical for state in counts)
+    is_warning = dead or unsent or any(state.is_warning for state in counts)
     code = 2 if critical else int(bool(is_warning))
-    found = [f"{pluralize(alive, 'worker')} of at least {least}"] * (alive < least)
+    problems = [f"{pluralize(alive, 'worker')} of at least {min_workers}"] * (alive < min_workers)
     for state in QueueHealth:
         if counts[state] and state.needs_attention:
             names = [each.queue for each, verdict in judged if verdict.state is state]
-            found.append(f"{state.value}: {join_some(sorted(names), 3)}")
+            problems.append(f"{state.value}: {join_some(sorted(names), 3)}")
     if late:
-        found.append(f"older than {short_duration(oldest)}: {join_some(sorted(late), 3)}")
+        problems.append(f"older than {short_duration(max_age)}: {join_some(sorted(late), 3)}")
     if dead:
-        found.append(f"{pluralize(dead, 'dead letter')}, see qdo dead-letters --by error")
-    found += left
-    text = "; ".join(found) or f"{pluralize(len(judged), 'queue')}, {pluralize(alive, 'worker')}"
+        problems.append(f"{pluralize(dead, 'dead letter')}, see qdo dead-letters --by error")
+    problems += unsent
+    text = "; ".join(problems) or f"{pluralize(len(judged), 'queue')}, {pluralize(alive, 'worker')}"
     data = " ".join(
         [
-            f"workers={alive};;{least}:",
+            f"workers={alive};;{min_workers}:",
             f"queues={len(judged)}",
-            f"max_age={oldest_age};;{oldest:g}",
+            f"max_age={oldest_age};;{max_age:g}",
             *(f"{state.value}={counts[state]}" for state in QueueHealth),
             f"dead_letters={dead};0",
         ]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TextIO
 
 import click
 
 from qdo.brokers import streams as ranges
 from qdo.brokers.base import Broker
 from qdo.brokers.streams import StreamShard
-from qdo.cli.changing import Consent, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import note_in_action_log, open_connections
-from qdo.cli.options import output_option, require_app, with_settings
+from qdo.cli.options import require_app, with_output
 from qdo.cli.output import emit, print_message
 from qdo.cli.readings import SHARED
 from qdo.connections.opened import Connections
 from qdo.errors import NotFoundError
-from qdo.fleet.audit_entries import Values
 from qdo.fleet.owners import find_owner
 from qdo.ops.streams import reshard, shard_items
 from qdo.sending.streams import check_stream_key
@@ -47,11 +44,7 @@ def streams() -> None:
 def _opened(
     settings: Settings, name: str, what: str = "stream"
 ) -> Iterator[tuple[Connections, Broker, list[StreamShard]]]:
-    """Yield the connections, and every shard of a stream.
-
-    :param what: "shard" if the name is that of a shard.
-    :raises NotFoundError: the stream does not exist.
-    """
+    """Yield the connections and all shards of a stream; `what` is "shard" for a shard's name."""
     require_app(settings)
     with open_connections(settings) as connections:
         broker = connections.known_broker()
@@ -68,8 +61,7 @@ def _opened(
 @streams.command("list")
 @click.argument("stream", required=False)
 @click.option("--all", "with_done", is_flag=True, help="Also list shards that are done.")
-@with_settings(*SHARED)
-@output_option
+@with_output(*SHARED)
 def list_(stream: str | None, with_done: bool, form: str, settings: Settings) -> None:
     """List the shards of all streams, or of one.
 
@@ -88,18 +80,20 @@ def list_(stream: str | None, with_done: bool, form: str, settings: Settings) ->
         items = shard_items(fleet, shards) if fleet is not None and shards else []
     if not shards:
         print_message("hint: the app has no streams yet: the first message creates one")
-    shown = [each for each in items if with_done or each["state"] != "done"]
-    if form == "table":
-        for item in shown:
-            item["from"] = " ".join(item["parents"])
-    emit("qdo.streams/1", shown, form, _COLUMNS)
+    listed = [each for each in items if with_done or each["state"] != "done"]
+    emit(
+        "qdo.streams/1",
+        listed,
+        form,
+        _COLUMNS,
+        cells=lambda item: {"from": " ".join(item["parents"])},
+    )
 
 
 @streams.command()
 @click.argument("stream")
 @click.argument("key")
-@with_settings(*SHARED)
-@output_option
+@with_output(*SHARED)
 def locate(stream: str, key: str, form: str, settings: Settings) -> None:
     """Show which shard has a key, and which worker serves it.
 
@@ -109,8 +103,8 @@ def locate(stream: str, key: str, form: str, settings: Settings) -> None:
     with _opened(settings, stream) as (connections, _, shards):
         hashed = ranges.key_hash(key)
         (shard,) = (each for each in shards if each.end is None and each.has(hashed))
-        client, layout = connections.client, connections.layout
-        owner = None if client is None else find_owner(client, layout, shard.queue)
+        client = connections.client
+        owner = None if client is None else find_owner(client, connections.layout, shard.queue)
     item = {"key": key, "hash": hashed, "shard": shard.queue, "state": shard.state}
     for name in ("worker", "process", "zone", "address"):
         item[name] = getattr(owner, name, "") or None  # type: ignore[assignment]
@@ -121,22 +115,18 @@ def locate(stream: str, key: str, form: str, settings: Settings) -> None:
 @streams.command()
 @click.argument("shard")
 @click.option("--at", metavar="BOUND", help="The first hash of the second child, such as 60.")
-@changing
-@with_settings(*SHARED)
-@output_option
-def split(shard: str, at: str | None, consent: Consent, form: str, settings: Settings) -> None:
+@changing(*SHARED)
+def split(shard: str, at: str | None, consent: Consent, settings: Settings) -> None:
     """Divide a shard into two children, by default in the middle of its range."""
-    _change("split", [shard], lambda known: ranges.split(known, shard, at), consent, form, settings)
+    _change("split", [shard], lambda shards: ranges.split(shards, shard, at), consent, settings)
 
 
 @streams.command()
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD SHARD...")
-@changing
-@with_settings(*SHARED)
-@output_option
-def merge(shards: tuple[str, ...], consent: Consent, form: str, settings: Settings) -> None:
+@changing(*SHARED)
+def merge(shards: tuple[str, ...], consent: Consent, settings: Settings) -> None:
     """Let shards whose ranges are neighbors become one."""
-    _change("merge", shards, lambda known: ranges.merge(known, *shards), consent, form, settings)
+    _change("merge", shards, lambda siblings: ranges.merge(siblings, *shards), consent, settings)
 
 
 def _change(
@@ -144,40 +134,29 @@ def _change(
     parents: Sequence[str],
     plan: Callable[[list[StreamShard]], list[StreamShard]],
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Replace shards by others, and then write an entry of the action log."""
     with _opened(settings, parents[0], "shard") as (_, broker, shards):
         children = plan(shards)
-        show = partial(_show, verb, parents, children, False)
-        if not consent.given(f"{verb} {' '.join(parents)}", show, form, asks=False):
+        items = [
+            {"shard": each.queue, "low": each.low, "high": each.high, "parents": list(parents)}
+            for each in children
+        ]
+        target = " ".join(parents)
+        columns = {"shard": "SHARD", "low": "LOW", "high": "HIGH", "parents": "FROM"}
+        effect = Effect(f"qdo.streams-{verb}/1", columns, items, lambda item: {"parents": target})
+        if not consent.given(f"{verb} {target}", effect.show, asks=False):
             return
         reshard(broker, children)
-    target, names = " ".join(parents), " ".join(each.queue for each in children)
-    values: tuple[Values, Values] = {"state": "open"}, {"state": "sealed", "children": names}
-    note_in_action_log(settings, f"streams {verb}", target, *values, consent.reason)
-    _show(verb, parents, children, True, form)
+    names = " ".join(each.queue for each in children)
+    note_in_action_log(
+        settings,
+        f"streams {verb}",
+        target,
+        {"state": "open"},
+        {"state": "sealed", "children": names},
+        consent.reason,
+    )
+    effect.show(consent.form, executed=True)
     print_message(f"hint: workers begin with {names} once they are done with {target}")
-
-
-def _show(
-    verb: str,
-    parents: Sequence[str],
-    children: Sequence[StreamShard],
-    executed: bool,
-    form: str,
-    out: TextIO | None = None,
-) -> None:
-    items = [
-        {
-            "shard": each.queue,
-            "low": each.low,
-            "high": each.high,
-            "parents": list(parents) if form != "table" else " ".join(parents),
-            "executed": executed,
-        }
-        for each in children
-    ]
-    columns = {"shard": "SHARD", "low": "LOW", "high": "HIGH", "parents": "FROM"}
-    emit(f"qdo.streams-{verb}/1", items, form, columns, out)

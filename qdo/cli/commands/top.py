@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdo.cli.connections import open_connections
-from qdo.cli.output import approximate, cell, emit
+from qdo.cli.output import approximate, cell, duration_text, emit
 from qdo.cli.readings import ReadOptions, read_statuses
 from qdo.ops.items import QUEUE_SORTS, Judged, overview, queue_item
 from qdo.ops.status import Statuses
@@ -17,18 +17,12 @@ from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import pluralize, short_duration
 
-QUEUES, WORKERS = 12, 4
-"""How many are listed: a screen of 24 lines has room for them."""
+# A screen of 24 lines has room for so many.
+QUEUES = 12
+WORKERS = 4
 READINGS = 16
 """How many readings the verdicts on the trend are based on."""
-_QUEUE_COLUMNS = {
-    "queue": "QUEUE",
-    "state": "STATE",
-    "owner": "OWNER",
-    "backlog": "BACKLOG",
-    "age": "AGE",
-    "reason": "WHY",
-}
+_QUEUE_COLUMNS = ("queue", "state", "owner", "backlog", "age", "why")
 _WORKER_COLUMNS = {
     "worker": "WORKER",
     "queues": "QUEUES",
@@ -52,9 +46,8 @@ class Screen:
 
     def show(self) -> None:
         with open_connections(self._settings) as connections:
-            client, layout = connections.client, connections.layout
             reading = read_statuses(connections, self._glob, self._reading.budget)
-            workers = worker_statuses(client, layout)
+            workers = worker_statuses(connections.client, connections.layout)
         self._readings.append(reading)
         judged = judge_all([self._readings[0], reading], self._reading.rules)
         self._count(workers)
@@ -63,13 +56,14 @@ class Screen:
     def _count(self, workers: Sequence[WorkerStatus]) -> None:
         """Compute the rates of workers that have reported since the last look."""
         for each in workers:
-            done, at = each.report.processed, each.reported
+            done = each.report.processed
+            at = each.reported
             if done is None:
                 continue
             before, count = self._counts.get(each.worker, (at, done))
             if at > before:
                 self._rates[each.worker] = max(0, done - count) / (at - before)
-            self._counts[each.worker] = at, done
+            self._counts[each.worker] = (at, done)
 
     def _print(self, judged: Judged, workers: Sequence[WorkerStatus]) -> None:
         item = overview(self._settings.app or "", workers, judged)
@@ -79,27 +73,29 @@ class Screen:
         counted = f"{pluralize(len(workers), 'worker')}, {pluralize(len(judged), 'queue')}"
         print(f"app {cell(item['app'])}: {counted}{rate}")
         print(f"{states or 'nothing yet'}\n")
-        wanted = [each for each in judged if each[1].state.needs_attention or each[0].backlog]
-        worst = sorted(wanted, key=QUEUE_SORTS["state"])[:QUEUES]
-        emit("", [_queue_row(queue_item(*each)) for each in worst], "table", _QUEUE_COLUMNS)
+        busy = [each for each in judged if each[1].state.needs_attention or each[0].backlog]
+        worst = sorted(busy, key=QUEUE_SORTS["state"])[:QUEUES]
+        items = [queue_item(*each) for each in worst]
+        emit("", items, "table", _QUEUE_COLUMNS, cells=_queue_cells)
         print()
         rows = sorted(map(self._worker_row, workers), key=lambda row: -row["busy"])
         emit("", rows[:WORKERS], "table", _WORKER_COLUMNS)
 
     def _worker_row(self, each: WorkerStatus) -> dict[str, Any]:
-        busy, rate = each.report.busy, self._rates.get(each.worker)
+        rate = self._rates.get(each.worker)
         return {
             "worker": each.worker,
             "queues": each.queues,
-            "busy": busy or 0,
+            "busy": each.report.busy or 0,
             "rate": None if rate is None else round(rate),
             "reported": f"{short_duration(max(0.0, time.time() - each.reported))} ago",
             "host": each.report.host,
         }
 
 
-def _queue_row(item: dict[str, Any]) -> dict[str, Any]:
-    seconds = item["behind_seconds"]
-    age = None if seconds is None else short_duration(seconds)
-    backlog = approximate(item["backlog"], item["approximate"])
-    return {**item, "age": age, "backlog": backlog}
+def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "age": duration_text(item["behind_seconds"]),
+        "backlog": approximate(item["backlog"], item["approximate"]),
+        "why": item["reason"],
+    }

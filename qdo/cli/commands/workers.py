@@ -5,25 +5,31 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.changing import changing
+from qdo.cli.changing import Effect, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
-from qdo.cli.options import COORDINATOR, output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, parse_duration, print_message
+from qdo.cli.options import (
+    ANSWER_TIMEOUT,
+    COORDINATOR,
+    DURATION,
+    duration_option,
+    limit_option,
+    require_app,
+    with_output,
+)
+from qdo.cli.output import emit, iso_time, print_message
 from qdo.cli.readings import watch_option
 from qdo.errors import ActionsFailedError, NotFoundError, UsageError
 from qdo.fleet import actions as names
-from qdo.fleet.action_machine import AHEAD_SECONDS, DONE, UnfitError
+from qdo.fleet.action_machine import DONE, UnfitError
 from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
 from qdo.fleet.components import read_components, skew
 from qdo.ops.items import component_item, worker_item
 from qdo.ops.placement import (
-    QueueMove,
     execute_move,
     plan_move,
     planned_changes,
@@ -41,12 +47,23 @@ if TYPE_CHECKING:
     from qdo.fleet.audit_entries import Values
     from qdo.settings.settings import Settings
 
+_WORKER_COLUMNS = (
+    *("worker", "queues", "assigned", "host", "pid", "state", "reported", "started", "version"),
+    *("filter", "jobs", "fault"),
+)
+_PROCESS_COLUMNS = (
+    *("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault"),
+)
+_RUN_COLUMNS = ("worker", "queue", "message", "attempt", "running", "where")
+PLANNED = "planned"
+"""The outcome of an action that was not asked for."""
+_ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
+
 
 @click.command()
 @click.argument("names", metavar="[NAME...]", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="List all processes, with their versions.")
-@with_settings(*COORDINATOR)
-@output_option
+@with_output(*COORDINATOR)
 @watch_option
 def workers(names: tuple[str, ...], every: bool, form: str, settings: Settings) -> None:
     """List the registered workers, or show everything about each NAME.
@@ -84,19 +101,22 @@ def workers(names: tuple[str, ...], every: bool, form: str, settings: Settings) 
 
 
 def _list_workers(form: str, settings: Settings) -> None:
-    found = from_coordinator(settings, worker_statuses, [])
-    if not found:
+    statuses = from_coordinator(settings, worker_statuses, [])
+    if not statuses:
         print_message(f"hint: no worker of app {settings.app!r} is registered")
-    items = [worker_item(each) for each in found]
-    if form == "table":
-        for item in items:
-            item["started"] = _moment(item.get("started"))
-            item["reported"] = _age(item["reported"])
-        some = any("*" not in each.takes.jobs for each in found)
-        for item, each in zip(items, found, strict=True):
-            item["filter"] = str(each.takes)
-            item["jobs"] = join_some(each.takes.jobs) if some else ""
-    emit("qdo.workers/1", items, form, _WORKER_COLUMNS)
+    takes = {each.worker: each.takes for each in statuses}
+    has_jobs = any("*" not in each.jobs for each in takes.values())
+
+    def cells(item: Mapping[str, Any]) -> dict[str, Any]:
+        filters = takes[item["worker"]]
+        return {
+            "started": _moment(item.get("started")),
+            "reported": _age(item["reported"]),
+            "filter": str(filters),
+            "jobs": join_some(filters.jobs) if has_jobs else "",
+        }
+
+    emit("qdo.workers/1", map(worker_item, statuses), form, _WORKER_COLUMNS, cells=cells)
 
 
 def _age(reported: float) -> str | None:
@@ -107,27 +127,17 @@ def _moment(value: Any) -> str | None:
     return iso_time(value) if isinstance(value, int | float) else value
 
 
-_WORKER_COLUMNS = (
-    *("worker", "queues", "assigned", "host", "pid", "state", "reported", "started", "version"),
-    *("filter", "jobs", "fault"),
-)
-_PROCESS_COLUMNS = (
-    *("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault"),
-)
-
-
 def _list_processes(form: str, settings: Settings) -> None:
-    found = from_coordinator(settings, read_components, [])
-    if not found:
+    components = from_coordinator(settings, read_components, [])
+    if not components:
         print_message(f"hint: no process of app {settings.app!r} is registered")
-    items = [component_item(each) for each in found]
-    emit("qdo.components/1", items, form, _PROCESS_COLUMNS)
-    versions = skew(found)
+    emit("qdo.components/1", map(component_item, components), form, _PROCESS_COLUMNS)
+    versions = skew(components)
     if versions:
         print_message(f"hint: the processes have different versions of qdo: {versions}")
 
 
-def ask(
+def _ask(
     settings: Settings,
     glob: str,
     name: str,
@@ -137,12 +147,7 @@ def ask(
     *,
     agreed: Callable[[Sequence[str]], bool] = lambda workers: True,
 ) -> list[Asked]:
-    """Ask the workers that match, and wait for their results.
-
-    :param seconds: how long to wait; they do not begin it later.
-    :param agreed: tells whether these workers may be asked.
-    :raises NotFoundError: no registered worker matches.
-    """
+    """Ask the workers that match, if `agreed`, and wait for their results."""
     with open_coordinator(settings) as (client, layout):
         workers = list_workers(client, layout) if client is not None else []
         targets = matching(workers, glob)
@@ -167,40 +172,20 @@ def _require_done(name: str, asked: Sequence[Asked]) -> None:
         )
 
 
-_RUN_COLUMNS = {
-    "worker": "WORKER",
-    "queue": "QUEUE",
-    "id": "MESSAGE",
-    "attempt": "ATTEMPT",
-    "running": "RUNNING",
-    "where": "WHERE",
-}
-
-
 @click.command()
 @click.argument("glob", default="*")
 @click.option("--worker", metavar="GLOB", default="*", help="Only ask these workers.")
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, names.MAX_RUNS),
-    default=100,
-    show_default=True,
-    help="List at most N messages, those that have run for longest.",
-)
+@limit_option(100, "List at most N messages, those that have run for longest.", names.MAX_RUNS)
 @click.option("--stacks", is_flag=True, help="Show the stack of each job.")
-@click.option(
-    "--timeout", metavar="DURATION", default="5s", show_default=True, help="How long to wait."
-)
-@with_settings(*COORDINATOR)
-@output_option
+@duration_option("--timeout", "5s", "How long to wait.", ANSWER_TIMEOUT)
+@with_output(*COORDINATOR)
 @watch_option
 def ps(
     glob: str,
     worker: str,
     limit: int,
     stacks: bool,
-    timeout: str,
+    timeout: float,
     form: str,
     settings: Settings,
 ) -> None:
@@ -214,28 +199,26 @@ def ps(
     exit code is 4 if a worker does not answer.
     """
     require_app(settings)
-    seconds = parse_duration(timeout, "--timeout")
-    if not 0 < seconds <= AHEAD_SECONDS:
-        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
     args: Values = {"queues": glob, "most": limit}
-    asked = ask(settings, worker, names.RUNS, args, seconds, "")
-    found = read_runs(asked)
-    for text in blocked_texts(found):
+    asked = _ask(settings, worker, names.RUNS, args, timeout, "")
+    runs = read_runs(asked)
+    for text in blocked_texts(runs):
         print_message(text)
-    shown = found.items[:limit]
-    if form == "table":
-        for item in shown:
-            item["running"] = f"~{short_duration(item['seconds'])}"
-    emit("qdo.runs/1", shown, form, _RUN_COLUMNS)
-    if form == "table":
-        _print_stacks(shown if stacks else ())
-    if len(shown) < found.total:
+    items = runs.items[:limit]
+    emit("qdo.runs/1", items, form, _RUN_COLUMNS, cells=_run_cells)
+    if form == "table" and stacks:
+        _print_stacks(items)
+    if len(items) < runs.total:
         print_message(
-            f"hint: {len(shown)} of {pluralize(found.total, 'message')} are listed; see --limit"
+            f"hint: {len(items)} of {pluralize(runs.total, 'message')} are listed; see --limit"
         )
     _require_done(names.RUNS, asked)
-    if not found.total:
+    if not runs.total:
         print_message("hint: no message runs now")
+
+
+def _run_cells(item: Mapping[str, Any]) -> dict[str, str]:
+    return {"message": item["id"], "running": f"~{short_duration(item['seconds'])}"}
 
 
 def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
@@ -244,34 +227,22 @@ def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
         sys.stdout.write(f"\n{printable(heading)}\n{stack_text(item)}\n")
 
 
-PLANNED = "planned"
-"""The outcome of an action that was not asked for."""
-_ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
-
-
 @click.command()
 @click.argument("glob")
 @click.argument("name", metavar="ACTION", type=click.Choice(names.ACTIONS))
 @click.argument("argument", required=False)
-@click.option("--for", "lasting", metavar="DURATION", help="With log-level: how long. [10m]")
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="5s",
-    show_default=True,
-    help="How long to wait; workers do not begin it later.",
+@click.option("--for", "lasting", type=DURATION, help="With log-level: how long. [10m]")
+@duration_option(
+    "--timeout", "5s", "How long to wait; workers do not begin it later.", ANSWER_TIMEOUT
 )
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def action(
     glob: str,
     name: str,
     argument: str | None,
-    lasting: str | None,
-    timeout: str,
+    lasting: float | None,
+    timeout: float,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Ask the workers whose names match GLOB (see `qdo workers`) for an action, once.
@@ -288,29 +259,26 @@ def action(
     """
     require_app(settings)
     args = _arguments(name, argument, lasting)
-    seconds = parse_duration(timeout, "--timeout")
-    if not 0 < seconds <= AHEAD_SECONDS:
-        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
 
     def agreed(workers: Sequence[str]) -> bool:
-        planned = [Asked(worker, "", PLANNED) for worker in workers]
+        planned = _effect([Asked(worker, "", PLANNED) for worker in workers])
         count = pluralize(len(workers), "worker")
         stops = name in (names.DRAIN, names.RESTART, names.RELOAD)
         what = f"{name} {count}" if stops else f"ask {count} for {name}"
         # One reload restarts all workers of a parent process.
         asks = stops and (name == names.RELOAD or list(workers) != [glob])
-        return consent.given(what, partial(_show, planned), form, asks=asks)
+        return consent.given(what, planned.show, asks=asks)
 
-    asked = ask(settings, glob, name, args, seconds, consent.reason, agreed=agreed)
+    asked = _ask(settings, glob, name, args, timeout, consent.reason, agreed=agreed)
     if not asked:
         return
-    _show(asked, form)
-    if form == "table":
+    _effect(asked).show(consent.form)
+    if consent.form == "table":
         _print_outputs(asked)
     _require_done(name, asked)
 
 
-def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
+def _arguments(name: str, argument: str | None, lasting: float | None) -> Values:
     if name != names.LOG_LEVEL:
         if lasting is not None:
             raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
@@ -319,7 +287,7 @@ def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
         return {}
     if argument is None:
         raise UsageError(reason=f"{name} must have a LEVEL such as debug")
-    args: Values = {"level": argument, "seconds": parse_duration(lasting or "10m", "--for")}
+    args: Values = {"level": argument, "seconds": 600.0 if lasting is None else lasting}
     try:
         names.seconds_of(args)
         names.level_of(args)
@@ -328,8 +296,8 @@ def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
     return args
 
 
-def _show(asked: Sequence[Asked], form: str, out: TextIO | None = None) -> None:
-    emit("qdo.action/1", [_item(each) for each in asked], form, _ACTION_COLUMNS, out)
+def _effect(asked: Sequence[Asked]) -> Effect:
+    return Effect("qdo.action/1", _ACTION_COLUMNS, [_item(each) for each in asked])
 
 
 def _item(asked: Asked) -> dict[str, Any]:
@@ -357,23 +325,16 @@ def _print_outputs(asked: Sequence[Asked]) -> None:
 @click.option(
     "--plan", is_flag=True, help="List what the leader would assign to other workers now, and why."
 )
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="How long to wait until the worker owns the queue; 0s: do not wait.",
+@duration_option(
+    "--timeout", "30s", "How long to wait until the worker owns the queue; 0s: do not wait."
 )
-@changing
-@with_settings(*COORDINATOR)
-@output_option
+@changing(*COORDINATOR)
 def move(
     queue: str | None,
     worker: str | None,
     plan: bool,
-    timeout: str,
+    timeout: float,
     consent: Consent,
-    form: str,
     settings: Settings,
 ) -> None:
     """Hand QUEUE to WORKER, without a pause of any other queue.
@@ -394,32 +355,27 @@ def move(
     """
     if plan is not (queue is None) or plan is not (worker is None):
         raise UsageError(reason="give QUEUE and WORKER, or only --plan")
-    seconds = parse_duration(timeout, "--timeout")
     with open_coordinator(settings) as (client, layout):
         if queue is None or worker is None:
-            _list_changes(client, layout, form)
+            _list_changes(client, layout, consent.form)
             return
         if client is None:
             raise NotFoundError(what="queue", name=queue)
-        found = plan_move(client, layout, queue, worker)
-        what = f"move queue {queue!r} to {worker}"
-        if consent.given(what, partial(_show_move, found, False), form, asks=False):
-            execute_move(client, layout, found, consent.reason)
-            if seconds:
-                wait_for_owner(client, layout, found, seconds)
-            _show_move(found, True, form)
-
-
-def _show_move(move: QueueMove, executed: bool, form: str, out: TextIO | None = None) -> None:
-    names = {"queue": move.queue, "owner": move.owner, "worker": move.worker}
-    columns = {"queue": "QUEUE", "owner": "OLD OWNER", "worker": "NEW OWNER"}
-    emit("qdo.move/1", [{**names, "executed": executed}], form, columns, out)
+        planned = plan_move(client, layout, queue, worker)
+        item = {"queue": planned.queue, "owner": planned.owner, "worker": planned.worker}
+        columns = {"queue": "QUEUE", "owner": "OLD OWNER", "worker": "NEW OWNER"}
+        effect = Effect("qdo.move/1", columns, [item])
+        if consent.given(f"move queue {queue!r} to {worker}", effect.show, asks=False):
+            execute_move(client, layout, planned, consent.reason)
+            if timeout:
+                wait_for_owner(client, layout, planned, timeout)
+            effect.show(consent.form, executed=True)
 
 
 def _list_changes(client: Client | None, layout: Layout, form: str) -> None:
     changes = planned_changes(read_plan_input(client, layout)) if client is not None else []
     columns = {"queue": "QUEUE", "before": "ASSIGNED TO", "after": "NEXT", "why": "WHY"}
-    emit("qdo.rebalance/1", [dataclasses.asdict(each) for each in changes], form, columns)
+    emit("qdo.rebalance/1", map(dataclasses.asdict, changes), form, columns)
     if form != "table":
         return
     if not changes:
