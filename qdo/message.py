@@ -68,7 +68,9 @@ class Message:
         must finish, or None.
     """
 
+    _ends: list[bool]
     __slots__ = (
+        "_ends",
         "_origin",
         "_registration",
         "_sends",
@@ -160,6 +162,10 @@ class Message:
         if SIGN.raised() or SIGN.claim_ended(self.queue, self.fence) or not self._leased():
             return True
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
+
+    def _report_end(self) -> None:
+        """Report that the end of its request is stored; see `sending.pool_jobs.reporting`."""
+        getattr(self, "_ends", []).append(True)
 
     @property
     def _equal_sends(self) -> dict[str, int]:

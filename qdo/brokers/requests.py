@@ -60,6 +60,17 @@ class Take(NamedTuple):
     owner: str
     number: int
 
+    @property
+    def header(self) -> str:
+        """The header that carries it to the job, also into a job's process."""
+        return f"{self.number} {self.owner}"
+
+    @classmethod
+    def of_header(cls, id: str, text: str) -> Take | None:
+        """Return the take of a request's header; None for any other message."""
+        number, _, owner = text.partition(" ")
+        return cls(id, owner, int(number)) if owner and number.isdigit() else None
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:

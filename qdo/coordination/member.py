@@ -46,6 +46,9 @@ class Member:
         doorbell is watched.
     """
 
+    is_pool = False
+    """Its claims are queues: what ends their messages is recorded in their nodes."""
+
     def __init__(
         self,
         client: Client,

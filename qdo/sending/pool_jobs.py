@@ -1,4 +1,9 @@
-"""Jobs of pools: what they get, and how their results are stored, in whatever process they run."""
+"""Jobs of pools: the request that a job gets, and the end of its request.
+
+The job's process stores the result itself, because a large one would cross the pipe to the worker
+for nothing. It then reports that to the worker: see `reporting`. Without a report, middleware has
+left out the job, and the worker ends the request.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
-from qdo.sending.replies import end_request, reply_messages, sealed, until_answered
+from qdo.sending.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
 from qdo.text import describe
@@ -51,11 +56,12 @@ class Request(Message):
         for name in Message.__slots__:
             if hasattr(message, name):
                 setattr(request, name, getattr(message, name))
-        number, _, owner = message.headers.get("qdo-take", "").partition(" ")
-        if not owner or not number.isdigit():
+        take = Take.of_header(message.id, message.headers.get("qdo-take", ""))
+        if take is None:
             raise UsageError(reason=f"{message.queue!r} is a pool, not a queue; use app.request")
-        request._app, request._noted_at = app, 0.0
-        request._take = Take(message.id, owner, int(number))
+        request._app = app
+        request._noted_at = 0.0
+        request._take = take
         return request
 
     @property
@@ -143,24 +149,26 @@ class Request(Message):
         """End as cancelled; raise the error again if it is about another request."""
         if error.details["id"] != self.id:
             raise error
-        reply, reason = self.headers.get("qdo-reply"), error.details["reason"]
         end_request(
-            *(self._app, self._take, self.pool, reply, "cancelled", reason),
+            self._app,
+            self._take,
+            self.pool,
+            self.headers.get("qdo-reply"),
+            "cancelled",
+            error.details["reason"],
             lambda call: until_answered(call, self._name),
         )
 
     def _finish(self, result: Any, function: Callable[..., Any]) -> None:
         """Store the result: the request is over with it, unless another worker has it by now."""
-        store = self._app.broker.requests
-
-        def end() -> bool:
-            content, messages = sealed(self._app, self.pool, result), self._replies("done", result)
-            return store.end(self._take, "done", content, messages=messages)
-
+        reply = self.headers.get("qdo-reply")
         try:
             if result is not None:
                 check_done(result, function, "job")
-            ended = until_answered(end, self._name)
+            ended = until_answered(
+                lambda: store_end(self._app, self._take, self.pool, reply, "done", result),
+                self._name,
+            )
         except Exception as error:  # noqa: BLE001 - it would be refused after another run, too
             raise DeadLetter(f"its result cannot be stored: {describe(error)}") from None
         if not ended:
@@ -171,6 +179,25 @@ class Request(Message):
                 self.pool,
                 self.take,
             )
+
+
+ENDED = object()
+"""Returned by the call of a pool's job whose process has stored the end of the request."""
+
+
+def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:
+    """Return the call of a pool's job, which returns `ENDED` if the job was not left out.
+
+    The message carries the report past middleware, whose return values are dropped. A list, because
+    middleware may pass on a copy of the message.
+    """
+
+    def run(message: Message, context: Any) -> Any:
+        message._ends = ends = list[bool]()
+        call(message, context)
+        return ENDED if ends else None
+
+    return run
 
 
 def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +213,7 @@ def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
                 await asyncio.to_thread(request._cancel, error)
             else:
                 await asyncio.to_thread(request._finish, result, function)
+            message._report_end()
 
         return functools.wraps(function)(arun)
 
@@ -198,5 +226,6 @@ def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
             request._cancel(error)
         else:
             request._finish(result, function)
+        message._report_end()
 
     return functools.wraps(function)(run)

@@ -100,6 +100,27 @@ def until_answered(call: Callable[[], _T], what: str) -> _T:
         time.sleep(pause)
 
 
+def store_end(
+    sender: Sender,
+    take: Take,
+    pool: str,
+    reply: str | None,
+    outcome: str,
+    result: Any = None,
+    error: str | None = None,
+    failed: int | None = None,
+) -> bool:
+    """Store the end of a request and its message, in one transaction of the broker.
+
+    :param result: the value that the job returned; it is stored for the outcome "done".
+    :param failed: see `RequestStore.end`.
+    :return: False if the request is over, or another worker has taken it: nothing was stored.
+    """
+    messages = reply_messages(sender, take, pool, reply, outcome, result, error)
+    content = sealed(sender, pool, result) if outcome == "done" else None
+    return sender.broker.requests.end(take, outcome, content, error, messages, failed)
+
+
 def end_request(
     sender: Sender,
     take: Take,
@@ -110,29 +131,25 @@ def end_request(
     run: Callable[[Callable[[], bool]], bool] = lambda call: call(),
     failed: int | None = None,
 ) -> bool:
-    """End a request, with its message; return what `RequestStore.end` returns.
+    """End a request without a result; return what `store_end` returns.
 
     If the message is refused, the request ends without it, and its error says so. What was done
     then counts as failed.
 
     :param run: calls its argument, as `until_answered`.
-    :param failed: see `RequestStore.end`.
     """
-    store = sender.broker.requests
-
-    def end() -> bool:
-        messages = reply_messages(sender, take, pool, reply, outcome, error=error)
-        result = sealed(sender, pool, None) if outcome == "done" else None
-        return store.end(take, outcome, result, error, messages, failed)
-
     try:
-        return run(end)
+        return run(
+            lambda: store_end(sender, take, pool, reply, outcome, error=error, failed=failed)
+        )
     except Exception as refusal:
         if failure_kind(refusal) is not FailureKind.REFUSED:
             raise
         why = describe(refusal)
         _log.error("request %s of pool %s ends without its message: %s", take.id, pool, why)
-        known = error or ""
-        said = known if why in known else f"{known}{known and '; '}its message is refused: {why}"
+        said = error or ""
+        if why not in said:
+            said = f"{said}{said and '; '}its message is refused: {why}"
         kept = "failed" if outcome == "done" else outcome
-        return run(lambda: store.end(take, kept, None, said, failed=failed))
+        # A reply of None asks for no message, so only the broker itself can refuse this end.
+        return run(lambda: store_end(sender, take, pool, None, kept, error=said, failed=failed))

@@ -28,7 +28,7 @@ PATCHED = {
     "qdo.positions": "time",
     "qdo.sending.pool_jobs": "clock",
     "qdo.sending.requests": "time",
-    "qdo.worker.engine.outcomes": "time",
+    "qdo.worker.engine.queue_ends": "time",
     "qdo.worker.engine.subscriptions": "time",
     "qdo.worker.pools.subscription": "clock",
 }

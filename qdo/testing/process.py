@@ -53,6 +53,8 @@ class Process:
     :ivar running: it is on the stack: a job may be running.
     """
 
+    is_pool = False
+
     def __init__(self, world: State) -> None:
         settings = world.settings
         self.clock = world.clock

@@ -20,7 +20,10 @@ LIKE_LINES = 100
 WINDOW_SECONDS = 1.0
 # Loggers with lines about single messages. The first argument of each line names the queue.
 MESSAGE_LOGGERS = (
-    *(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "observers")),
+    *(
+        f"qdo.worker.engine.{name}"
+        for name in ("outcomes", "queue_ends", "request_ends", "batches", "observers")
+    ),
     "qdo.worker.engine.subscriptions",
     "qdo.worker.runs",
 )
@@ -34,7 +37,7 @@ QUEUE_LOGGERS = (
 # Loggers with lines about a broker that fails, or a thread that cannot start: every queue would
 # repeat them every 5 s.
 BROKER_LOGGERS = (
-    "qdo.worker.engine.outcomes.broker",
+    "qdo.worker.engine.ends.broker",
     "qdo.brokers.kinesis.reader",
     "qdo.brokers.sqs.api",
     "qdo.brokers.sqs.receive",

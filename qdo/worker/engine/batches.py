@@ -32,8 +32,9 @@ from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.text import describe
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
+from qdo.worker.engine.ends import traceback_for_log
 from qdo.worker.engine.jobs import Turn
-from qdo.worker.engine.outcomes import Outcomes, traceback_for_log
+from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 from qdo.worker.engine.subscriptions import FailureResumer
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted

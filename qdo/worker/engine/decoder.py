@@ -81,7 +81,7 @@ class Decoder:
             position,
             body,
             key,
-            {ID: turn.pool.id_of(position)} if turn.job.pool else NO_HEADERS,
+            {ID: turn.pool.id_of(position)} if turn.slot.is_pool else NO_HEADERS,
             turn.claim.fence,
             attempt,
             turn.slot.origin,

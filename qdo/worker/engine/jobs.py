@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import kind_of
+from qdo.callables import check_done
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import UnreachableError, UsageError
 from qdo.jobs.job import Job
@@ -24,6 +25,7 @@ from qdo.jobs.options import Order
 from qdo.jobs.retry import PolicyInForce
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
+from qdo.sending.pool_jobs import ENDED, reporting
 from qdo.text import describe, join_some
 from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.limits import Gate, Limits
@@ -163,8 +165,6 @@ class BoundJob:
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
     executor: str = "greenlet"
-    pool: bool = False
-    """It runs requests."""
     gate: Gate | None = None
     """Gives the permits that each message needs; None if it needs none."""
     meter: JobMeter | None = None
@@ -222,9 +222,7 @@ class JobTable:
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
-                self._observed(call)
-                if job.batch is None
-                else self._observers.bind_batch(call, job.queues),
+                self._call_of(job, call),
                 job.checkpoint == "message",
                 job.order,
                 job.lanes,
@@ -232,7 +230,6 @@ class JobTable:
                 job.batch_wait_seconds,
                 job.timeout_seconds,
                 self._executor.kind(job),
-                job.pool,
                 self._limits.gate(job),
                 None if meters is None else meters.of(job.queues),
                 self._breaker(job.name),
@@ -247,9 +244,13 @@ class JobTable:
             if bound.breaker and bound.breaker.paused
         }
 
-    def _observed(self, call: JobCall) -> JobCall:
-        """Return the call of a job that takes single messages."""
+    def _call_of(self, job: Job, call: JobCall) -> JobCall:
+        """Return the call that turns make, from that of the executor."""
+        if job.batch is not None:
+            return self._observers.bind_batch(call, job.queues)
         observed = self._observers.bind(call)
+        if job.pool:
+            return reporting(observed)
         # `RowRunner` looks at results, too. A call less for each message is 7 % of the rate.
         return unchecked(call) if observed is call else observed
 
@@ -286,8 +287,15 @@ class Turn:
 
     @property
     def pool(self) -> PoolSubscription:
-        """Its member, if its job runs requests."""
+        """The pool of a turn of requests, which is the sink of its claim."""
         return cast("PoolSubscription", self.member)
+
+    def returned(self, position: int, result: Any) -> None:
+        """Take note of a result other than None: a report, or work that was not done."""
+        if result is ENDED:
+            self.pool.reported(position)
+        else:
+            check_done(result, self.job.call, "job")
 
     @property
     def in_force(self) -> bool:

@@ -248,7 +248,7 @@ class Pipeline:
     def _label(self, turn: Turn, in_line: bool) -> None:
         slot = turn.slot
         if not slot.label:
-            queue = "" if turn.job.pool else slot.queue
+            queue = "" if slot.is_pool else slot.queue
             slot.label = encode_label(queue, turn.member.name, in_line)
             if self._engine.observers:
                 self._engine.observers.workers[slot.queue] = turn.member.name

@@ -12,7 +12,6 @@ from types import CodeType
 
 import ujson
 
-from qdo.callables import check_done
 from qdo.encoding import is_raw
 from qdo.encryption.marks import OpenedRows
 from qdo.message import Message
@@ -89,7 +88,7 @@ class RowRunner:
                 )
                 result = call(message, context)
                 if result is not None:
-                    check_done(result, call, "job")
+                    turn.returned(position, result)
                 claim.done = position
                 if not claim.open or clock() >= until:
                     break

@@ -58,9 +58,13 @@ class TurnResult(enum.Enum):
 
 
 class ClaimSink(Protocol):
-    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`."""
+    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`.
+
+    :ivar is_pool: whether the claim is one of a pool, whose requests record their ends themselves.
+    """
 
     name: str
+    is_pool: bool
 
     def progress(self, claim: Claim) -> None: ...
 
@@ -223,7 +227,7 @@ class Slot:
     @property
     def is_pool(self) -> bool:
         """Whether it has requests: no node and no messages of the broker belong to it."""
-        return hasattr(self.member, "subscribe")
+        return self.member is not None and self.member.is_pool
 
     @property
     def waits_for_key(self) -> bool:

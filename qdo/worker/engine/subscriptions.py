@@ -46,12 +46,12 @@ class Subscriptions:
         """Return whether a turn reads through a subscription that it does not have yet."""
         if turn.slot.subscription is not None or turn.job is NO_JOB:
             return False
-        return self._needed or turn.job.pool
+        return self._needed or turn.slot.is_pool
 
     def begin(self, turn: Turn) -> None:
         """Subscribe to the messages of a claim; raise any error of the broker."""
         slot, claim, batch = turn.slot, turn.claim, turn.job.batch
-        subscribe = turn.pool.subscribe if turn.job.pool else self._broker.subscribe
+        subscribe = turn.pool.subscribe if turn.slot.is_pool else self._broker.subscribe
         subscription = subscribe(
             slot.queue,
             claim.done,
@@ -167,10 +167,9 @@ class FailureResumer:
             return None
         failed = failure.attempts
         _log.warning(
-            "%s: %s of %s %s failed on another worker, retrying in %.2f s: %s",
+            "%s: %s of %s failed on another worker, retrying in %.2f s: %s",
             where(slot),
             pluralize(failed, "attempt") if failed else "no attempt",
-            "request" if slot.is_pool else "message",
             self._decoder.undecoded(turn, row, failed).id,
             delay,
             failure.error,
@@ -197,7 +196,7 @@ class FailureResumer:
         claim = turn.claim
         whole = claim.whole
         known = claim.failure if claim.failure and claim.failure.position == position else None
-        if turn.job.pool or not (whole.careful or (known is not None and known.crashed)):
+        if turn.slot.is_pool or not (whole.careful or (known is not None and known.crashed)):
             return True
         whole.careful = max(0, whole.careful - 1)
         now = self._engine.clock()

@@ -351,6 +351,8 @@ class _JobProcesses:
             if "undecodable" in answer:
                 reason = one_line(answer["undecodable"])
                 return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)
+            if answer.get("ended") is True:
+                message._report_end()
             return wire.load(answer)
 
     def _log_dead(self, spawned: JobProcess, error: Exception) -> None:

@@ -9,8 +9,8 @@ frame       JSON
 ==========  ===========================================================================
 ready       ``ready`` and its `pid`, or ``{"failed": "why"}`` and the process ends
 message     its fields, and ``serial``
-answer      ``serial`` and ``done``, or an `outcome`, or an `error`, see below; or
-            ``undecodable`` with the reason
+answer      ``serial``, ``ended`` (see `pool_jobs.reporting`), and ``done``, or an
+            `outcome`, or an `error`, see below; or ``undecodable`` with the reason
 ==========  ===========================================================================
 
 An error carries the end of an attempt from a job's process to its worker process, which raises it.

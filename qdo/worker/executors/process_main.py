@@ -99,6 +99,7 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         if job.timeout_seconds is not None:
             message.limit(job.timeout_seconds)
         error: BaseException | None = None
+        message._ends = ends = list[bool]()
         try:
             check_lease(message)
             job.function(message, context)
@@ -110,7 +111,9 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         if os.getpid() != own:
             # The job forked, and this is its copy: it must not use the channel.
             os._exit(1)
-        channel.sendall(wire.pack({"serial": head["serial"], **wire.dump(error)}))
+        channel.sendall(
+            wire.pack({"serial": head["serial"], "ended": bool(ends), **wire.dump(error)})
+        )
         error = None
 
 

@@ -91,10 +91,13 @@ class PoolDuty(Duty):
             stop_listening = self._store.listen(lambda: mailbox.post(self._woken.set))
             try:
                 while True:  # running requests may be cancelled in a drain, too
-                    before, began = self._taken(), clock()
+                    taken = self._taken()
+                    began = clock()
                     self._woken.wait(self._step_or_warn())
-                    rest = 0.0 if self._taken() > before else began + IDLE_SECONDS - clock()
-                    gevent.sleep(max(0.0, rest) + random.uniform(0, SPREAD_SECONDS))
+                    # A busy pool is looked at again at once. An idle one is not, or senders that
+                    # wake it for each of their requests would cost a statement each.
+                    idle = 0.0 if self._taken() > taken else began + IDLE_SECONDS - clock()
+                    gevent.sleep(max(0.0, idle) + random.uniform(0, SPREAD_SECONDS))
                     self._woken.clear()
             finally:
                 stop_listening()
@@ -102,7 +105,7 @@ class PoolDuty(Duty):
             mailbox.close()
 
     def _taken(self) -> int:
-        return sum(each.taken for each, _ in self._claims.values())
+        return sum(own.taken for own, _ in self._claims.values())
 
     def _step_or_warn(self) -> float:
         try:
@@ -130,13 +133,13 @@ class PoolDuty(Duty):
         ready = []
         for pool, (own, _) in list(self._claims.items()):
             try:
-                if own.look(due.get(pool), at_once) or own.busy:
+                if own.look(due.get(pool), at_once):
                     ready.append(pool)
             except Exception as error:  # noqa: BLE001 - as above; other pools go on
                 _warn(f"requests of pool {pool}", error)
         self._forget()
         self._dispatcher.wake(ready)
-        busy = any(own.busy for own, _ in self._claims.values())
+        busy = any(own.running for own, _ in self._claims.values())
         now = self._now()
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
 
@@ -146,7 +149,7 @@ class PoolDuty(Duty):
             return dict.fromkeys(self._named, 0.0)  # a take would tell the same
         began = clock()
         if at_once or began >= self._look_at:
-            running = [id for own, _ in self._claims.values() for id in own.positions]
+            running = [id for own, _ in self._claims.values() for id in own.running]
             self._found = self._store.due(member.name, running)
             spent = clock() - began
             self._look_at = began + min(LOOK_SECONDS, 10 * spent if spent > SLOW_SECONDS else 0.0)
@@ -174,16 +177,23 @@ class PoolDuty(Duty):
         job = self._app.job_for(pool)
         if job is None:
             return
-        one_by_one, lanes = bool(job.limits or job.per_queue_rate), job.lanes
+        lanes = job.lanes
+        one_by_one = bool(job.limits or job.per_queue_rate)
 
-        def places(held: int) -> int:
-            """Return the free places; with limits, only the next request waits for a permit."""
-            return min(lanes - held, 1 if one_by_one else max(1, self._permits.free))
+        def seats(seated: int) -> int:
+            """Return the free seats; with limits, only the next request waits for a permit."""
+            return min(lanes - seated, 1 if one_by_one else max(1, self._permits.free))
 
-        wake = partial(self._dispatcher.wake, [pool])
         number = int(member.name.rpartition("-")[2])
         own = PoolSubscription(
-            self._app, self._store, pool, member.name, places, wake, self._now, number
+            self._app,
+            self._store,
+            pool,
+            member.name,
+            seats,
+            wake=partial(self._dispatcher.wake, [pool]),
+            now=self._now,
+            turn=number,
         )
         claim = Claim(pool, number + 1, 0, member.lease)
         self._claims[pool] = own, claim
@@ -192,8 +202,9 @@ class PoolDuty(Duty):
 
     def _lose(self) -> None:
         """Drop the claims of a registration that is over."""
-        claims, self._claims = self._claims, {}
-        for _, claim in claims.values():
+        claims = list(self._claims.values())
+        self._claims.clear()
+        for _, claim in claims:
             self._dispatcher.lost(claim)
 
     def drain(self) -> None:

@@ -1,18 +1,45 @@
-"""The requests of one pool that a worker has in its hands, as a subscription of its engine.
+"""The requests of one pool that a worker holds, as a subscription of its engine.
 
 To the engine a pool is a mailbox: a request that was taken is a message that was received. Its
-position only numbers what this worker took. Nothing is read ahead of free places, so requests wait
-in the broker, where any worker may take them.
+position only numbers the takes of this worker. Nothing is read ahead of free seats, so requests
+wait in the broker, where any worker may take them.
 
 A take whose answer was lost may have been stored, also later than the worker has looked. So each
-take also returns the requests that the broker counts as this worker's and that it does not run.
+take also returns the requests that the broker counts as this worker's and that it does not hold.
+
+Each held request has one record, `HeldRequest`. It goes through these states:
+
+==========  ================================================  ==========  ========================
+state       event                                             next        told to the broker
+==========  ================================================  ==========  ========================
+TAKEN       a job's process reports the end that it stored    ENDED       -
+TAKEN       an attempt ended in another way (`RequestEnds`)   ENDING      put back, or its outcome
+TAKEN       cancelled, its job runs                           CANCELLED   - (its job is killed)
+TAKEN       cancelled, it waits for a lane                    ENDING      end "cancelled"
+TAKEN       done without a report: middleware left out the    ENDING      end "done", no result
+            job
+TAKEN       the claim closes                                  ENDING      put back
+CANCELLED   done, or the claim closes                         ENDING      end "cancelled"
+ENDING      stored                                            ENDED       -
+ENDING      no answer                                         ENDING      the same, after a pause
+ENDING      put back is refused                               ENDING      end "failed"
+ENDING      its message is refused                            ENDING      end without the message
+ENDING      the end itself is refused                         ENDING      - (logged: it stays
+                                                                          this worker's)
+ENDED       done, or the claim closes                         (dropped)   -
+==========  ================================================  ==========  ========================
+
+A record leaves its seat when the engine is done with it. It is dropped once it has also `ENDED`:
+until then the broker counts the request as this worker's, and each take names it as held.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,6 +68,34 @@ PASSES = 10
 more urgent ones cannot delay it forever."""
 
 
+class HoldState(enum.Enum):
+    """State of a held request; see the table of the module."""
+
+    TAKEN = "taken"
+    CANCELLED = "its job is being interrupted"
+    ENDING = "its end, or its return, is being stored"
+    ENDED = "the broker no longer counts it as this worker's"
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """A request that this worker has taken, until its end is stored and its seat is free.
+
+    :ivar row: as the engine reads it; None once the engine is done with it.
+    :ivar reason: why it was cancelled.
+    """
+
+    position: int
+    request: TakenRequest
+    row: Row | None
+    state: HoldState = HoldState.TAKEN
+    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.request.take.id
+
+
 class _Unrecorded:
     """Receives the reports of a claim for which no node records anything."""
 
@@ -55,15 +110,14 @@ class _Unrecorded:
 
 
 class PoolSubscription(_Unrecorded, Subscription):
-    """What one registration of a worker took of a pool, and the sink of its claim.
+    """The requests that one registration of a worker holds of a pool, and the sink of its claim.
 
     :ivar name: of the registration.
-    :ivar positions: by id, also of requests whose end is not stored, or cannot be.
     :ivar idle_seconds: for how long it and its pool have had no requests.
     :ivar taken: how many requests it has taken, the position of the last one.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
-    :param places: returns how many requests may be taken beside a number of held ones.
-    :param wake: called when a place is free.
+    :param seats: returns how many requests may be taken beside a number of seated ones.
+    :param wake: called when a seat is free.
     :param now: returns the Unix time in seconds.
     :param turn: a number of its own, or workers that end after a few requests would never come to
         the oldest ones.
@@ -75,37 +129,31 @@ class PoolSubscription(_Unrecorded, Subscription):
         store: RequestStore,
         pool: str,
         name: str,
-        places: Callable[[int], int],
+        seats: Callable[[int], int],
         wake: Callable[[], None],
         now: Callable[[], float] = time.time,
         turn: int = 0,
     ) -> None:
+        self.name = name
+        self.is_pool = True
+        self.taken = 0
         self.next_due: float | None = None
+        self.idle_seconds = 0.0
         self._app = app
         self._store = store
         self._pool = pool
-        self.name = name
-        self._places = places
+        self._seats = seats
         self._wake = wake
-        self._interrupt: Callable[[int], None] = lambda position: None
         self._now = now
-        self._held: dict[int, tuple[TakenRequest, Row]] = {}
-        self.positions: dict[str, int] = {}
-        self._cancelled: dict[int, str] = {}
-        self._told: set[int] = set()
-        """Positions whose end, or return to the pool, this worker has stored itself."""
-        self._done: dict[str, int] = {}
-        """Numbers of takes by id, of jobs that have returned since the last take."""
-        self._back: set[str] = set()
-        """Ids of requests that a take returned although their jobs had returned."""
-        self.taken = 0
         self._turn = turn
-        self._dry = self._closed = False
+        self._interrupt: Callable[[int], None] = lambda position: None
+        self._holds: dict[int, HeldRequest] = {}
+        self._dry = False
+        self._closed = False
         self._look_at = 0.0
-        self.idle_seconds = 0.0
         self._used_at = clock()
         self._taking = Semaphore()
-        self._ends: list[Any] = []
+        self._storing: list[Any] = []
 
     # --- for the engine ---
 
@@ -120,16 +168,17 @@ class PoolSubscription(_Unrecorded, Subscription):
         return self
 
     def reader(self, after: int) -> Reader:
-        return _PoolReader(self, after)
+        return _PoolReader(self._rows, after)
 
     def at_tip(self) -> bool:
-        return self._dry and not self.positions
+        return self._dry and not self._holds
 
     def is_held(self, position: int) -> bool:
-        return position in self._held and position not in self._cancelled
+        hold = self._holds.get(position)
+        return hold is not None and hold.row is not None and not hold.reason
 
     def failure(self, position: int) -> FailureRecord | None:
-        request, _ = self._held[position]
+        request = self._holds[position].request
         if not request.failed:
             return None
         error = request.error or ""
@@ -137,220 +186,227 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     def id_of(self, position: int) -> str:
         """Return the id of a request that it holds."""
-        return self._held[position][0].take.id
+        return self._holds[position].id
+
+    def reported(self, position: int) -> None:
+        """Take note that the job's process has stored the end of a request."""
+        hold = self._holds.get(position)
+        if hold is not None and hold.state is HoldState.TAKEN:
+            hold.state = HoldState.ENDED
 
     def done(self, position: int) -> None:
-        found = self._held.pop(position, None)
-        if found is None:
-            return
-        reason = self._cancelled.pop(position, None)
-        if reason is not None:
-            self._spawn(self._end, position, found[0], "cancelled", reason)
-            return
-        if position in self._told:
-            self._told.discard(position)
-        else:
-            self._done[found[0].take.id] = found[0].take.number
-            self._forget(position, found[0])
-        self._wake()
+        hold = self._holds.get(position)
+        if hold is not None and hold.row is not None:
+            hold.row = None
+            if hold.state is HoldState.TAKEN:
+                # As with a queue, middleware that leaves out the job ends its message.
+                self._spawn(hold, self._end, "done", None)
+            self._leave(hold)
 
     def poll_now(self) -> None:
         self._dry = False
 
     @property
-    def busy(self) -> bool:
-        """Whether it holds requests."""
-        return bool(self._held)
+    def running(self) -> list[str]:
+        """Ids of the requests that it holds, also of those whose end is not, or cannot be, stored.
+
+        A request that it does not name here runs again.
+        """
+        return [hold.id for hold in self._holds.values() if hold.state is not HoldState.ENDED]
 
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         self._closed = True
-        held, self._held = self._held, {}
-        for position, (request, _) in held.items():
-            if position in self._told:
-                self._forget(position, request)
-            elif (reason := self._cancelled.pop(position, None)) is not None:
-                self._spawn(self._end, position, request, "cancelled", reason)
-            else:
-                self._spawn(self._put_back, position, request, request.failed, 0.0, request.error)
+        for hold in list(self._holds.values()):
+            if hold.row is not None:
+                hold.row = None
+                if hold.state is HoldState.TAKEN:
+                    self._spawn(hold, self._put_back_as_taken)
+                self._leave(hold)
 
     def join(self, seconds: float) -> None:
         """Wait until what `close` began is stored, at most so long."""
-        gevent.joinall(self._ends, timeout=seconds)
-        gevent.killall(self._ends)
+        gevent.joinall(self._storing, timeout=seconds)
+        gevent.killall(self._storing)
 
     # --- taking ---
 
-    def rows(self, after: int, limit: int) -> Sequence[Row]:
-        """Return held requests behind a position, or take some."""
-        rows = [row for position, (_, row) in self._held.items() if position > after][:limit]
-        if rows or not self.may_start():
+    def _seated(self) -> list[Row]:
+        return [hold.row for hold in self._holds.values() if hold.row is not None]
+
+    def _rows(self, after: int, limit: int) -> Sequence[Row]:
+        """Return seated requests behind a position, or take some."""
+        seated = self._seated()
+        rows = [row for row in seated if row[0] > after][:limit]
+        if rows or self._dry or not self.may_start():
             return rows
-        places = 0 if self._dry else min(limit, self._places(len(self._held)))
-        return self._take(places) if places > 0 else []
+        seats = min(limit, self._seats(len(seated)))
+        return self._take(seats) if seats > 0 else []
 
     def look(self, due: float | None, at_once: bool = False) -> bool:
         """Look for marks of running requests, and for those of lost answers; not too often.
 
         :param due: when the next request of the pool is due, None without any.
-        :return: whether it may be taken now.
+        :return: whether a request may be taken now, or one has a seat.
         """
-        if due is not None or self.positions:
+        if due is not None or self._holds:
             self._used_at = clock()
         self.idle_seconds = clock() - self._used_at
         if due is None or due > self._now():
-            self.next_due, self._dry = due, True
+            self.next_due = due
+            self._dry = True
         else:
             self.poll_now()
-        if self._held and (at_once or clock() >= self._look_at):
+        if self._seated() and (at_once or clock() >= self._look_at):
             self._take(0)
-        return not self._dry
+        return not self._dry or bool(self._seated())
 
-    def _take(self, places: int) -> list[Row]:
+    def _take(self, seats: int) -> list[Row]:
+        # One take at a time: a second one would not know the requests of the first, and the broker
+        # would return them to both.
         with self._taking:
-            done, self._done = self._done, {}
             turn = self._turn + self.taken
-            oldest = (turn + places) // PASSES - turn // PASSES
-            running = list(self.positions)
-            try:
-                taken = self._store.take(self.name, self._pool, places, running, oldest)
-            except BaseException:
-                self._done = {**done, **self._done}
-                raise
+            oldest = (turn + seats) // PASSES - turn // PASSES
+            taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
             self._look_at = clock() + MARKS_SECONDS
-            if places:  # large bodies may leave requests that are due
+            if seats:  # large bodies may leave requests that are due
                 self.next_due = due = taken.next_due
-                self._dry = len(taken.requests) < places and (due is None or due > self._now())
-            takes = [each.take for each in taken.requests]
-            back = {each.id for each in takes if done.get(each.id) == each.number - 1}
-            twice, self._back = back & self._back, (self._back - done.keys()) | back
-            rows = [row for each in taken.requests for row in self._received(each, twice)]
+                self._dry = len(taken.requests) < seats and (due is None or due > self._now())
+            rows = [row for request in taken.requests for row in self._received(request)]
+        holds = {hold.id: hold for hold in self._holds.values()}
         for id, mark in taken.marks.items():
-            if id in self.positions and "cancel" in (found := decoded_headers(mark) or {}):
-                self._cancel(id, str(found["cancel"]))
+            answer = decoded_headers(mark) or {}
+            if id in holds and "cancel" in answer:
+                self._cancel(holds[id], str(answer["cancel"]))
         return rows
 
-    def _received(self, request: TakenRequest, twice: set[str]) -> list[Row]:
-        """Return the row of a request to run; end or put back any other.
-
-        :param twice: ids of requests whose jobs returned twice without an end. Once, a failover may
-            have lost the end, so the job runs again. Middleware that leaves out the job is called
-            again, too; after that, the request is done.
-        """
-        position = self.taken = self.taken + 1
-        self.positions[request.take.id] = position
+    def _received(self, request: TakenRequest) -> list[Row]:
+        """Hold a request; return its row if it may run."""
+        self.taken += 1
+        hold = self._holds[self.taken] = HeldRequest(self.taken, request, None)
         try:
-            row = self._hold(position, request)
+            row = self._row(hold)
         except Exception as error:  # noqa: BLE001 - another program wrote it
-            why = f"its row is damaged: {describe(error)}"
-            self._spawn(self._end, position, request, "failed", why)
+            self._spawn(hold, self._end, "failed", f"its row is damaged: {describe(error)}")
             return []
         if self._closed:  # while the answer was on its way
-            del self._held[position]
-            self._spawn(self._put_back, position, request, request.failed, 0.0, request.error)
-        elif request.take.id in twice:
-            del self._held[position]
-            self._spawn(self._end, position, request, "done", None)
-        else:
-            return [row]
-        return []
+            self._spawn(hold, self._put_back_as_taken)
+            return []
+        hold.row = row
+        return [row]
 
-    def _hold(self, position: int, request: TakenRequest) -> Row:
+    def _row(self, hold: HeldRequest) -> Row:
+        request = hold.request
         body, headers = request.content
-        take, priority = request.take, request.priority
+        priority = request.priority
         headers = with_header(
             headers or "{}",
-            qdo_id=take.id,
-            qdo_take=f"{take.number} {take.owner}",
+            qdo_id=hold.id,
+            qdo_take=request.take.header,
             qdo_sent=time_text(request.asked),
             qdo_priority=None if priority == NORMAL else str(priority),
             qdo_reply=request.reply,
         )
-        row = (position, body, None, headers)
-        self._held[position] = request, row
-        return row
+        return (hold.position, body, None, headers)
 
-    def _cancel(self, id: str, reason: str) -> None:
-        position = self.positions[id]
-        if self.is_held(position) and position not in self._told:
-            _log.info("%s, pool %s: request %s is cancelled: %s", self.name, self._pool, id, reason)
-            self._cancelled[position] = reason
-            if position in self.in_flight():
-                self._interrupt(position)
-            else:  # its lane may wait for long
-                self._spawn(self._end, position, self._held[position][0], "cancelled", reason)
-            self._wake()
+    def _cancel(self, hold: HeldRequest, reason: str) -> None:
+        if hold.row is None or hold.state is not HoldState.TAKEN:
+            return
+        _log.info(
+            "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, hold.id, reason
+        )
+        hold.reason = reason
+        if hold.position in self.in_flight():
+            hold.state = HoldState.CANCELLED
+            self._interrupt(hold.position)
+        else:  # its lane may wait for long
+            self._spawn(hold, self._end, "cancelled", reason)
+        self._wake()
 
     # --- telling the broker ---
 
     def put_back(self, position: int, failed: int, seconds: float, error: str | None) -> None:
         """Let a request wait again; it returns once that is stored."""
-        self._told.add(position)
-        self._put_back(position, self._held[position][0], failed, seconds, error)
+        hold = self._holds[position]
+        hold.state = HoldState.ENDING
+        self._put_back(hold, failed, seconds, error)
 
     def finish(self, position: int, outcome: str, error: str, failed: int | None = None) -> None:
         """Record an outcome other than "done"; it returns once that is stored.
 
         :param failed: see `RequestStore.end`.
         """
-        self._told.add(position)
-        self._end(position, self._held[position][0], outcome, error, failed)
+        hold = self._holds[position]
+        hold.state = HoldState.ENDING
+        self._end(hold, outcome, error, failed)
 
-    def _put_back(
-        self, position: int, request: TakenRequest, failed: int, seconds: float, error: str | None
-    ) -> None:
-        back = partial(self._store.put_back, request.take, failed, seconds, error)
+    def _put_back_as_taken(self, hold: HeldRequest) -> None:
+        self._put_back(hold, hold.request.failed, 0.0, hold.request.error)
+
+    def _put_back(self, hold: HeldRequest, failed: int, seconds: float, error: str | None) -> None:
+        back = partial(self._store.put_back, hold.request.take, failed, seconds, error)
         try:
-            self._answered(request, back)
+            until_answered(back, self._what(hold))
         except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
             why = f"it cannot wait for another attempt: {describe(refusal)}"
-            self._end(position, request, "failed", why)
+            self._end(hold, "failed", why)
         else:
-            self._forget(position, request)
+            hold.state = HoldState.ENDED
+            self._leave(hold)
 
     def _end(
-        self,
-        position: int,
-        request: TakenRequest,
-        outcome: str,
-        error: str | None,
-        failed: int | None = None,
+        self, hold: HeldRequest, outcome: str, error: str | None, failed: int | None = None
     ) -> None:
-        run = partial(self._answered, request)
-        asked = self._app, request.take, self._pool, request.reply
+        request = hold.request
         try:
-            end_request(*asked, outcome, error, run, failed)
+            end_request(
+                self._app,
+                request.take,
+                self._pool,
+                request.reply,
+                outcome,
+                error,
+                lambda call: until_answered(call, self._what(hold)),
+                failed,
+            )
         except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.error(
                 "%s, pool %s: request %s stays running, because the broker refuses its end: %s",
                 self.name,
                 self._pool,
-                request.take.id,
+                hold.id,
                 describe(refusal),
             )
         else:
-            self._forget(position, request)
+            hold.state = HoldState.ENDED
+        self._leave(hold)
+
+    def _what(self, hold: HeldRequest) -> str:
+        return f"request {hold.id} of pool {self._pool}"
+
+    def _leave(self, hold: HeldRequest) -> None:
+        """Take the next step of a record that has left its seat, and wake the pool."""
+        if hold.row is None:
+            if hold.state is HoldState.CANCELLED:
+                self._spawn(hold, self._end, "cancelled", hold.reason)
+            elif hold.state is HoldState.ENDED:
+                self._holds.pop(hold.position, None)
         self._wake()
 
-    def _answered(self, request: TakenRequest, call: Callable[[], bool]) -> bool:
-        return until_answered(call, f"request {request.take.id} of pool {self._pool}")
-
-    def _forget(self, position: int, request: TakenRequest) -> None:
-        if self.positions.get(request.take.id) == position:
-            del self.positions[request.take.id]
-
-    def _spawn(self, function: Callable[..., None], *args: Any) -> None:
-        self._ends = [each for each in self._ends if not each.ready()]
-        self._ends.append(gevent.spawn(function, *args))
+    def _spawn(self, hold: HeldRequest, store: Callable[..., None], *args: Any) -> None:
+        """Store the end of a request beside the engine."""
+        hold.state = HoldState.ENDING
+        self._storing = [greenlet for greenlet in self._storing if not greenlet.ready()]
+        self._storing.append(gevent.spawn(store, hold, *args))
 
 
 class _PoolReader:
-    def __init__(self, subscription: PoolSubscription, after: int) -> None:
-        self._subscription = subscription
+    def __init__(self, rows: Callable[[int, int], Sequence[Row]], after: int) -> None:
+        self._rows = rows
         self._after = after
 
     def fetch(self, limit: int) -> Sequence[Row]:
-        rows = self._subscription.rows(self._after, limit)
+        rows = self._rows(self._after, limit)
         if rows:
             self._after = rows[-1][0]
         return rows

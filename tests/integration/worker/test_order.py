@@ -630,7 +630,7 @@ def test_reading_that_failed_is_tried_again_while_a_lane_runs(
     monkeypatch.setattr(fetcher, "fetch", failing)
     keyed.send(("b", "b-0"))
     until(lambda: keyed.ended == ["b-0"])
-    (record,) = [each for each in caplog.records if each.name.endswith(".outcomes.broker")]
+    (record,) = [each for each in caplog.records if each.name.endswith(".ends.broker")]
     assert record.args is not None
     assert re.fullmatch(r"worker-\d+, queue q, fence \d+", str(record.args[0]))
     assert "no disk" in str(record.args[-1])

@@ -83,9 +83,16 @@ def _looks_for_own_rows(patch: Patch, times: int) -> None:
 def _ends_in_two_transactions(patch: Patch) -> None:
     """The worker sends the message once it knows of the end."""
 
-    def end(self: StoreLink, *args: Any, messages: Any = ()) -> bool:
-        *args, messages = args if len(args) == 5 else (*args, messages)
-        ended: bool = self._send("end", *args)
+    def end(
+        self: StoreLink,
+        take: Any,
+        outcome: str,
+        result: Any,
+        error: str | None,
+        messages: Any,
+        failed: int | None,
+    ) -> bool:
+        ended: bool = self._send("end", take, outcome, result, error, (), failed)
         if ended:
             self._send("_send", None, messages)
         return ended

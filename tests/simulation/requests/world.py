@@ -22,7 +22,7 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.errors import RejectedError, UnreachableError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
-from qdo.sending.pool_jobs import Request, answering
+from qdo.sending.pool_jobs import ENDED, Request, answering, reporting
 from qdo.sending.requests import Handle
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
@@ -137,7 +137,9 @@ class PoolSlot:
                 self.subscription.finish(position, "failed", "crashed")
             else:
                 self.world.begin(self, request)
-                answering(self.world.sender, self._act)(request, None)
+                call = reporting(answering(self.world.sender, self._act))
+                if call(request, None) is ENDED:
+                    self.subscription.reported(position)
         except JobInterrupted:
             pass
         except Violation:
@@ -382,9 +384,9 @@ class PoolWorld:
             self.schedule.run(self.schedule.now + 0.5)
 
     def _left(self) -> list[Any]:
-        """Return what is not over, or still takes a place."""
+        """Return what is not over, or still takes a seat."""
         slots = [slot for host in self.hosts for slot in host.slots]
-        held = [slot.subscription.positions for slot in slots if slot.subscription.positions]
+        held = [slot.pool for slot in slots if slot.subscription.running or slot.runs]
         return [*(row for row in self.store.rows.values() if row[4] != OVER), *held]
 
 

@@ -29,7 +29,7 @@ Make = Callable[..., EngineSetup]
 @pytest.fixture
 def make(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make engines whose senders encrypt with the key K1, and end them with the test."""
-    monkeypatch.setattr("qdo.worker.engine.outcomes.KEY_SECONDS", 0.02)
+    monkeypatch.setattr("qdo.worker.engine.queue_ends.KEY_SECONDS", 0.02)
     keys = write_keys(tmp_path / "keys", K1)
 
     def made(**settings: Any) -> EngineSetup:

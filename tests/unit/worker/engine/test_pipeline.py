@@ -328,7 +328,7 @@ def test_unsupported_dead_letters_are_logged_as_errors(
     bury(stile, error)
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.WAIT
-    (record,) = [each for each in caplog.records if each.name.endswith(".outcomes.broker")]
+    (record,) = [each for each in caplog.records if each.name.endswith(".ends.broker")]
     assert record.levelno == level
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from typing import Any
@@ -174,6 +175,22 @@ def test_middleware_that_leaves_out_the_job_ends_requests(make: Make) -> None:
     pool.finish(1)
     pool.look()
     assert (pool.app.handle("1").result(), pool.runs) == (None, [])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_reported_end_is_stored_once(make: Make, copied: bool) -> None:
+    """By the process of the job; middleware may pass a copy of the message on."""
+    pool = make(start=False)
+
+    def passing(call_next: Any, message: Message, context: Any) -> None:
+        call_next(copy.copy(message) if copied else message, context)
+
+    pool.app.middleware(passing)
+    pool.start()
+    pool.ask(1)
+    pool.finish(1)
+    pool.look()
+    assert (pool.app.handle("1").result(), pool.store.calls["end"]) == (1, 1)
 
 
 def test_a_request_that_waits_for_its_backoff_takes_no_place(make: Make) -> None:

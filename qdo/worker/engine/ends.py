@@ -1,0 +1,111 @@
+"""What ends the messages of a claim: the part that queues and pools of requests have in common.
+
+A queue records how far it is, and what failed, in its node: `queue_ends`. A request has a row of
+its own at the broker: `request_ends`. The engine asks `Outcomes`, which asks one of the two.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+
+from qdo.backoff import Backoff
+from qdo.errors import UnsupportedError
+from qdo.jobs.retry import Decision, StopWorker
+from qdo.message import Message
+from qdo.outcomes import Outcome
+from qdo.text import describe, describe_traceback
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
+
+_log = logging.getLogger(__name__)
+_broker_log = logging.getLogger(f"{__name__}.broker")
+"""Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
+_stop_log = logging.getLogger(f"{__name__}.stop")
+"""Not limited: the last line of a worker must say why it stops."""
+
+BROKER_BACKOFF = Backoff(0.1, 5.0)
+"""How long a queue waits after its broker failed; the worker retries forever."""
+KEY_SECONDS = 2.0
+"""How often a message that needs a missing key looks for it."""
+EXPIRED_REASON = "the broker took it back; it runs when it is received again"
+
+
+def own_traceback(error: BaseException) -> str:
+    """Return the traceback of an error; nothing for an error that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
+
+
+def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
+    """Return an error whose traceback belongs in the log, None if it does not.
+
+    A message is logged with it at its first failure and at its last, and each time at level debug.
+    The traceback of an outcome that the job chose says nothing, unless it has a cause.
+    """
+    if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
+        return None
+    chosen = isinstance(error, Outcome) and error.__cause__ is None
+    return None if chosen or error.__traceback__ is None else error
+
+
+class Ends(abc.ABC):
+    """Ends attempts that did not return, one function per outcome."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._broker = engine.broker
+        self._fetcher = engine.fetcher
+        self._observers = engine.observers
+        self._counters = engine.counters
+
+    @abc.abstractmethod
+    def apply(
+        self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
+    ) -> TurnResult:
+        """Carry out a decision about a failed attempt; the claim is in force."""
+
+    @abc.abstractmethod
+    def wait_for_key(
+        self, turn: Turn, row: Row, message: Message, error: BaseException
+    ) -> TurnResult:
+        """Let a message wait until its key is there; no attempt is counted."""
+
+    @abc.abstractmethod
+    def note_expired(self, slot: Slot, position: int) -> None:
+        """Take note that the broker no longer counts a message as this worker's."""
+
+    def wait(self, slot: Slot, seconds: float) -> TurnResult:
+        """Make a slot wait, and drop its fetched rows."""
+        slot.not_before = self._engine.clock() + seconds
+        self._fetcher.clear(slot)
+        return TurnResult.WAIT
+
+    def broker_failed(self, slot: Slot, what: str, error: BaseException) -> TurnResult:
+        """Wait for a broker that failed; the queue resumes after ``claim.done``."""
+        slot.broker_failures += 1
+        self._counters.broker_errors += 1
+        delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())
+        # The subscription of a polled broker has a backoff of its own before it polls.
+        own = slot.subscription is not None and what == UNREADABLE
+        when = "with growing delays" if own else f"in {delay:.2f} s"
+        # An operation that the broker does not support fails until an operator changes something.
+        level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
+        _broker_log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
+        return self.wait(slot, delay)
+
+    def stop(self, slot: Slot, message: Message, decision: StopWorker) -> TurnResult:
+        """Let the worker drain; the attempt does not count."""
+        self._counters.stopped += 1
+        self._counters.attempts -= 1
+        self._fetcher.clear(slot)
+        self._observers.report(message, "stop", decision.reason)
+        _stop_log.warning(
+            "%s: message %s stops the worker; the next owner of the queue runs it: %s",
+            where(slot),
+            message.id,
+            decision.reason,
+        )
+        self._engine.on_stop(decision.reason)
+        return TurnResult.HELD
