@@ -68,7 +68,7 @@ PASSES = 10
 more urgent ones cannot delay it forever."""
 
 
-class HoldState(enum.Enum):
+class HeldState(enum.Enum):
     """State of a held request; see the table of the module."""
 
     TAKEN = "taken"
@@ -88,7 +88,7 @@ class HeldRequest:
     position: int
     request: TakenRequest
     row: Row | None
-    state: HoldState = HoldState.TAKEN
+    state: HeldState = HeldState.TAKEN
     reason: str = ""
 
     @property
@@ -147,7 +147,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._now = now
         self._turn = turn
         self._interrupt: Callable[[int], None] = lambda position: None
-        self._holds: dict[int, HeldRequest] = {}
+        self._held: dict[int, HeldRequest] = {}
         self._dry = False
         self._closed = False
         self._look_at = 0.0
@@ -171,14 +171,14 @@ class PoolSubscription(_Unrecorded, Subscription):
         return _PoolReader(self._rows, after)
 
     def at_tip(self) -> bool:
-        return self._dry and not self._holds
+        return self._dry and not self._held
 
     def is_held(self, position: int) -> bool:
-        hold = self._holds.get(position)
-        return hold is not None and hold.row is not None and not hold.reason
+        held = self._held.get(position)
+        return held is not None and held.row is not None and not held.reason
 
     def failure(self, position: int) -> FailureRecord | None:
-        request = self._holds[position].request
+        request = self._held[position].request
         if not request.failed:
             return None
         error = request.error or ""
@@ -186,22 +186,22 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     def id_of(self, position: int) -> str:
         """Return the id of a request that it holds."""
-        return self._holds[position].id
+        return self._held[position].id
 
     def reported(self, position: int) -> None:
         """Take note that the job's process has stored the end of a request."""
-        hold = self._holds.get(position)
-        if hold is not None and hold.state is HoldState.TAKEN:
-            hold.state = HoldState.ENDED
+        held = self._held.get(position)
+        if held is not None and held.state is HeldState.TAKEN:
+            held.state = HeldState.ENDED
 
     def done(self, position: int) -> None:
-        hold = self._holds.get(position)
-        if hold is not None and hold.row is not None:
-            hold.row = None
-            if hold.state is HoldState.TAKEN:
+        held = self._held.get(position)
+        if held is not None and held.row is not None:
+            held.row = None
+            if held.state is HeldState.TAKEN:
                 # As with a queue, middleware that leaves out the job ends its message.
-                self._spawn(hold, self._end, "done", None)
-            self._leave(hold)
+                self._spawn(held, self._end, "done", None)
+            self._leave(held)
 
     def poll_now(self) -> None:
         self._dry = False
@@ -212,17 +212,17 @@ class PoolSubscription(_Unrecorded, Subscription):
 
         A request that it does not name here runs again.
         """
-        return [hold.id for hold in self._holds.values() if hold.state is not HoldState.ENDED]
+        return [held.id for held in self._held.values() if held.state is not HeldState.ENDED]
 
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
         self._closed = True
-        for hold in list(self._holds.values()):
-            if hold.row is not None:
-                hold.row = None
-                if hold.state is HoldState.TAKEN:
-                    self._spawn(hold, self._put_back_as_taken)
-                self._leave(hold)
+        for held in list(self._held.values()):
+            if held.row is not None:
+                held.row = None
+                if held.state is HeldState.TAKEN:
+                    self._spawn(held, self._put_back_as_taken)
+                self._leave(held)
 
     def join(self, seconds: float) -> None:
         """Wait until what `close` began is stored, at most so long."""
@@ -232,7 +232,7 @@ class PoolSubscription(_Unrecorded, Subscription):
     # --- taking ---
 
     def _seated(self) -> list[Row]:
-        return [hold.row for hold in self._holds.values() if hold.row is not None]
+        return [held.row for held in self._held.values() if held.row is not None]
 
     def _rows(self, after: int, limit: int) -> Sequence[Row]:
         """Return seated requests behind a position, or take some."""
@@ -249,7 +249,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         :param due: when the next request of the pool is due, None without any.
         :return: whether a request may be taken now, or one has a seat.
         """
-        if due is not None or self._holds:
+        if due is not None or self._held:
             self._used_at = clock()
         self.idle_seconds = clock() - self._used_at
         if due is None or due > self._now():
@@ -273,91 +273,91 @@ class PoolSubscription(_Unrecorded, Subscription):
                 self.next_due = due = taken.next_due
                 self._dry = len(taken.requests) < seats and (due is None or due > self._now())
             rows = [row for request in taken.requests for row in self._received(request)]
-        holds = {hold.id: hold for hold in self._holds.values()}
+        by_id = {held.id: held for held in self._held.values()}
         for id, mark in taken.marks.items():
             answer = decoded_headers(mark) or {}
-            if id in holds and "cancel" in answer:
-                self._cancel(holds[id], str(answer["cancel"]))
+            if id in by_id and "cancel" in answer:
+                self._cancel(by_id[id], str(answer["cancel"]))
         return rows
 
     def _received(self, request: TakenRequest) -> list[Row]:
         """Hold a request; return its row if it may run."""
         self.taken += 1
-        hold = self._holds[self.taken] = HeldRequest(self.taken, request, None)
+        held = self._held[self.taken] = HeldRequest(self.taken, request, None)
         try:
-            row = self._row(hold)
+            row = self._row(held)
         except Exception as error:  # noqa: BLE001 - another program wrote it
-            self._spawn(hold, self._end, "failed", f"its row is damaged: {describe(error)}")
+            self._spawn(held, self._end, "failed", f"its row is damaged: {describe(error)}")
             return []
         if self._closed:  # while the answer was on its way
-            self._spawn(hold, self._put_back_as_taken)
+            self._spawn(held, self._put_back_as_taken)
             return []
-        hold.row = row
+        held.row = row
         return [row]
 
-    def _row(self, hold: HeldRequest) -> Row:
-        request = hold.request
+    def _row(self, held: HeldRequest) -> Row:
+        request = held.request
         body, headers = request.content
         priority = request.priority
         headers = with_header(
             headers or "{}",
-            qdo_id=hold.id,
+            qdo_id=held.id,
             qdo_take=request.take.header,
             qdo_sent=time_text(request.asked),
             qdo_priority=None if priority == NORMAL else str(priority),
             qdo_reply=request.reply,
         )
-        return (hold.position, body, None, headers)
+        return (held.position, body, None, headers)
 
-    def _cancel(self, hold: HeldRequest, reason: str) -> None:
-        if hold.row is None or hold.state is not HoldState.TAKEN:
+    def _cancel(self, held: HeldRequest, reason: str) -> None:
+        if held.row is None or held.state is not HeldState.TAKEN:
             return
         _log.info(
-            "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, hold.id, reason
+            "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, held.id, reason
         )
-        hold.reason = reason
-        if hold.position in self.in_flight():
-            hold.state = HoldState.CANCELLED
-            self._interrupt(hold.position)
+        held.reason = reason
+        if held.position in self.in_flight():
+            held.state = HeldState.CANCELLED
+            self._interrupt(held.position)
         else:  # its lane may wait for long
-            self._spawn(hold, self._end, "cancelled", reason)
+            self._spawn(held, self._end, "cancelled", reason)
         self._wake()
 
     # --- telling the broker ---
 
     def put_back(self, position: int, failed: int, seconds: float, error: str | None) -> None:
         """Let a request wait again; it returns once that is stored."""
-        hold = self._holds[position]
-        hold.state = HoldState.ENDING
-        self._put_back(hold, failed, seconds, error)
+        held = self._held[position]
+        held.state = HeldState.ENDING
+        self._put_back(held, failed, seconds, error)
 
     def finish(self, position: int, outcome: str, error: str, failed: int | None = None) -> None:
         """Record an outcome other than "done"; it returns once that is stored.
 
         :param failed: see `RequestStore.end`.
         """
-        hold = self._holds[position]
-        hold.state = HoldState.ENDING
-        self._end(hold, outcome, error, failed)
+        held = self._held[position]
+        held.state = HeldState.ENDING
+        self._end(held, outcome, error, failed)
 
-    def _put_back_as_taken(self, hold: HeldRequest) -> None:
-        self._put_back(hold, hold.request.failed, 0.0, hold.request.error)
+    def _put_back_as_taken(self, held: HeldRequest) -> None:
+        self._put_back(held, held.request.failed, 0.0, held.request.error)
 
-    def _put_back(self, hold: HeldRequest, failed: int, seconds: float, error: str | None) -> None:
-        back = partial(self._store.put_back, hold.request.take, failed, seconds, error)
+    def _put_back(self, held: HeldRequest, failed: int, seconds: float, error: str | None) -> None:
+        back = partial(self._store.put_back, held.request.take, failed, seconds, error)
         try:
-            until_answered(back, self._what(hold))
+            until_answered(back, self._what(held))
         except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
             why = f"it cannot wait for another attempt: {describe(refusal)}"
-            self._end(hold, "failed", why)
+            self._end(held, "failed", why)
         else:
-            hold.state = HoldState.ENDED
-            self._leave(hold)
+            held.state = HeldState.ENDED
+            self._leave(held)
 
     def _end(
-        self, hold: HeldRequest, outcome: str, error: str | None, failed: int | None = None
+        self, held: HeldRequest, outcome: str, error: str | None, failed: int | None = None
     ) -> None:
-        request = hold.request
+        request = held.request
         try:
             end_request(
                 self._app,
@@ -366,7 +366,7 @@ class PoolSubscription(_Unrecorded, Subscription):
                 request.reply,
                 outcome,
                 error,
-                lambda call: until_answered(call, self._what(hold)),
+                lambda call: until_answered(call, self._what(held)),
                 failed,
             )
         except Exception as refusal:  # noqa: BLE001 - brokers raise what their libraries raise
@@ -374,30 +374,30 @@ class PoolSubscription(_Unrecorded, Subscription):
                 "%s, pool %s: request %s stays running, because the broker refuses its end: %s",
                 self.name,
                 self._pool,
-                hold.id,
+                held.id,
                 describe(refusal),
             )
         else:
-            hold.state = HoldState.ENDED
-        self._leave(hold)
+            held.state = HeldState.ENDED
+        self._leave(held)
 
-    def _what(self, hold: HeldRequest) -> str:
-        return f"request {hold.id} of pool {self._pool}"
+    def _what(self, held: HeldRequest) -> str:
+        return f"request {held.id} of pool {self._pool}"
 
-    def _leave(self, hold: HeldRequest) -> None:
+    def _leave(self, held: HeldRequest) -> None:
         """Take the next step of a record that has left its seat, and wake the pool."""
-        if hold.row is None:
-            if hold.state is HoldState.CANCELLED:
-                self._spawn(hold, self._end, "cancelled", hold.reason)
-            elif hold.state is HoldState.ENDED:
-                self._holds.pop(hold.position, None)
+        if held.row is None:
+            if held.state is HeldState.CANCELLED:
+                self._spawn(held, self._end, "cancelled", held.reason)
+            elif held.state is HeldState.ENDED:
+                self._held.pop(held.position, None)
         self._wake()
 
-    def _spawn(self, hold: HeldRequest, store: Callable[..., None], *args: Any) -> None:
+    def _spawn(self, held: HeldRequest, store: Callable[..., None], *args: Any) -> None:
         """Store the end of a request beside the engine."""
-        hold.state = HoldState.ENDING
+        held.state = HeldState.ENDING
         self._storing = [greenlet for greenlet in self._storing if not greenlet.ready()]
-        self._storing.append(gevent.spawn(store, hold, *args))
+        self._storing.append(gevent.spawn(store, held, *args))
 
 
 class _PoolReader:
