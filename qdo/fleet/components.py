@@ -2,7 +2,7 @@
 
 No process writes anything that a live, older one would misread. Each version of qdo has a level,
 which its component node shows. The node of the app has the level that all workers have. A feature
-that older versions would misread asks for it with `require_level`.
+that older versions would misread asks for it with `require_format_level`.
 
 The leader raises the level of the app in two steps, one period apart: it announces the next level,
 and then lists the workers again. A worker reads the node after its registration, and stops if its
@@ -122,24 +122,27 @@ MOST = 10_000
 class AppLevel:
     """The levels in the node of an app.
 
-    :ivar level: every worker has at least this one.
-    :ivar next: the announced one, 0 for none.
+    :ivar format_level: every worker has at least this one.
+    :ivar next_level: the announced one, 0 for none.
     :ivar other: keys of other programs, which are kept.
     """
 
-    level: int = 0
-    next: int = 0
+    format_level: int = 0
+    next_level: int = 0
     other: dict[str, Any] | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> AppLevel:
         """Return the levels; an unreadable node has none."""
         value, _ = load(data)
-        level, next = (_level(value.pop(key, 0)) for key in ("level", "next_level"))
-        return cls(level, next, value)
+        format_level = _level(value.pop("level", 0))
+        next_level = _level(value.pop("next_level", 0))
+        return cls(format_level, next_level, value)
 
     def encode(self) -> bytes:
-        own = {"level": self.level} | ({"next_level": self.next} if self.next else {})
+        own = {"level": self.format_level}
+        if self.next_level:
+            own["next_level"] = self.next_level
         return encode_with_others(own, self.other or {})
 
 
@@ -147,11 +150,11 @@ def _level(value: Any) -> int:
     return value if type(value) is int and 0 < value <= MOST else 0
 
 
-def check_level(client: Client, layout: Layout) -> None:
+def check_format_level(client: Client, layout: Layout) -> None:
     """Raise RejectedError if this version may misread the nodes of the app."""
     node = read(client, layout.root)
     found = AppLevel.parse(node.data) if isinstance(node, NodeRead) else AppLevel()
-    needed = max(found.level, found.next)
+    needed = max(found.format_level, found.next_level)
     if needed > FORMAT_LEVEL:
         raise RejectedError(
             reason=f"this version of qdo must have the format level {needed} of the app, got "
@@ -161,13 +164,13 @@ def check_level(client: Client, layout: Layout) -> None:
         )
 
 
-def require_level(client: Client, layout: Layout, level: int, what: str) -> None:
+def require_format_level(client: Client, layout: Layout, format_level: int, what: str) -> None:
     """Raise RejectedError, naming the feature `what`, unless every worker has this level."""
     for process in _workers(client, layout):
-        if (process.level or 0) < level:
+        if (process.level or 0) < format_level:
             version = process.version or "an older version"
             raise RejectedError(
-                reason=f"every worker must have format level {level} for {what}, but "
+                reason=f"every worker must have format level {format_level} for {what}, but "
                 f"{process.name} has {version}, which would ignore it; update that worker, and "
                 "repeat the command",
                 name=process.name,
@@ -188,16 +191,18 @@ class LevelChore:
         if after == before:
             return 0
         answer = commit(client, [fence, SetOp(layout.root, after.encode(), node.version)])
-        if isinstance(answer, Committed) and after.level > before.level:
-            _log.info("format level of the app is %d: older versions no longer start", after.level)
+        if isinstance(answer, Committed) and after.format_level > before.format_level:
+            raised = after.format_level
+            _log.info("format level of the app is %d: older versions no longer start", raised)
         return 0
 
 
 def next_step(found: AppLevel, least: int) -> AppLevel:
     """Return the levels of an app whose oldest worker has the level `least`."""
-    if found.next and least >= found.next:
-        return AppLevel(found.next, 0, found.other)
-    return AppLevel(found.level, least if least > found.level else 0, found.other)
+    if found.next_level and least >= found.next_level:
+        return AppLevel(found.next_level, 0, found.other)
+    announced = least if least > found.format_level else 0
+    return AppLevel(found.format_level, announced, found.other)
 
 
 def _workers(client: Client, layout: Layout) -> list[ProcessDescription]:

@@ -18,7 +18,7 @@ from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, clients_of
 from qdo.errors import LimitNotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.components import require_level
+from qdo.fleet.components import require_format_level
 from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_of
 from qdo.fleet.names import checked_name
 from qdo.text import did_you_mean
@@ -100,7 +100,7 @@ def plan_limit(
     wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created
     if client is None:
         return None, wish.applied(name, LimitNode())
-    require_level(client, layout, LIMITS_LEVEL, "limits")
+    require_format_level(client, layout, LIMITS_LEVEL, "limits")
     node = read(client, path)
     before = LimitNode.parse(node.data) if isinstance(node, NodeRead) else None
     return before, wish.applied(name, before or LimitNode())

@@ -205,17 +205,17 @@ def rights(case: Case) -> Diagnosis:
 def versions(case: Case) -> Diagnosis:
     """Compare the versions of the processes with each other and with the app's format level."""
     found = read_nodes(case.connected(), [case.layout.root])
-    level = AppLevel.parse(found[0].data) if found else AppLevel()
-    if max(level.level, level.next) > FORMAT_LEVEL:
+    app = AppLevel.parse(found[0].data) if found else AppLevel()
+    needed = max(app.format_level, app.next_level)
+    if needed > FORMAT_LEVEL:
         return failed(
-            f"the app has format level {max(level.level, level.next)}, and this version of qdo"
-            f" supports {FORMAT_LEVEL}",
+            f"the app has format level {needed}, and this version of qdo supports {FORMAT_LEVEL}",
             "install the version that `qdo workers --all` lists",
         )
     several = skew(case.processes())
     if several:
         return warning(f"several versions of qdo run: {several}", "finish the deploy")
-    return ok(f"one version of qdo runs, with format level {level.level} of the app")
+    return ok(f"one version of qdo runs, with format level {app.format_level} of the app")
 
 
 def leader(case: Case) -> Diagnosis:

@@ -22,7 +22,7 @@ from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.session_setup import BrokerNode, check_broker, check_rights, warn_of_server
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.action_machine import ActionsWatch, Perform
-from qdo.fleet.components import check_level
+from qdo.fleet.components import check_format_level
 from qdo.fleet.pause_machine import PauseWatch
 from qdo.fleet.settings_machine import SettingsWatch
 from qdo.queues import QueueFilter
@@ -134,7 +134,7 @@ class MemberFactory:
         try:
             # Check before the parent learns of the session: it restarts a worker that had one.
             check_rights(client, self._layout, self.connect_seconds)
-            check_level(client, self._layout)
+            check_format_level(client, self._layout)
             self._check_broker(client, broker)
         except BaseException:
             client.stop()
@@ -167,10 +167,10 @@ class MemberFactory:
             node = BrokerNode(broker.identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
 
-    def check_level(self) -> None:
+    def check_format_level(self) -> None:
         """Raise RejectedError if this version is too old by now, once its worker is registered."""
         if self._client is not None:
-            check_level(self._client, self._layout)
+            check_format_level(self._client, self._layout)
 
     def close(self, member: Member) -> bool:
         """Stop a member and close its session; return whether its session is over."""

@@ -148,7 +148,7 @@ class MembershipLoop(Duty):
         events.member = member
         try:
             member.start(self._members.connect_seconds)
-            self._members.check_level()
+            self._members.check_format_level()
         except BaseException:
             self._members.close(member)
             raise

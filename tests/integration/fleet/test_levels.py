@@ -43,15 +43,17 @@ def test_the_leader_raises_the_level_in_two_steps(runs: AppRuns, outsider: Clien
     old = f"{runs.layout.components}/worker/old-0000000009"
     outsider.create(old, b'{"worker": "worker-0000000009"}', ephemeral=True)
     chore(outsider, runs.layout, fence)
-    assert levels(outsider, runs).next == 0
+    assert levels(outsider, runs).next_level == 0
     refused = set_limit(runs)
     assert refused.code == 5
     assert "old-0000000009" in refused.err
     outsider.delete(old)
     chore(outsider, runs.layout, fence)
-    assert (levels(outsider, runs).level, levels(outsider, runs).next) == (0, FORMAT_LEVEL)
+    announced = levels(outsider, runs)
+    assert (announced.format_level, announced.next_level) == (0, FORMAT_LEVEL)
     chore(outsider, runs.layout, fence)
-    assert (levels(outsider, runs).level, levels(outsider, runs).next) == (FORMAT_LEVEL, 0)
+    raised = levels(outsider, runs)
+    assert (raised.format_level, raised.next_level) == (FORMAT_LEVEL, 0)
     assert set_limit(runs).code == 0
     deposed = CheckOp(runs.layout.rebalancer, 10**6)
     outsider.set(runs.layout.root, b"")

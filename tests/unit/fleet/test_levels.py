@@ -20,7 +20,7 @@ def test_node_keeps_what_others_wrote() -> None:
 @pytest.mark.parametrize("data", [b"", b"null", b'{"level": "3"}', b'{"level": -1}', b"\xff"])
 def test_foreign_nodes_have_no_level(data: bytes) -> None:
     found = AppLevel.parse(data)
-    assert (found.level, found.next) == (0, 0)
+    assert (found.format_level, found.next_level) == (0, 0)
 
 
 def test_level_rises_in_two_steps_and_never_falls() -> None:
@@ -43,13 +43,13 @@ def play(seed: int, mutant: str = "") -> bool:
         choice = chance.random()
         if choice < 0.3:
             level = chance.randint(1, 3)
-            if level >= max(node.level, node.next):
+            if level >= max(node.format_level, node.next_level):
                 starting.append((level, "checked"))
         elif choice < 0.6 and starting:
             level, step = starting.pop(chance.randrange(len(starting)))
             if step == "checked":
                 starting.append((level, "registered"))
-            elif mutant == MUTANTS[1] or level >= max(node.level, node.next):
+            elif mutant == MUTANTS[1] or level >= max(node.format_level, node.next_level):
                 running.append(level)
         elif choice < 0.7 and running:
             running.pop(chance.randrange(len(running)))
@@ -59,10 +59,10 @@ def play(seed: int, mutant: str = "") -> bool:
             listed, read = min(levels, default=0), node
         elif listed is not None:
             if read == node:  # the write is at the version read
-                at_once = AppLevel(max(listed, node.level))
+                at_once = AppLevel(max(listed, node.format_level))
                 node = at_once if mutant == MUTANTS[0] else next_step(node, listed)
             listed = None
-        if any(level < node.level for level in running):
+        if any(level < node.format_level for level in running):
             return True
     return False
 
