@@ -21,9 +21,9 @@ from qdo.brokers.base import LASTING_DEDUP_SECONDS
 from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
 from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageError
 from qdo.sending.sender import Sender
-from qdo.sending.webhooks import DeclaredWebhook
-from qdo.signatures import SCHEMES, Headers
 from qdo.system.web_server import Admission, WsgiApp
+from qdo.webhook_signatures import SCHEMES, Headers
+from qdo.webhooks import DeclaredWebhook
 
 _MORE_HEADERS = {405: ("Allow", "POST"), 503: ("Retry-After", "5")}
 _is_plain = re.compile("[ -~]+").fullmatch

@@ -37,9 +37,9 @@ from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.values import between
-from qdo.signatures import new_secret, standard_headers, standard_key
 from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
+from qdo.webhook_signatures import new_secret, standard_headers, standard_key
 
 JSON = "application/json"
 

@@ -29,7 +29,7 @@ from qdo.system.per_process import PerProcess
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
     from qdo.jobs.timers import Missed, Timer
-    from qdo.sending.webhooks import DeclaredWebhook
+    from qdo.webhooks import DeclaredWebhook
 
 _Self = TypeVar("_Self", bound="Sender")
 
@@ -244,7 +244,7 @@ class Sender:
         :param max_bytes: size of the largest body.
         :raises UsageError: a value is invalid, or the path is declared already.
         """
-        from qdo.sending.webhooks import DeclaredWebhook
+        from qdo.webhooks import DeclaredWebhook
 
         webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes)
         if path in self.webhooks:

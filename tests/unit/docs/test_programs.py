@@ -9,7 +9,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from qdo.programs import archive, shell, webhook
-from qdo.signatures import standard_headers, standard_key
+from qdo.webhook_signatures import standard_headers, standard_key
 from tests.support.doc_pages import blocks, read, table
 from tests.support.paths import ROOT
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import UsageError
 from qdo.queues import check_queue_name
-from qdo.signatures import SCHEMES
 from qdo.system.files import private_text
 from qdo.text import did_you_mean
+from qdo.webhook_signatures import SCHEMES
 
 _is_path = re.compile(r"/(?:(?![?#%])[!-~])*").fullmatch
 _is_place = re.compile(r"\s*(env|file):\S.*").fullmatch

@@ -9,8 +9,8 @@ import pytest
 
 from qdo import App
 from qdo.ingest import wsgi
-from qdo.signatures import SCHEMES
 from qdo.testing import TestKit
+from qdo.webhook_signatures import SCHEMES
 from tests.support.webhook_sender import SECRET, SIGNED, deliver, signed
 
 STRIPE_EVENT = (
