@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from qdo.brokers.base import LASTING_DEDUP_SECONDS
 from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
 from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageError
+from qdo.sending.messages import NewMessage, build_outgoing
 from qdo.sending.sender import Sender
 from qdo.system.web_server import Admission, WsgiApp
 from qdo.webhook_signatures import SCHEMES, Headers
@@ -70,7 +70,8 @@ class WebhookEndpoints:
 
     def _answer(self, environ: Mapping[str, Any], code: int) -> WsgiApp:
         """Count a status, and return the app that answers with it."""
-        status, path = HTTPStatus(code), environ.get("PATH_INFO", "")
+        status = HTTPStatus(code)
+        path = environ.get("PATH_INFO", "")
         if status != 200:  # the health checks of a balancer
             with self._lock:
                 self._counts[path if path in self._app.webhooks else "other paths", status] += 1
@@ -121,9 +122,9 @@ class WebhookEndpoints:
         if is_value or not is_json(kind):  # a body that only claims to be JSON becomes bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
-        content = (webhook.queue, JsonText(body) if is_value else body, None, kept)
+        message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
         try:
-            self._send(webhook, SCHEMES[webhook.verify].identity(headers, body), content)
+            self._send(webhook, SCHEMES[webhook.verify].identity(headers, body), message)
         except MessageTooLargeError:
             return 413
         except QdoError as error:
@@ -135,22 +136,24 @@ class WebhookEndpoints:
         self._refused = False
         return 202
 
-    def _send(self, webhook: DeclaredWebhook, identity: bytes | None, content: Any) -> None:
-        if identity is not None and webhook.path not in self._repeated:
-            digest = hashlib.sha256(webhook.path.encode() + b"\0" + identity).hexdigest()
-            window = self._app.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
-            try:
-                self._app.send(*content, dedup_key=digest, dedup_seconds=window)
-                return
-            except UnsupportedError as error:  # Kinesis, and standard queues of SQS
-                self._repeated.add(webhook.path)
-                _log.warning("repeated webhooks of %s are stored again: %s", webhook.path, error)
-        self._app.send(*content)
+    def _send(self, webhook: DeclaredWebhook, identity: bytes | None, message: NewMessage) -> None:
+        path = webhook.path
+        if identity is None or path in self._repeated:
+            self._app.send_many([message])
+            return
+
+        def on_unsupported(error: UnsupportedError) -> None:
+            self._repeated.add(path)
+            _log.warning("repeated webhooks of %s are stored again: %s", path, error)
+
+        digest = hashlib.sha256(path.encode() + b"\0" + identity).hexdigest()
+        self._app._store_once([build_outgoing(message)], [digest], on_unsupported)
 
     def log_counts(self) -> None:
         """Log how many requests got each answer since the last call, if any did."""
         with self._lock:
-            counts, self._counts = sorted(self._counts.items()), Counter()
+            counts = sorted(self._counts.items())
+            self._counts.clear()
         if counts:
             texts = [f"{path} {status}: {count}" for (path, status), count in counts]
             _log.info("webhooks answered: %s", ", ".join(texts))

@@ -112,7 +112,8 @@ class Outbox:
         self._clock = clock
         self.table = _table(table, MetaData() if metadata is None else metadata)
         """SQLAlchemy's `Table`."""
-        self._is_current = self._changed = False
+        self._is_current = False
+        self._changed = False
         app.outboxes.append(self)
 
     def create(self, session: Session | Connection) -> None:
@@ -161,8 +162,11 @@ class Outbox:
                 reason="the session must be a Session or Connection of SQLAlchemy, got "
                 f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
-        new = NewMessage(queue, body, key, headers, delay_seconds, at, priority=priority)
-        message = build_outgoing(new)
+        message = build_outgoing(
+            NewMessage(
+                queue, body, key, headers, delay_seconds=delay_seconds, at=at, priority=priority
+            )
+        )
         (message,) = with_defaults([message], self._app.default_headers)
         app = self._app
         check_size(message, app.settings.max_body_bytes)

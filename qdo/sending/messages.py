@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from qdo.brokers.base import (
     DEDUP_SECONDS,
@@ -34,6 +34,7 @@ MAX_KEY = 1000
 """Longest keys, in characters."""
 MAX_HEADERS_BYTES = 64 * 1024
 """Size of all headers of a message as JSON in UTF-8."""
+_MAX_NUMBER = 1e300
 
 Moment: TypeAlias = "datetime.datetime | float"
 
@@ -58,31 +59,45 @@ class NewMessage:
 AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 
 
+class MessageOptions(TypedDict, total=False):
+    """The parameters of `App.send` that describe a message beside its body."""
+
+    delay_seconds: float | None
+    at: Moment | None
+    dedup_key: str | None
+    dedup_seconds: float | None
+    after: int | None
+    once: Message | None
+    priority: int
+
+
 def build_outgoing(message: NewMessage) -> Outgoing:
     """Return a checked message in the form that brokers take; see `App.send`."""
-    check_queue_name(message.queue)
-    if message.key is not None:
-        check_key(message.key)
-    data, head = encoded(message.queue, message.body, message.headers)
-    if head is not None:
-        _check_headers(message.queue, head)
-    given = head
+    queue = check_queue_name(message.queue)
+    key = message.key
+    if key is not None:
+        check_key(key)
+    data, own_headers = encoded(queue, message.body, message.headers)
+    if own_headers is not None:
+        _check_headers(queue, own_headers)
+    headers = own_headers
     if message.after is not None:
-        head = with_header(head, qdo_after=_time_of_documents(message.after))
+        headers = with_header(headers, qdo_after=_time_of_documents(message.after))
     if message.priority != NORMAL:
-        head = with_header(head, qdo_priority=priority_text(message.priority))
-    delay, at, dedup_key, once = message.delay_seconds, message.at, message.dedup_key, message.once
-    plain = delay is None and at is None and dedup_key is None and message.dedup_seconds is None
-    if plain and once is None:
-        return Outgoing(message.queue, data, message.key, head)
-    options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
-    if once is not None:
-        sent = (message.queue, message.key, given)
-        options = once_options(once, options or SendOptions(), *sent, body=data)
-    now = time_of_position(position_now())
-    if options is not None and (due := options.due_at(now)) is not None and due > now:
-        head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(due))
-    return Outgoing(message.queue, data, message.key, head, options)
+        headers = with_header(headers, qdo_priority=priority_text(message.priority))
+    options = build_send_options(
+        message.delay_seconds, message.at, message.dedup_key, message.dedup_seconds
+    )
+    if message.once is not None:
+        # Without qdo's headers: a later attempt may send with another `after`.
+        delay = options or SendOptions()
+        options = once_options(message.once, delay, queue, key, own_headers, body=data)
+    if options is not None and options.due is not None:
+        now = time_of_position(position_now())
+        due = options.due_at(now)
+        if due is not None and due > now:
+            headers = with_header(headers, qdo_sent=time_text(now), qdo_due=time_text(due))
+    return Outgoing(queue, data, key, headers, options)
 
 
 def _time_of_documents(after: Any) -> str:
@@ -191,29 +206,31 @@ def build_send_options(
     dedup_key: str | None = None,
     dedup_seconds: float | None = None,
 ) -> SendOptions | None:
-    """Return the checked options of a message, None if there are none.
-
-    :raises UsageError: they contradict each other, or a value is invalid.
-    """
-    if delay_seconds is not None and at is not None:
-        raise UsageError(reason="use delay_seconds or at, not both")
-    due: float | None = None
-    if delay_seconds is not None:
-        if not is_number(delay_seconds) or delay_seconds < 0:
-            raise UsageError(
-                reason=f"delay_seconds must be a number of at least 0, got {delay_seconds!r}"
-            )
-        due = -float(delay_seconds) if delay_seconds else None
-    elif at is not None:
-        due = max(0.0, _unix_time(at))
-    last = SendOptions(due).due_at(time_of_position(position_now()))
-    if last is not None and last >= LATEST_SECONDS:
-        raise UsageError(reason="a message cannot be delayed beyond the year 9999")
+    """Return the checked options of a message, None if there are none."""
+    due = _due(delay_seconds, at)
     if dedup_key is None:
         if dedup_seconds is not None:
             raise UsageError(reason="dedup_seconds requires a dedup_key: it is the key's window")
         return None if due is None else SendOptions(due)
     return SendOptions(due, _dedup_key(dedup_key), _dedup_seconds(dedup_seconds))
+
+
+def _due(delay_seconds: float | None, at: Moment | None) -> float | None:
+    """Return `SendOptions.due`."""
+    if delay_seconds is not None:
+        if at is not None:
+            raise UsageError(reason="use delay_seconds or at, not both")
+        if not is_number(delay_seconds) or delay_seconds < 0:
+            raise UsageError(
+                reason=f"delay_seconds must be a number of at least 0, got {delay_seconds!r}"
+            )
+        due = -float(delay_seconds) if delay_seconds else None
+    else:
+        due = None if at is None else max(0.0, _unix_time(at))
+    last = SendOptions(due).due_at(time_of_position(position_now())) if due is not None else None
+    if last is not None and last >= LATEST_SECONDS:
+        raise UsageError(reason="a message cannot be delayed beyond the year 9999")
+    return due
 
 
 def _unix_time(at: Moment) -> float:
@@ -233,9 +250,6 @@ def is_number(value: Any) -> bool:
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
     )
-
-
-_MAX_NUMBER = 1e300
 
 
 def _dedup_key(key: Any) -> str:
@@ -264,14 +278,14 @@ def _dedup_seconds(seconds: float | None) -> float:
     return float(seconds)
 
 
-def check_terms(capabilities: Capabilities, wanted: SendOptions | None, broker: str) -> None:
+def check_options(capabilities: Capabilities, options: SendOptions | None, broker: str) -> None:
     """Raise UnsupportedError for options that a broker does not support."""
-    if wanted is None:
+    if options is None:
         return
-    if wanted.once is not None and not capabilities.lasting_dedup:
+    if options.once is not None and not capabilities.lasting_dedup:
         what = f"send once: it does not deduplicate for {LASTING_DEDUP_SECONDS / 86_400:g} days"
         raise UnsupportedError(broker=broker, what=what, remedy="send without once")
-    if wanted.due is not None and not capabilities.delay:
+    if options.due is not None and not capabilities.delay:
         raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
-    if wanted.dedup_key is not None and not capabilities.dedup:
+    if options.dedup_key is not None and not capabilities.dedup:
         raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)

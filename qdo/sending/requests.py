@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 MAX_VALUE_BYTES = 64 * 1024
 """Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.25
+FIRST_PAUSE_SECONDS = 0.001
+LAST_PAUSE_SECONDS = 0.25
 """Between two looks for a result."""
 RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"})
 """What a reply adds to the tag."""
@@ -73,7 +74,7 @@ class RequestTerms:
 class Handle:
     """A request of an app, whether this process asked for it or another one.
 
-    :ivar id: its id.
+    Calls raise RequestNotFoundError once it has expired, or if it never existed.
     """
 
     __slots__ = ("_sender", "id")
@@ -84,10 +85,7 @@ class Handle:
 
     @property
     def state(self) -> str:
-        """Its state now: "waiting", "running", "paused" or "over".
-
-        :raises RequestNotFoundError: it has expired, or never existed.
-        """
+        """Its state now: "waiting", "running", "paused" or "over"."""
         return STATES[self._record().state]
 
     @property
@@ -95,8 +93,6 @@ class Handle:
         """What its job reported last with `Request.progress`, or why it is paused; None at first.
 
         A share is a text such as "50%". Once the request is done, it is None again.
-
-        :raises RequestNotFoundError: it has expired, or never existed.
         """
         return self._record().note
 
@@ -112,7 +108,6 @@ class Handle:
         :raises RequestFailedError: it has failed, or its job skipped it; `details` has the outcome.
         :raises RequestCancelledError: it was cancelled.
         :raises RequestTimeoutError: it is not over in time.
-        :raises RequestNotFoundError: it has expired, or never existed.
         :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
         patience = _Patience(self.id, timeout_seconds)
@@ -136,18 +131,18 @@ class Handle:
         ends before that, the outcome is its own.
 
         :param reason: text for the error of the request, and for the message of `then`.
-        :raises RequestNotFoundError: it has expired, or never existed.
         """
         if not isinstance(reason, str):
             raise _invalid("reason", "text", reason)
-        error, store = printable(one_line(reason)), self._store
+        error = printable(one_line(reason))
         mark = json.dumps({"cancel": error})
         while (record := self._record()).state != OVER:
             if record.state != WAITING:
-                done = store.mark(self.id, mark)
+                done = self._store.mark(self.id, mark)
             else:
-                asked = self._sender, record.take, record.pool, record.reply
-                done = end_request(*asked, "cancelled", error or None)
+                done = end_request(
+                    self._sender, record.take, record.pool, record.reply, "cancelled", error or None
+                )
             if done:  # otherwise it was taken or has ended meanwhile
                 return True
         return record.outcome == "cancelled"
@@ -158,17 +153,18 @@ class Handle:
         :param value: JSON of at most 64 KiB.
         :raises RequestStateError: it is not paused, was answered already, or is being cancelled;
             or its job asks another question by now. `details` has its `note`.
-        :raises RequestNotFoundError: it has expired, or never existed.
         """
         mark = _small_json("the value of resume", {"resume": value})
         record = self._record()
         if record.asks and self._store.mark(self.id, mark, record.mark):
             return
-        expected, record = "paused", self._record()
+        record = self._record()
+        expected = "paused"
         if record.is_cancelled:
             state = "being cancelled"
         elif record.asks:
-            expected, state = "paused with the same question", f"asks {record.note!r} by now"
+            expected = "paused with the same question"
+            state = f"asks {record.note!r} by now"
         else:
             state = "answered already" if record.state == PAUSED else STATES[record.state]
         raise RequestStateError(id=self.id, expected=expected, state=state, note=record.note)
@@ -184,7 +180,8 @@ class Handle:
         return found
 
     def _result(self, record: RequestRecord) -> Any:
-        reason, outcome = record.error or "it has no reason", record.outcome
+        reason = record.error or "it has no reason"
+        outcome = record.outcome
         if outcome == "done" and record.result is not None:
             try:
                 return opened(self._sender, record.pool, record.result)
@@ -203,7 +200,8 @@ class _Patience:
     def __init__(self, id: str, seconds: float | None) -> None:
         if seconds is not None and not (is_number(seconds) and seconds >= 0):
             raise _invalid("timeout_seconds", "a number of at least 0, or None", seconds)
-        self._id, self._seconds = id, seconds
+        self._id = id
+        self._seconds = seconds
         self._end = float("inf") if seconds is None else time.monotonic() + seconds
         self._next = FIRST_PAUSE_SECONDS
 
@@ -212,7 +210,8 @@ class _Patience:
         left = self._end - time.monotonic()
         if left <= 0:
             raise RequestTimeoutError(id=self._id, seconds=self._seconds, state=STATES[state])
-        pause, self._next = self._next, min(self._next * 1.25, LAST_PAUSE_SECONDS)
+        pause = self._next
+        self._next = min(pause * 1.25, LAST_PAUSE_SECONDS)
         return min(pause, left)
 
 
@@ -253,13 +252,23 @@ class RequestCalls(Sender):
         :param keep_seconds: how long the result can be read once the request is over.
         :param connection: ask if, and only if, its transaction commits, as in `send`.
         :raises RequestExistsError: a request with this id has another pool or body.
-        :raises UsageError: a value is invalid.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
-        :raises UnreachableError: the broker cannot be reached.
         """
-        given = (id, then, key, tag, events, priority, delay_seconds, at, keep_seconds)
-        return self.request_many([RequestTerms(pool, body, *given)], connection=connection)[0]
+        terms = RequestTerms(
+            pool,
+            body,
+            id=id,
+            then=then,
+            key=key,
+            tag=tag,
+            events=events,
+            priority=priority,
+            delay_seconds=delay_seconds,
+            at=at,
+            keep_seconds=keep_seconds,
+        )
+        return self.request_many([terms], connection=connection)[0]
 
     def request_many(
         self, requests: Iterable[RequestTerms | Mapping[str, Any]], *, connection: Any = None
@@ -271,8 +280,10 @@ class RequestCalls(Sender):
         """
         terms = [_terms_of(each) for each in requests]
         plain = [_plain(each) for each in terms]
-        parts = zip(terms, plain, self.ready(plain), strict=True)
-        new = [_new_request(*each, self._stream_of) for each in parts]
+        new = [
+            _new_request(request, clear, stored, self._stream_of)
+            for request, clear, stored in zip(terms, plain, self.ready(plain), strict=True)
+        ]
         if new:
             self.broker.requests.ask(new, connection)
         return [Handle(self, each.id) for each in new]
@@ -337,8 +348,9 @@ def _reply(request: RequestTerms, stream_of: Callable[[str], str]) -> str | None
         if request.key is not None or tag is not None or request.events:
             raise UsageError(reason="key, tag and events require then, the queue that gets them")
         return None
-    given = request.then
-    then = given._queue_of(request.key or "") if isinstance(given, Stream) else given
+    then = request.then
+    if isinstance(then, Stream):
+        then = then._queue_of(request.key or "")
     if request.key is None and stream_of(check_queue_name(then)) != then:
         raise keyless_error(then)  # the outcome could not be stored
     if request.key is not None:
@@ -376,5 +388,5 @@ def _checked_id(id: Any) -> str:
     return id
 
 
-def _invalid(what: str, rule: str, found: Any) -> UsageError:
-    return UsageError(reason=f"{what} must be {rule}, got {found!r:.80}")
+def _invalid(what: str, rule: str, value: Any) -> UsageError:
+    return UsageError(reason=f"{what} must be {rule}, got {value!r:.80}")

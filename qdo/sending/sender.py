@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from qdo.brokers.base import LASTING_DEDUP_SECONDS, SendOptions
 from qdo.connections.broker import OpenBroker, open_broker_with_doorbell
-from qdo.errors import SettingsError, UsageError
+from qdo.errors import SettingsError, UnsupportedError, UsageError
 from qdo.message import NORMAL, Message
 from qdo.sending.messages import (
     AnyMessage,
+    MessageOptions,
     Moment,
     NewMessage,
+    check_options,
     check_size,
-    check_terms,
     encrypted,
     outgoing_of,
     with_defaults,
@@ -31,16 +33,9 @@ if TYPE_CHECKING:
     from qdo.jobs.timers import Missed, Timer
     from qdo.webhooks import DeclaredWebhook
 
-_Self = TypeVar("_Self", bound="Sender")
-
 
 class Sender:
-    """The sending half of `qdo.App`.
-
-    :param given: settings given in code.
-    :raises UnknownSettingError: with the closest known name.
-    :raises SettingsError: a name or value is invalid.
-    """
+    """The sending half of `qdo.App`."""
 
     def __init__(self, name: str, given: Mapping[str, Any]) -> None:
         check_names(given, code_origin(name))
@@ -86,9 +81,6 @@ class Sender:
 
         A setting `app` of the form MODULE:APP says which app workers and commands import. It says
         nothing about an app that is already there.
-
-        :return: the settings in force.
-        :raises UsageError: they are for another app.
         """
         if settings.app not in ("", self.name) and not settings.target:
             raise UsageError(
@@ -154,8 +146,19 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
-        given = (delay_seconds, at, dedup_key, dedup_seconds, after, once, priority)
-        message = NewMessage(queue, body, key, headers, *given)
+        message = NewMessage(
+            queue,
+            body,
+            key,
+            headers,
+            delay_seconds=delay_seconds,
+            at=at,
+            dedup_key=dedup_key,
+            dedup_seconds=dedup_seconds,
+            after=after,
+            once=once,
+            priority=priority,
+        )
         return self.send_many([message], connection=connection)[0]
 
     def send_many(
@@ -176,16 +179,34 @@ class Sender:
         return self._store((outgoing_of(each, once) for each in messages), connection)
 
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
-        given: list[Outgoing] = []
+        checked: list[Outgoing] = []
         try:
-            given.extend(messages)  # if one is invalid, those before it are kept, to be released
-            outgoing = self.ready(given)
+            checked.extend(messages)  # if one is invalid, those before it are kept, to be released
+            outgoing = self.ready(checked)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
             return self.broker.send_many(outgoing)
         except BaseException:
-            release_numbers(given)
+            release_numbers(checked)
             raise
+
+    def _store_once(
+        self,
+        messages: Sequence[Outgoing],
+        keys: Sequence[str],
+        on_unsupported: Callable[[UnsupportedError], None] = lambda error: None,
+    ) -> list[str]:
+        """Store messages under deduplication keys, or without if the queue does not take these."""
+        window = self.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
+        keyed = [
+            replace(each, terms=SendOptions(dedup_key=key, dedup_seconds=window))
+            for each, key in zip(messages, keys, strict=True)
+        ]
+        try:
+            return self._store(keyed)
+        except UnsupportedError as error:  # Kinesis, and standard queues of SQS
+            on_unsupported(error)
+            return self._store(messages)
 
     async def asend(
         self,
@@ -193,21 +214,15 @@ class Sender:
         body: Any,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        *,
-        delay_seconds: float | None = None,
-        at: Moment | None = None,
-        dedup_key: str | None = None,
-        dedup_seconds: float | None = None,
-        after: int | None = None,
-        once: Message | None = None,
-        priority: int = NORMAL,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
         A call that is cancelled, for instance by a timeout, may still have sent its message.
+
+        :param options: those of `send`, without `connection`.
         """
-        given = (delay_seconds, at, dedup_key, dedup_seconds, after, once, priority)
-        message = NewMessage(queue, body, key, headers, *given)
+        message = NewMessage(queue, body, key, headers, **options)
         return (await self.asend_many([message]))[0]
 
     async def asend_many(
@@ -217,12 +232,12 @@ class Sender:
         return await self._astore(outgoing_of(each, once) for each in messages)
 
     async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
-        given: list[Outgoing] = []
+        checked: list[Outgoing] = []
         try:
-            given.extend(messages)
-            return await self.broker.asend_many(self.ready(given))
+            checked.extend(messages)
+            return await self.broker.asend_many(self.ready(checked))
         except BaseException:
-            release_numbers(given)
+            release_numbers(checked)
             raise
 
     def webhook(
@@ -242,7 +257,6 @@ class Sender:
         :param secret: where the sender's secret is, such as "env:NAME" or "file:PATH"; two,
             separated by a comma, while it is replaced. Only receivers read it.
         :param max_bytes: size of the largest body.
-        :raises UsageError: a value is invalid, or the path is declared already.
         """
         from qdo.webhooks import DeclaredWebhook
 
@@ -274,8 +288,6 @@ class Sender:
         :param missed: what to send if occurrences were missed, because no worker ran: "once" the
             latest one, "skip" none older than a minute.
         :param unless_waiting: send nothing while a message waits in the queue.
-        :raises UsageError: a value is invalid, or the app has a timer of this name already.
-        :raises SharedNameError: the name cannot be part of a znode's path.
         """
         from qdo.jobs.timers import Timer
 
@@ -285,15 +297,15 @@ class Sender:
             raise UsageError(reason=f"timer {name!r} is declared twice; give each its own name")
         self.timers[name] = timer
 
-    def ready(self, given: list[Outgoing]) -> list[Outgoing]:
+    def ready(self, messages: list[Outgoing]) -> list[Outgoing]:
         """Return messages for the broker: with the app's headers, encrypted if settings say so."""
-        outgoing = with_defaults(given, self.default_headers)
+        outgoing = with_defaults(messages, self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:
             if len(message.body) > limit:
                 check_size(message, limit)
             if message.terms is not None:
-                check_terms(self.broker.capabilities, message.terms, self.settings.broker)
+                check_options(self.broker.capabilities, message.terms, self.settings.broker)
         return encrypted(outgoing, self.settings, self.name, self._stream_of)
 
     @property
@@ -310,12 +322,10 @@ class Sender:
 
     @contextlib.contextmanager
     def override_broker(self, broker: Broker, settings: Settings) -> Iterator[None]:
-        """Use another broker and these settings until the block ends, for `qdo.testing`.
-
-        :raises UsageError: the app already uses such a broker.
-        """
+        """Use another broker and these settings until the block ends, for `qdo.testing`."""
         with self._broker.override(OpenBroker(broker, None)):
-            kept, self._settings = self._settings, settings
+            kept = self._settings
+            self._settings = settings
             try:
                 yield
             finally:
@@ -325,13 +335,8 @@ class Sender:
         """Close the broker; sending again opens it again."""
         self._broker.close()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

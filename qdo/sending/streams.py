@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.streams import ShardMap, check_stream_name, first_shards
 from qdo.encoding import is_utf8
 from qdo.errors import UsageError
 from qdo.message import Message
-from qdo.sending.messages import MAX_KEY, NewMessage, build_outgoing, check_key
+from qdo.sending.messages import MAX_KEY, MessageOptions, NewMessage, build_outgoing, check_key
 
 if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
@@ -22,21 +23,18 @@ MAP_SECONDS = 5.0
 
 
 def check_stream_key(key: Any) -> None:
-    """Raise UsageError for what cannot be the key of a message for a stream."""
     check_key(key)
     if not key or not is_utf8(key):
         rule = f"text of 1 to {MAX_KEY} characters, without surrogates"
         raise UsageError(reason=f"the key of a message for a stream must be {rule}, got {key!r}")
 
 
-def _outgoing(message: NewMessage, known: ShardMap) -> Outgoing:
-    """Return a checked message whose queue was the name of its stream.
-
-    So the digest of ``once=`` is the same after a split.
-    """
+def _outgoing(message: NewMessage, shards: ShardMap) -> Outgoing:
+    """Return a checked message for the shard of its key."""
     check_stream_key(message.key)
-    made = build_outgoing(message)
-    return Outgoing(known.queue_of(made.key), made.body, made.key, made.headers, made.terms)  # type: ignore[arg-type] # it has one
+    # The queue is the stream's name at first: the digest of ``once=`` is the same after a split.
+    outgoing = build_outgoing(message)
+    return replace(outgoing, queue=shards.queue_of(outgoing.key or ""))
 
 
 class Stream:
@@ -67,20 +65,18 @@ class Stream:
         headers: Mapping[str, str] | None = None,
         *,
         connection: Any = None,
-        **terms: Any,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Store one message for a key and return its id, like `App.send`.
 
         A deduplication key counts for the message's key, in whatever shard that is.
 
         :param key: 1 to 1000 characters; the job gets it as `message.key`.
-        :param terms: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
+        :param options: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
             `priority`, as in `App.send`.
-        :raises UsageError: a value is invalid.
         :raises UnsupportedError: the broker stores no streams.
-        :raises UnreachableError: the broker cannot be reached.
         """
-        message = self._message({"key": key, "body": body, "headers": headers, **terms})
+        message = self._message({"key": key, "body": body, "headers": headers, **options})
         return self._app._store([_outgoing(message, self._read())], connection)[0]
 
     def send_many(
@@ -98,10 +94,15 @@ class Stream:
         return self._app._store(self._many(messages, once), connection)
 
     async def asend(
-        self, key: str, body: Any, headers: Mapping[str, str] | None = None, **terms: Any
+        self,
+        key: str,
+        body: Any,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop."""
-        return (await self.asend_many([{"key": key, "body": body, "headers": headers, **terms}]))[0]
+        message = {"key": key, "body": body, "headers": headers, **options}
+        return (await self.asend_many([message]))[0]
 
     async def asend_many(
         self,
@@ -130,20 +131,21 @@ class Stream:
 
     def _read(self) -> ShardMap:
         """Return the map; read it again if it is old. The first use creates the stream."""
-        broker, now = self._app.broker, time.monotonic()
+        broker = self._app.broker
+        now = time.monotonic()
         if self._map is None or self._map[0] is not broker or self._map[1] < now:
             streams = broker.streams
             if not (shards := streams.shards(self.name)):
                 streams.add(self._first)
                 shards = streams.shards(self.name)
-            found = ShardMap.of((each.low, each.queue) for each in shards if each.end is None)
-            self._map = broker, now + MAP_SECONDS, found
+            open_shards = ShardMap.of((each.low, each.queue) for each in shards if each.end is None)
+            self._map = broker, now + MAP_SECONDS, open_shards
         return self._map[2]
 
     def _many(
         self, messages: Iterable[Mapping[str, Any] | tuple[Any, ...]], once: Message | None
     ) -> Iterator[Outgoing]:
-        known = self._read()
+        shards = self._read()
         for each in messages:
             if isinstance(each, tuple | list) and 2 <= len(each) <= 3:
                 headers = each[2] if len(each) == 3 else None
@@ -153,14 +155,14 @@ class Stream:
             else:
                 rule = "(key, body), (key, body, headers) or a dict"
                 raise UsageError(reason=f"a message for a stream must be {rule}, got {each!r:.80}")
-            yield _outgoing(message, known)
+            yield _outgoing(message, shards)
 
-    def _message(self, given: Mapping[str, Any]) -> NewMessage:
-        if "queue" in given or not {"key", "body"} <= given.keys():
+    def _message(self, values: Mapping[str, Any]) -> NewMessage:
+        if "queue" in values or not {"key", "body"} <= values.keys():
             rule = "a message for a stream must have a key and a body, and no queue"
-            raise UsageError(reason=f"{rule}, got {', '.join(map(str, given))}")
+            raise UsageError(reason=f"{rule}, got {', '.join(map(str, values))}")
         try:
-            return NewMessage(self.name, **given)
+            return NewMessage(self.name, **values)
         except TypeError as error:
             raise UsageError(reason=f"cannot send to stream {self.name!r}: {error}") from error
 

@@ -27,8 +27,8 @@ from qdo.sending.messages import (
     NewMessage,
     build_outgoing,
     build_send_options,
+    check_options,
     check_size,
-    check_terms,
     encrypted,
 )
 from qdo.settings.settings import Settings
@@ -422,7 +422,7 @@ def _broker(settings: Settings, options: SendOptions | None) -> Iterator[Broker]
     path = sqlite_path(settings.broker) or settings.broker
     is_new = bool(hint) and not os.path.exists(path)
     with open_broker_with_doorbell(settings, settings.app) as broker:
-        check_terms(broker.capabilities, options, settings.broker)
+        check_options(broker.capabilities, options, settings.broker)
         yield broker
     if is_new:
         print_message(f"hint: created {path}{hint}")

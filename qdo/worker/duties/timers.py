@@ -34,7 +34,7 @@ from qdo.errors import FailureKind, UnsupportedError
 from qdo.fleet.timer_node import TimerNode, read_timers, write_timers
 from qdo.jobs.timers import Timer
 from qdo.refusals import failure_kind, send_each
-from qdo.sending.timers import DueTimer, recognizes, send_occurrences
+from qdo.sending.timers import DueTimer, send_occurrences
 from qdo.text import describe, iso_time, join_some
 from qdo.worker.duties.duty import CurrentMember
 from qdo.worker.duties.leading import LeaderDuty
@@ -82,7 +82,7 @@ class TimerSender(LeaderDuty):
             what = f"count messages, for unless_waiting of timer {counted[0]!r}"
             raise UnsupportedError(broker="this broker", what=what, remedy="omit unless_waiting")
         # SQS and Kinesis may reject one message and store the others: these must not come again.
-        self._most = AT_ONCE if recognizes(broker.capabilities) else 1
+        self._most = AT_ONCE if broker.capabilities.lasting_dedup else 1
         if self._most == 1:
             _log.warning(
                 "the broker does not deduplicate for 7 days: when a leader dies, an occurrence of a"

@@ -17,7 +17,7 @@ from qdo.brokers.base import Capabilities
 from qdo.errors import UnreachableError, UnsupportedError, UsageError
 from qdo.jobs.timers import Occurrence
 from qdo.sending import messages, sender
-from qdo.sending.timers import recognizes, send_occurrences
+from qdo.sending.timers import send_occurrences
 from qdo.settings.settings import Settings
 from tests.simulation.mutants.edits import mutated
 from tests.support.brokers import ADDRESSES, LOGS, opening, rows
@@ -124,6 +124,6 @@ def test_an_occurrence_sent_again(
         due = [(app.timers["nightly"], Occurrence(86_400))]
         ids = {send_occurrences(app, due)[0] for _ in range(3)}
         assert (len(ids) == 1) == (STORED[kind] == 1)
-        assert recognizes(app.broker.capabilities) == (not kind.startswith("sqs"))
+        assert app.broker.capabilities.lasting_dedup == (not kind.startswith("sqs"))
         send_occurrences(app, due, runs=True)
         assert app.broker.catalog.backlog(queue, 0).count == STORED[kind] + 1
