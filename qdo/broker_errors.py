@@ -141,13 +141,6 @@ class PostgresqlRightsError(UsageError):
     kind = FailureKind.UNREACHABLE
 
 
-class DatabaseMissingError(UsageError):
-    """PostgreSQL at {server} has no such database; create it with `createdb {name}`, or correct
-    the address"""
-
-    kind = FailureKind.UNREACHABLE
-
-
 class PostgresqlUnsuitableError(UsageError):
     """PostgreSQL at {server} cannot be used: {reason}"""
 

@@ -62,9 +62,6 @@ def _one_line(kind: type[QdoError]) -> str:
     return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
 
 
-# --- the caller must act: usage, settings, input ---------------------------------
-
-
 class UsageError(QdoError):
     """{reason}"""
 
@@ -129,10 +126,6 @@ class QueueNameError(UsageError):
     control characters and emoji; '.', '..' and 'zookeeper' are reserved"""
 
 
-class BodyError(UsageError):
-    """{where} is not valid JSON: {reason}; {sent} messages before it were sent"""
-
-
 class InputLineError(UsageError):
     """{where}: {reason}; {sent} messages before it were sent"""
 
@@ -190,9 +183,6 @@ class ClearBodyError(BodyDecodeError):
 class KeyMissingError(RejectedError):
     """a message in queue {queue!r} is encrypted with key {key!r}, which {place} does not have; add
     the key to the file: the message waits for it"""
-
-
-# --- the operator must act: something is unreachable or broken -------------------
 
 
 class UnreachableError(QdoError):
@@ -255,9 +245,6 @@ class DatabaseReplacedError(DatabaseError):
     and restart this process"""
 
 
-# --- how an attempt of a job ended ------------------------------------------------
-
-
 class JobTimeoutError(QdoError):
     """job {job} was stopped: message {id} was not done after {seconds:g} s, its timeout_seconds"""
 
@@ -270,16 +257,10 @@ class WorkerCrashedError(QdoError):
     """{reason}"""
 
 
-# --- a broker rejected a request --------------------------------------------------
-
-
 class PositionAheadError(RejectedError):
     """queue {queue!r} is not processed: its recorded position {time} is in the future, after its
     last message, so another program wrote it; move the queue to its true position with `qdo
     seek`"""
-
-
-# --- the protocol rejected an operation -------------------------------------------
 
 
 class StaleClaimError(QdoError):
@@ -345,9 +326,6 @@ class SharedNameError(UsageError):
     emoji, got {name!r}: {reason}; choose another name"""
 
 
-# --- documents -------------------------------------------------------------------
-
-
 class DocumentValueError(UsageError):
     """document {name!r} must be JSON of at most {limit} bytes and 100 levels, got {found}; store
     a reference to a larger value, or split it"""
@@ -373,9 +351,6 @@ class StaleCopyError(UnreachableError):
     not respond; the last copy stays readable, try again later"""
 
 
-# --- locks -----------------------------------------------------------------------
-
-
 class LockTimeoutError(RejectedError):
     """lock {name!r} must be free within {seconds:g} s, but another process holds it{holder}; wait
     longer, or see `qdo locks`"""
@@ -386,16 +361,10 @@ class LockLostError(RejectedError):
     stop the work that needs it, and acquire it again"""
 
 
-# --- the action log --------------------------------------------------------------
-
-
 class AuditRefusedError(RejectedError):
     """the command must leave an entry in the action log {path}, but {account} may not create one,
     so nothing was changed; use an account with the role operators (acl_operators), start a worker
     of this version, which creates the log, or correct its rights with `qdo admin acl apply`"""
-
-
-# --- limits ----------------------------------------------------------------------
 
 
 class LimitNotFoundError(NotFoundError):
@@ -412,9 +381,6 @@ class PermitLostError(RejectedError):
     the session; stop the work that needs it, and acquire it again"""
 
 
-# --- pauses ----------------------------------------------------------------------
-
-
 class PausesUnreadableError(RejectedError):
     """the pauses of the fleet cannot be read: {reason}; remove all of them with
     `qdo resume --all --yes`"""
@@ -428,9 +394,6 @@ class PauseNotObeyedError(PartialFailureError):
 class SectionLostError(RejectedError):
     """the section of {queues} is over: {reason}; other jobs of these queues may run, so check what
     was done and repeat it in a new section"""
-
-
-# --- requests --------------------------------------------------------------------
 
 
 class RequestExistsError(RejectedError):
@@ -459,9 +422,6 @@ class RequestTimeoutError(RejectedError):
     cancel it"""
 
 
-# --- live settings ---------------------------------------------------------------
-
-
 class LiveSettingsSizeError(UsageError):
     """live settings must have at most {limit} bytes, got {found}; merge policies, or keep data of
     the app in documents"""
@@ -488,9 +448,6 @@ class SettingsUnansweredError(PartialFailureError):
     qdo (`qdo workers --all`). Repeat the command, or do not wait for them with --force"""
 
 
-# --- actions ---------------------------------------------------------------------
-
-
 class ActionsFailedError(PartialFailureError):
     """action {action} must be done by {total}, but {count} did not do it: {names}; one that is
     unanswered may be stopped or frozen: `qdo workers` shows their state, and `qdo status` names
@@ -512,24 +469,8 @@ class HistoryUnreadableError(UnreachableError):
     and the server"""
 
 
-# --- dashboard -------------------------------------------------------------------
-
-
-class SlowReadError(UnreachableError):
-    """coordinator or broker did not answer within {seconds:g} s; load the page again"""
-
-
-class BusyDashboardError(UnreachableError):
-    """{count} requests wait for coordinator or broker already; load the page again in some
-    seconds"""
-
-
-class UnfinishedActionError(UnreachableError):
-    """coordinator or broker did not answer within {seconds:g} s: {reason}"""
-
-
 class UnreadError(UnreachableError):
-    """the dashboard has not read the app yet: {reason}; load the page again"""
+    """{reason}; load the page again"""
 
 
 class DashboardUnsafeError(UsageError):

@@ -42,7 +42,8 @@ def failed(error: QdoError) -> tuple[Response, int]:
 def _read(shown: Board) -> Reading:
     found = shown.reading(ANSWER_WAIT_SECONDS)
     if found is None:
-        raise UnreadError(reason=shown.reader.fault or "the first reading is not finished")
+        fault = shown.reader.fault or "the first reading is not finished"
+        raise UnreadError(reason=f"the dashboard has not read the app yet: {fault}")
     return found
 
 

@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 from qdo.connections.opened import Connections, connections_of
 from qdo.dashboard.samples import QueueSamples
 from qdo.errors import (
-    BusyDashboardError,
     NodeRefusedError,
     QdoError,
-    SlowReadError,
-    UnfinishedActionError,
+    UnreachableError,
+    UnreadError,
 )
 from qdo.fleet.audit import READ_AT_ONCE, entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry
@@ -419,8 +418,8 @@ class DirectReads:
         """Return the result of `read`, or its last one if new.
 
         :param body_bytes: returns the size of the bodies in a result.
-        :raises SlowReadError: it takes too long. The read is cancelled once no request waits.
-        :raises BusyDashboardError: too many requests wait.
+        :raises UnreadError: it takes too long, or too many requests wait. A read is cancelled
+            once no request waits for it.
         """
         with self._lock:
             kept = self._kept.get(key)
@@ -433,7 +432,9 @@ class DirectReads:
                 result: _Result = kept.future.result(self._patience_seconds)
                 return result
         except (TimeoutError, CancelledError) as error:
-            raise SlowReadError(seconds=self._patience_seconds) from error
+            seconds = self._patience_seconds
+            reason = f"coordinator or broker did not answer within {seconds:g} s"
+            raise UnreadError(reason=reason) from error
         finally:
             with self._lock:
                 kept.waiting -= 1
@@ -490,7 +491,8 @@ def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[No
     if room is None or future.done():
         yield
     elif not room.acquire(blocking=False):
-        raise BusyDashboardError(count=MOST_WAITING)
+        reason = f"{MOST_WAITING} requests wait for coordinator or broker already"
+        raise UnreadError(reason=reason)
     else:
         try:
             yield
@@ -507,7 +509,7 @@ class Actions:
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
         """Return the result of an action.
 
-        :raises UnfinishedActionError: it takes too long. It never happens if it has not begun.
+        :raises UnreachableError: it takes too long. It never happens if it has not begun.
         """
         future = self._thread.submit(change)
         try:
@@ -519,7 +521,8 @@ class Actions:
                     "the action has begun and may still take effect; look at the action log before"
                     " you repeat it"
                 )
-            raise UnfinishedActionError(seconds=ACTION_SECONDS, reason=reason) from error
+            reason = f"no answer within {ACTION_SECONDS:g} s: {reason}"
+            raise UnreachableError(what="coordinator or broker", reason=reason) from error
 
     def close(self) -> None:
         self._thread.close()

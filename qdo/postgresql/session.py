@@ -20,7 +20,6 @@ from psycopg import errors, pq
 from psycopg.abc import PQGen
 
 from qdo.broker_errors import (
-    DatabaseMissingError,
     PostgresqlBusyError,
     PostgresqlConnectionsError,
     PostgresqlError,
@@ -417,7 +416,10 @@ def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> Q
     if _LOGIN.search(reason):
         return PostgresqlLoginError(server=server, reason=reason)
     if _NO_DATABASE.search(reason):
-        return DatabaseMissingError(server=server, name=((pgconn and pgconn.db) or b"").decode())
+        name = ((pgconn and pgconn.db) or b"").decode()
+        remedy = f"create it with `createdb {name}`, or correct the address"
+        reason = f"it has no such database; {remedy}"
+        return PostgresqlUnsuitableError(server=server, reason=reason, name=name)
     if _PARAMETER.search(reason):
         return PostgresqlUnsuitableError(server=server, reason=reason)
     if _READ_ONLY.search(reason):

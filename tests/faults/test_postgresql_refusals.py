@@ -11,7 +11,6 @@ import psycopg.sql
 import pytest
 
 from qdo.broker_errors import (
-    DatabaseMissingError,
     PostgresqlConnectionsError,
     PostgresqlError,
     PostgresqlLoginError,
@@ -92,7 +91,7 @@ def test_a_missing_schema_is_told(postgresql: PostgresqlDatabase) -> None:
 
 
 def test_a_missing_database_is_told(postgresql: PostgresqlDatabase) -> None:
-    error = refused(postgresql.server.url("not_there"), DatabaseMissingError, 2)
+    error = refused(postgresql.server.url("not_there"), PostgresqlUnsuitableError, 2)
     assert error.details["name"] == "not_there"
 
 

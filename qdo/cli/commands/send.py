@@ -20,7 +20,7 @@ from qdo.cli.options import DURATION, TIME, code_hint, require_app, with_setting
 from qdo.cli.output import print_message
 from qdo.connections.broker import open_broker_with_doorbell
 from qdo.encoding import MAX_STORED_BODY_BYTES, RESERVED, JsonText, decode_strictly
-from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError
+from qdo.errors import InputLineError, PartialSendError, UsageError
 from qdo.message import NORMAL
 from qdo.queues import check_queue_name
 from qdo.sending.messages import (
@@ -48,11 +48,10 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class LineProblem(Exception):
-    """A line that cannot be sent, and the error to raise for it."""
+    """A line that cannot be sent."""
 
-    def __init__(self, kind: type[QdoError], reason: str) -> None:
-        super().__init__(kind, reason)
-        self.kind = kind
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.reason = reason
 
 
@@ -95,9 +94,8 @@ class LineFormat:
 
     def _too_large(self, size: str) -> LineProblem:
         return LineProblem(
-            InputLineError,
             f"the body must be at most {self.max_bytes} bytes with this broker, got {size}; "
-            f"{self.larger}",
+            f"{self.larger}"
         )
 
     def outgoing(self, line: bytes) -> Outgoing:
@@ -105,7 +103,7 @@ class LineFormat:
         try:
             return build_outgoing(self.message(line))
         except UsageError as error:
-            raise LineProblem(InputLineError, str(error)) from error
+            raise LineProblem(str(error)) from error
 
 
 def checked_json(text: bytes) -> Any:
@@ -113,7 +111,7 @@ def checked_json(text: bytes) -> Any:
     try:
         return decode_strictly(text.decode())
     except (ValueError, RecursionError) as error:
-        raise LineProblem(BodyError, _reason(error)) from error
+        raise LineProblem(f"not valid JSON: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -126,15 +124,15 @@ def _reason(error: BaseException) -> str:
 
 def _text_at(value: Any, name: str | None) -> str:
     if not isinstance(value, dict):
-        raise LineProblem(InputLineError, f"it must be a JSON object with the field {name!r}")
+        raise LineProblem(f"it must be a JSON object with the field {name!r}")
     if name not in value:
-        raise LineProblem(InputLineError, f"it has no field {name!r}")
+        raise LineProblem(f"it has no field {name!r}")
     content = value[name]
     if isinstance(content, str):
         return content
     if isinstance(content, int) and not isinstance(content, bool):
         return str(content)
-    raise LineProblem(InputLineError, f"its field {name!r} must be text or an integer")
+    raise LineProblem(f"its field {name!r} must be text or an integer")
 
 
 class Strays:
@@ -184,8 +182,7 @@ class LineSender:
         Slow input is sent as it arrives: a batch ends with the lines that can be read at once.
 
         :param progress: called with the bytes of each chunk after it was sent.
-        :raises BodyError: a line is not JSON; everything before it was sent.
-        :raises InputLineError: a line is JSON but not a message; everything before it was sent.
+        :raises InputLineError: a line is not a message; everything before it was sent.
         """
         for lines in chunks:
             for line in lines:
@@ -208,7 +205,7 @@ class LineSender:
             self._number -= 1
             self._flush()
             where = f"line {number} of {self.source}"
-            raise problem.kind(where=where, reason=problem.reason, sent=self.sent) from problem
+            raise InputLineError(where=where, reason=problem.reason, sent=self.sent) from problem
         self.note(message.queue)
         self._batch.append(message)
         self._lines.append(self._number)
@@ -401,7 +398,7 @@ def _json(data: bytes) -> JsonText:
         checked_json(text)
     except LineProblem as problem:
         raise UsageError(
-            reason=f"the body is not valid JSON: {problem.reason}; text must be quoted: "
+            reason=f"the body is {problem.reason}; text must be quoted: "
             "'\"text\"'; for bytes use --raw"
         ) from problem
     return JsonText(text)
@@ -455,7 +452,7 @@ def _report_count(sender: LineSender) -> Iterator[None]:
     """Report on stderr how much was sent, however it ends; the errors of a line include it."""
     try:
         yield
-    except (BodyError, InputLineError):
+    except InputLineError:
         raise
     except BaseException:
         sent = pluralize(sender.sent, "message")

@@ -10,7 +10,7 @@ import pytest
 
 from qdo.dashboard import reading as fleet_reader
 from qdo.dashboard.reading import ConnectedThread, DirectReads
-from qdo.errors import DatabaseError, SlowReadError
+from qdo.errors import DatabaseError, UnreadError
 from tests.support.dashboard.shop import FilledShop, Visitor
 from tests.support.processes import wait_until
 
@@ -182,7 +182,7 @@ def test_a_read_that_was_given_up_never_happens(local_shop: FilledShop) -> None:
     ends, read = threading.Event(), []
     blocking = reads._thread.submit(lambda connections: ends.wait(20))
     for number in range(3):
-        with pytest.raises(SlowReadError):
+        with pytest.raises(UnreadError):
             reads.get(number, read.append)
     ends.set()
     blocking.result(20)

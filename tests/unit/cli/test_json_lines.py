@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from qdo.brokers.base import Outgoing
 from qdo.cli.commands import send as lines
 from qdo.cli.commands.send import LineFormat, LineProblem, LineSender, chunks_of_lines
-from qdo.errors import BodyError, DatabaseFullError, InputLineError, QdoError
+from qdo.errors import DatabaseFullError, InputLineError
 
 FORM = LineFormat(queue=None, queue_field="q", key_field=None, max_bytes=100)
 
@@ -98,44 +99,43 @@ def test_bodies_are_the_unchanged_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "reason"),
+    ("line", "reason"),
     [
-        (b"nonsense", BodyError, "Expecting value at column 1"),
-        (b'{"q": "a"', BodyError, "Expecting ',' delimiter at column 10"),
-        (b'{"q": "a"} x', BodyError, "Extra data at column 12"),
-        (b'{"q": NaN}', BodyError, "NaN"),
-        (b'{"q": 01}', BodyError, "Expecting ',' delimiter at column 8"),
-        (b'{"q": "a\tb"}', BodyError, "Invalid control character at at column 9"),
-        (b'{"q": "\xff"}', BodyError, "byte 8"),
-        (b"[" * 100_000, BodyError, ""),
-        (b'{"q": "a", "n": [1e400]}', BodyError, "1e400"),
-        (b'{"q": "a", "n": -1.5E999}', BodyError, "-1.5E999"),
-        (b'{"q": "a", "n": "\\ud800"}', BodyError, "surrogate"),
-        (b'{"q": "a", "\\uDC00": 1}', BodyError, "surrogate"),
-        (b'{"q": "a", "n": {"x": 1, "x": 2}}', BodyError, "'x'"),
-        (b'{"q": "a", "n": ' + b"1" * 5000 + b"}", BodyError, "4300"),
-        (b"5", InputLineError, "'q'"),
-        (b'{"p": "a"}', InputLineError, "'q'"),
-        (b'{"q": null}', InputLineError, "'q'"),
-        (b'{"q": true}', InputLineError, "'q'"),
-        (b'{"q": "a/b"}', InputLineError, "'a/b'"),
+        (b"nonsense", "not valid JSON: .*Expecting value at column 1"),
+        (b'{"q": "a"', "not valid JSON: .*Expecting ',' delimiter at column 10"),
+        (b'{"q": "a"} x', "not valid JSON: .*Extra data at column 12"),
+        (b'{"q": NaN}', "not valid JSON: .*NaN"),
+        (b'{"q": 01}', "not valid JSON: .*Expecting ',' delimiter at column 8"),
+        (b'{"q": "a\tb"}', "not valid JSON: .*Invalid control character at at column 9"),
+        (b'{"q": "\xff"}', "not valid JSON: .*byte 8"),
+        (b"[" * 100_000, "not valid JSON: .*"),
+        (b'{"q": "a", "n": [1e400]}', "not valid JSON: .*1e400"),
+        (b'{"q": "a", "n": -1.5E999}', "not valid JSON: .*-1.5E999"),
+        (b'{"q": "a", "n": "\\ud800"}', "not valid JSON: .*surrogate"),
+        (b'{"q": "a", "\\uDC00": 1}', "not valid JSON: .*surrogate"),
+        (b'{"q": "a", "n": {"x": 1, "x": 2}}', "not valid JSON: .*'x'"),
+        (b'{"q": "a", "n": ' + b"1" * 5000 + b"}", "not valid JSON: .*4300"),
+        (b"5", "'q'"),
+        (b'{"p": "a"}', "'q'"),
+        (b'{"q": null}', "'q'"),
+        (b'{"q": true}', "'q'"),
+        (b'{"q": "a/b"}', "'a/b'"),
         (
             b'{"q": "' + b"x" * 99 + b'"}',
-            InputLineError,
             "100 bytes with this broker, got 108",
         ),
     ],
 )
-def test_bad_lines(line: bytes, kind: type[QdoError], reason: str) -> None:
+def test_bad_lines(line: bytes, reason: str) -> None:
     """Everything before an invalid line is sent, nothing after it; the error has the counts."""
     store = LimitedBroker()
     good = b'{"q":"a"}\n'
-    with pytest.raises(kind) as caught:
+    with pytest.raises(InputLineError) as caught:
         send(store, [good * 2 + line + b"\n" + good])
     assert list(map(len, store.batches)) == [2]
     details = caught.value.details
     assert (details["where"], details["sent"]) == ("line 3 of x.jsonl", 2)
-    assert reason in details["reason"]
+    assert re.search(reason, details["reason"])
 
 
 def test_what_was_sent_is_known_when_the_broker_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,8 @@ def test_keys() -> None:
     """A key field is required and must be text or an integer."""
     form = LineFormat(queue="all", queue_field=None, key_field="k", max_bytes=100)
     assert form.outgoing(b'{"k": 5}') == Outgoing("all", b'{"k": 5}', "5")
-    with pytest.raises(LineProblem, match="'k'") as caught:
+    with pytest.raises(LineProblem, match="'k'"):
         form.outgoing(b"{}")
-    assert caught.value.kind is InputLineError
 
 
 def test_one_queue_for_all_needs_no_object() -> None:
@@ -175,6 +174,5 @@ def test_an_endless_line_is_refused_before_it_is_read() -> None:
     stream = io.BufferedReader(Pieces([b"x" * 8000] * 100))
     (part,) = next(iter(chunks_of_lines(stream, 100)))
     assert len(part) < 300_000
-    with pytest.raises(LineProblem) as caught:
+    with pytest.raises(LineProblem, match="at most"):
         FORM.outgoing(part)
-    assert caught.value.kind is InputLineError
