@@ -21,7 +21,7 @@ _HOMES = {
     "TestKit": "qdo.testing.kit",
 }
 
-__all__ = ["POINTS", "Attempt", "Clock", "TestKit"]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -65,10 +65,7 @@ class Clock:
         return moment - self._start
 
     def move(self, seconds: float) -> None:
-        """Advance by some seconds.
-
-        :raises UsageError: the number is negative.
-        """
+        """Advance by some seconds."""
         if not seconds >= 0:
             raise UsageError(reason=f"the clock must move by 0 s or more, got {seconds!r}")
         self._passed += seconds
@@ -79,10 +76,7 @@ class Clock:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Make qdo's own modules use this clock until the block ends.
-
-        :raises UsageError: they already use another one.
-        """
+        """Make qdo's own modules use this clock until the block ends."""
         if any(other is not self for other in _installed):
             raise UsageError(
                 reason="another TestKit is open with another clock; close it first, or share its"

@@ -28,10 +28,7 @@ class StagedMessages:
         self._listener: Any = None
 
     def stage(self, connection: Any, messages: Sequence[Outgoing]) -> None:
-        """Keep messages until the transaction of a connection commits.
-
-        :raises UsageError: it is not a connection of psycopg, or of SQLAlchemy with psycopg.
-        """
+        """Keep messages until the transaction of a connection commits."""
         try:
             from qdo.brokers.app_transactions import executor_of
         except ImportError as error:

@@ -30,7 +30,6 @@ class InlineExecutor(Executor):
     """Calls jobs directly.
 
     :param starting: called with each message before its job.
-    :param reach: passes the fault points of the kit's process.
     """
 
     def __init__(

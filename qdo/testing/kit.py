@@ -36,12 +36,12 @@ from qdo.testing.memory_fleet import (
     KitPauses,
     KitRelay,
     KitStreams,
+    KitTimers,
     MemoryDocuments,
     MemoryLocks,
 )
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
-from qdo.testing.timers import KitTimers
 from qdo.text import join_some, pluralize
 
 
@@ -192,7 +192,6 @@ class TestKit(Results):
     :param most_attempts: a run that starts more jobs than this ends with a UsageError.
     :param settings: settings by name; they override those given in code.
     :raises UsageError: another kit tests the app already, or is open with another clock.
-    :raises SettingsError: a name or value is invalid.
     """
 
     __test__ = False  # pytest collects classes that begin with Test
@@ -300,7 +299,6 @@ class TestKit(Results):
         the next run begins with a new worker. Messages in an outbox are sent at once.
 
         :raises NotSettledError: the run does not end; names the queue that runs most.
-        :raises UsageError: a job used the kit incorrectly.
         """
         self.advance(0.0)
 
@@ -341,8 +339,6 @@ class TestKit(Results):
         """Let time pass within a job, for instance in a fake of a slow service.
 
         A job with `timeout_seconds` is interrupted at its timeout, like a waiting job in a worker.
-
-        :raises UsageError: no job is running.
         """
         if not self._stack:
             raise UsageError(reason=NO_JOB)
@@ -440,7 +436,6 @@ class TestKit(Results):
 
         :param point: one of `qdo.testing.POINTS`; None counts all of them.
         :param queue: count only the points of this queue.
-        :raises UsageError: there is no such point.
         """
         self._world.faults.arm(lambda: self.crash(host=host), point, queue, nth)
 
@@ -497,10 +492,7 @@ class TestKit(Results):
         self._change(queue, lambda node: with_decision(node, queue, decision, which))
 
     def seek(self, queue: str, last: int) -> None:
-        """Move a queue to another position, like `qdo seek`; 0 is the beginning.
-
-        :raises NotFoundError: no worker has ever owned the queue.
-        """
+        """Move a queue to another position, like `qdo seek`; 0 is the beginning."""
         self._change(queue, lambda node: with_seek(node, last))
 
     def _change(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> None:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class KitOperators:
-    """Acts on a kit, between messages and within jobs.
-
-    :param process: returns the worker that owns the queues.
-    :param change: changes the node of a queue, and tells its owner.
-    """
+    """Acts on a kit, between messages and within jobs."""
 
     def __init__(
         self,

@@ -48,7 +48,6 @@ class MemoryStore:
 
     :ivar listeners: of queues, each with its app.
     :ivar takers: listeners of requests, each with its app.
-    :param clock: returns the current time as a position.
     """
 
     def __init__(self, clock: Callable[[], int] = position_now) -> None:

@@ -1,4 +1,5 @@
-"""Limits, locks, pauses, streams, documents and outboxes of a testing kit, in one process."""
+"""What a testing kit has in place of a fleet: limits, locks, pauses, streams, documents, outboxes,
+and the clock that sends the messages of timers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
 from qdo.brokers.streams import StreamShard, StreamStore, merge, split
 from qdo.coordination.protocol.machine import CheckOp, DeleteOp, NodeMissing, NodeRead, SetOp
 from qdo.errors import LockTimeoutError, UsageError
@@ -22,16 +24,15 @@ from qdo.fleet.pauses import new_pause
 from qdo.fleet.permit_counts import PermitCount, StartCount
 from qdo.fleet.permits import PermitService
 from qdo.jobs.job import Job
+from qdo.sending.timers import send_occurrences
+from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.text import describe
+
+_log = logging.getLogger(__name__)
 
 
 class KitLimit:
-    """One limit of the kit. It allows everything until a test sets it.
-
-    :ivar max: permits at once, None for any number.
-    :ivar borrowed: permits that `App.limit` has.
-    :ivar starts: the starts of its rate.
-    """
+    """One limit of the kit. It allows everything until a test sets it."""
 
     def __init__(self) -> None:
         self.max: int | None = None
@@ -40,8 +41,8 @@ class KitLimit:
         self.starts.unlimited = True
 
     def change(self, max: int | None, rate: float | None, burst: int, now: float) -> None:
-        """Set the terms of the limit."""
-        self.max, starts = max, self.starts
+        self.max = max
+        starts = self.starts
         starts.interrupt()
         starts.unlimited = rate is None
         starts.set_rate((rate or 0.0) / burst, now)
@@ -53,10 +54,9 @@ class KitLimit:
 
 
 class KitShare:
-    """One limit as the engine of one process uses it.
+    """Replaces the `LimitShare` of a fleet: one limit as the engine of one process uses it.
 
-    It replaces the `qdo.fleet.shares.LimitShare` of a fleet. No process gets the permits of a
-    process that has lost its lease, so each process counts its own.
+    Each process counts its own permits: no other gets those of one that has lost its lease.
     """
 
     fault: str | None = None
@@ -78,23 +78,19 @@ class KitShare:
         return self._limit.has_free(self._in_use, self._clock())
 
     def take(self) -> None:
-        """Take a permit and a start, after `has_free`."""
         self._in_use += 1
         self.starts.take()
 
     def give_back(self) -> bool:
-        """Return a permit. Always False: no other process waits for it."""
         self._in_use -= 1
-        return False
+        return False  # no other process waits for it
 
     def wait(self, count: int) -> bool:
-        """Set how many callers wait. Always False: no other process returns a permit."""
         self.starts.waiting = count
-        return False
+        return False  # no other process returns a permit
 
     def awaits_token(self) -> bool:
-        """Return False: the kit reads `due` after each run."""
-        return False
+        return False  # the kit reads `due` after each run
 
     def due(self) -> float:
         """Return when a waiting caller can start, if it lacks only a token."""
@@ -128,7 +124,6 @@ class KitLimits:
         :param burst: starts in any window of burst / rate seconds; by default those of a second.
         :raises UsageError: a value is invalid, or a job with several messages of a queue in
             flight needs the limit: the kit cannot let these wait.
-        :raises SharedNameError: the name cannot be that of a limit.
         """
         node = checked_terms(max, rate, burst)
         for job in self._app.jobs:
@@ -141,15 +136,13 @@ class KitLimits:
         limit.change(node.max, node.rate, node.burst, self._clock())
 
     def shares(self, jobs: Iterable[Job]) -> dict[str, KitShare]:
-        """Return the shares of a new process, for its engine."""
+        """Return the limits of jobs for the engine of a new process."""
         names = {name for job in jobs for name in job.limits}
         return {name: KitShare(self._limit(name), self._clock) for name in sorted(names)}
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Take a permit for `App.limit`; return the function that returns it, None for none.
-
-        No caller waits, because no other process returns a permit.
-        """
+        """Take a permit for `App.limit`; return the function that returns it, None for none."""
+        # No caller waits, because no other process returns a permit.
         limit = self._limit(name)
         if not limit.has_free(0, self._clock()):
             return None
@@ -184,7 +177,6 @@ class MemoryLocks:
     def acquire(
         self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Return a lock; raise LockTimeoutError if it is held."""
         with self._lock:
             holders = self._holders.setdefault(name, [])
             if holders and not (shared and all(holders)):
@@ -202,7 +194,6 @@ class MemoryLocks:
     def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
-        """Return a section that is in force at once."""
         queues = new_pause(globs, reason).queues
         held = [True]
         self._fence += 1
@@ -217,22 +208,17 @@ class KitPauses:
         self._on_change = on_change
 
     def pause(self, *queues: str, reason: str = "") -> None:
-        """Start no message of queues that match one of these globs, until `resume`.
-
-        :raises UsageError: a glob is not valid.
-        """
+        """Start no message of queues that match one of these globs, until `resume`."""
         self.replace([*self.pauses, new_pause(queues, reason)])
 
     def resume(self, *queues: str) -> None:
-        """End the pause with exactly these globs, or all pauses without any.
-
-        :raises UsageError: there is no such pause.
-        """
+        """End the pause with exactly these globs, or all pauses without any."""
         left = [each for each in self.pauses if queues and set(each.queues) != set(queues)]
         if queues and len(left) == len(self.pauses):
-            known = ", ".join(repr(" ".join(each.queues)) for each in self.pauses) or "none"
+            paused = ", ".join(repr(" ".join(each.queues)) for each in self.pauses) or "none"
             raise UsageError(
-                reason=f"queues must be those of a pause, got {' '.join(queues)!r}; paused: {known}"
+                reason="queues must be those of a pause, got "
+                f"{' '.join(queues)!r}; paused: {paused}"
             )
         self.replace(left)
 
@@ -253,18 +239,14 @@ class KitStreams:
         >>> kit.streams.split("user.40-80", at="60")
         ['user.40-60', 'user.60-80']
 
-        :raises UsageError: the bound is not within the shard.
         :raises ShardStateError: the shard is sealed.
-        :raises NotFoundError: no stream has the shard.
         """
         return self._reshard(split(self._store.shards(), shard, at))
 
     def merge(self, *shards: str) -> str:
         """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
 
-        :raises UsageError: they are not neighbors.
         :raises ShardStateError: one of them is sealed.
-        :raises NotFoundError: no stream has one of them.
         """
         return self._reshard(merge(self._store.shards(), *shards))[0]
 
@@ -322,9 +304,6 @@ class MemoryDocuments:
         return self._zxid
 
 
-_log = logging.getLogger(__name__)
-
-
 class KitRelay:
     """Sends the messages of an app's outboxes to the broker of a kit.
 
@@ -356,3 +335,34 @@ class KitRelay:
         working = [each for each in self._app.outboxes if str(each.table.name) not in self._failed]
         dues = [each.next_due() for each in working]
         return min((due for due in dues if due is not None), default=None)
+
+
+class KitTimers:
+    """Sends the messages of an app's timers, from the time at which the kit is opened.
+
+    :param backlog: returns what waits in a queue.
+    """
+
+    def __init__(self, app: App, clock: Clock, backlog: Callable[[str], Backlog]) -> None:
+        self._app = app
+        self._clock = clock
+        self._backlog = backlog
+        self._sent_until = clock.now
+
+    def next_due(self) -> float | None:
+        """Return the Unix time of the next occurrence, None without timers."""
+        return min((e.after(self._sent_until) for e in self._app.timers.values()), default=None)
+
+    def send(self) -> bool:
+        """Send what is due; return whether anything was sent."""
+        begin = self._sent_until
+        self._sent_until = self._clock.now + TOLERANCE_SECONDS
+        due = []
+        for timer in self._app.timers.values():
+            occurrence = timer.due(begin, self._sent_until)
+            waits = self._backlog(timer.queue)
+            must_wait = timer.unless_waiting and (waits.count or waits.delayed)
+            if occurrence is not None and occurrence.sends and not must_wait:
+                due.append((timer, occurrence))
+        send_occurrences(self._app, due)
+        return bool(due)
