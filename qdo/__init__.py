@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qdo._version import __version__
+from qdo._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from qdo import errors as errors
@@ -45,53 +45,21 @@ if TYPE_CHECKING:
     from qdo.worker.worker import Worker as Worker
 
 _MODULES = ("errors", "idempotency", "outcomes", "positions")
-_HOMES = {
-    **dict.fromkeys(("HIGH", "LOW", "NORMAL", "URGENT"), "qdo.message"),
-    "App": "qdo.app",
-    "Batch": "qdo.message",
-    "DeadLetter": "qdo.outcomes",
-    "Event": "qdo.outcomes",
-    "FailedAt": "qdo.outcomes",
-    "Job": "qdo.jobs.job",
-    "JobInterrupt": "qdo.outcomes",
-    "Message": "qdo.message",
-    "NewMessage": "qdo.sending.messages",
-    "Policy": "qdo.jobs.retry",
-    "QdoError": "qdo.errors",
-    "Request": "qdo.sending.pool_jobs",
-    "Retry": "qdo.outcomes",
-    "Rule": "qdo.jobs.retry",
-    "Settings": "qdo.settings",
-    "Skip": "qdo.outcomes",
-    "Stop": "qdo.outcomes",
-    "Worker": "qdo.worker.worker",
+_NAMES = {
+    "qdo.app": ("App",),
+    "qdo.errors": ("QdoError",),
+    "qdo.jobs.job": ("Job",),
+    "qdo.jobs.retry": ("Policy", "Rule"),
+    "qdo.message": ("HIGH", "LOW", "NORMAL", "URGENT", "Batch", "Message"),
+    "qdo.outcomes": ("DeadLetter", "Event", "FailedAt", "JobInterrupt", "Retry", "Skip", "Stop"),
+    "qdo.sending.messages": ("NewMessage",),
+    "qdo.sending.pool_jobs": ("Request",),
+    "qdo.settings": ("Settings",),
+    "qdo.worker.worker": ("Worker",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "HIGH",
-    "LOW",
-    "NORMAL",
-    "URGENT",
-    "App",
-    "Batch",
-    "DeadLetter",
-    "Event",
-    "FailedAt",
-    "Job",
-    "JobInterrupt",
-    "Message",
-    "NewMessage",
-    "Policy",
-    "QdoError",
-    "Request",
-    "Retry",
-    "Rule",
-    "Settings",
-    "Skip",
-    "Stop",
-    "Worker",
-    "__version__",
-]
+__all__ = sorted((*_HOMES, "__version__"))
 
 
 def __getattr__(name: str) -> Any:

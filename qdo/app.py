@@ -78,9 +78,10 @@ class App(OperatorCalls, RequestCalls):
     :raises SettingsError: a name or value is invalid.
 
     Any number of threads and greenlets may use an app. After a fork the child opens its own
-    connection to the broker. Documents, locks, limits, sections, `register` and `live` need the
-    coordinator: they raise CoordinatorUnreachableError if it does not respond, and SharedNameError
-    if a name cannot be part of a znode's path.
+    connection to the broker. Calls raise UsageError for values that are not valid. Documents,
+    locks, limits, sections, `register` and `live` need the coordinator: they raise
+    CoordinatorUnreachableError if it does not respond, and SharedNameError if a name cannot be
+    part of a znode's path.
     """
 
     def __init__(
@@ -149,7 +150,6 @@ class App(OperatorCalls, RequestCalls):
         :param limits: names of limits of the fleet; a call needs a permit of each.
         :param per_queue_rate: how often each queue may start a message, such as "5/s".
         :param pool: it runs requests of these names on any worker, and returns results.
-        :raises UsageError: function or options are invalid, or the glob has a job already.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
@@ -257,7 +257,6 @@ class App(OperatorCalls, RequestCalls):
             when they start, and what an operator sets instead stays.
         :param rate: declare the limit, with this number of starts in the fleet, such as "20/s".
         :param timeout_seconds: how long a ``with`` block waits for them; None: forever.
-        :raises UsageError: the terms are not valid, or the limit is declared with others.
         :raises LimitTimeoutError: there are none in time.
         :raises LimitNotFoundError: the limit does not exist.
         """
@@ -329,11 +328,7 @@ class App(OperatorCalls, RequestCalls):
     # --- hooks ---
 
     def context(self, factory: _Function) -> _Function:
-        """Register the decorated function as the app's `job_context`.
-
-        :raises UsageError: it cannot be called without arguments, is ``async``, or the app
-            already has one.
-        """
+        """Register the decorated function as the app's `job_context`."""
         self.hooks.add_context(factory)
         return factory
 
@@ -356,8 +351,6 @@ class App(OperatorCalls, RequestCalls):
 
         :param jobs: "sync" for ``def`` jobs only, "async" for ``async def`` jobs only; the
             middleware must be of the same kind.
-        :raises UsageError: it cannot be called so, or it is ``async def`` and a job is not, or
-            vice versa.
         """
 
         def register(function: _Function) -> _Function:
@@ -370,11 +363,7 @@ class App(OperatorCalls, RequestCalls):
         return register if function is None else register(function)
 
     def failure(self, hook: _Function) -> _Function:
-        """Register the decorated function as the app's `job_failure`.
-
-        :raises UsageError: it cannot be called with (message, context, error), is ``async``, or
-            the app already has one.
-        """
+        """Register the decorated function as the app's `job_failure`."""
         self.hooks.add_failure(hook)
         return hook
 
@@ -383,8 +372,6 @@ class App(OperatorCalls, RequestCalls):
 
         There may be several. An observer runs in the turn of the queue and should be fast; an
         exception in it is logged and has no other effect.
-
-        :raises UsageError: it cannot be called with (event), or is ``async``.
         """
         check_hook(hook, ("event",), "observer")
         self.hooks.observers.append(hook)

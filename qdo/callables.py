@@ -8,6 +8,8 @@ from typing import Any
 
 from qdo.errors import UsageError
 
+_LAZY = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
 
 def check_hook(
     function: Any, arguments: tuple[str, ...], role: str, *, may_be_async: bool = False
@@ -40,11 +42,9 @@ def is_async(function: Any) -> bool:
 
 
 def check_done(result: Any, function: Any, role: str) -> None:
-    """Raise UsageError if what a function returned is work that has not been done.
-
-    A decorator, a lambda or a partial hides from `check_job` that a call returns a coroutine or a
-    generator: without this check a message would be done although no line of its job has run.
-    """
+    """Raise UsageError if a function returned work that has not been done."""
+    # A decorator, a lambda or a partial hides from `check_job` that a call returns a coroutine or
+    # a generator: a message would be done although no line of its job has run.
     if isinstance(result, _LAZY) or hasattr(type(result), "__await__"):
         if isinstance(result, (CoroutineType, GeneratorType)):
             result.close()  # otherwise Python warns of a coroutine that was never awaited
@@ -53,9 +53,6 @@ def check_done(result: Any, function: Any, role: str) -> None:
             f"an unfinished {type(result).__name__}; write it, and its decorators, with "
             "'async def' and await the call, or with 'def' and without 'yield'"
         )
-
-
-_LAZY = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
@@ -78,11 +75,8 @@ def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
 
 
 def describe_callable(function: Any) -> str:
-    """Return a function as MODULE:NAME, for errors and logs.
-
-    A wrapper, such as composed middleware, has the name of the function that it wraps.
-    """
-    function = getattr(function, "__wrapped__", function)
+    """Return a function as MODULE:NAME, for errors and logs."""
+    function = getattr(function, "__wrapped__", function)  # of composed middleware
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     return f"{module}:{name}" if module and name else repr(function)

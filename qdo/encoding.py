@@ -13,7 +13,38 @@ import ujson
 
 from qdo.errors import UsageError
 
+MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
+"""The largest body that brokers store in a file or in memory."""
+DEFAULT_BODY_BYTES = 4 * 1024 * 1024
+"""The largest JSON that a worker decodes by default: in a quarter of a second at most."""
+MOST_TIME = 253402300799.0
+"""The Unix time of the last second that Python can write as a date, in the year 9999."""
+
+RESERVED = "qdo-"
+"""Prefix of qdo's own headers; a sender's headers with this prefix are not stored."""
+ID = "qdo-id"
+"""Id of a message whose position has changed since it was sent."""
+MARK = "qdo-mark"
+"""Proof that qdo wrote the id, see `qdo.encryption.marks`."""
+SENT = "qdo-sent"
+"""Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
+DUE = "qdo-due"
+"""Unix time until which a message was delayed."""
+RETRIED = "qdo-retried"
+"""How often a dead letter was sent again."""
+CONTENT_TYPE = "content-type"
+RAW = "application/octet-stream"
+"""Content type of bytes if the sender does not specify one."""
+
+SEALED = b"q1."
+"""The start of an encrypted body, see `qdo.encryption.bodies`."""
+_SEALED_FORM = re.compile(rb"q1\.([A-Za-z0-9_-]{1,32})\..{30}", re.DOTALL)
+_UNREADABLE = "qdo cannot read it: "
+_JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
+_decode_foreign = json.JSONDecoder().decode
+"""Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose."""
 
 
 def strict_json(value: Any) -> bytes:
@@ -49,15 +80,6 @@ def _check_types(body: Any) -> None:
             raise TypeError(f"{value!r:.60} is not JSON serializable")
 
 
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-
-
-MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
-"""The largest body that brokers store in a file or in memory."""
-DEFAULT_BODY_BYTES = 4 * 1024 * 1024
-"""The largest JSON that a worker decodes by default: in a quarter of a second at most."""
-
-
 def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -70,12 +92,12 @@ def _finite(text: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    distinct = dict(pairs)
+    if len(distinct) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has the key {repeated!r} twice, and only one would arrive")
-    return found
+    return distinct
 
 
 _decode = json.JSONDecoder(
@@ -86,11 +108,9 @@ _decode = json.JSONDecoder(
 def decode_strictly(text: str) -> Any:
     """Return the value of a JSON text that arrives as it was sent.
 
-    The standard library's decoder, because ujson's accepts "-", 01 and raw tabs.
-
     :raises ValueError: it is not JSON, or a part of it would be lost or changed.
     """
-    value = _decode(text)
+    value = _decode(text)  # ujson would accept "-", 01 and raw tabs
     if "\\u" in text:
         try:
             _dumps(value).encode()
@@ -123,28 +143,25 @@ def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[b
     """
     if isinstance(body, bytes | bytearray | memoryview):
         if type(body) is not JsonText:
-            given = _checked(headers) if headers else {}
-            return bytes(body), _dumps({CONTENT_TYPE: RAW, **given})
+            own = _checked(headers) if headers else {}
+            return bytes(body), _dumps({CONTENT_TYPE: RAW, **own})
         data = bytes(body)
     else:
         data = encode_body(queue, body)
     if not headers:
         return data, None
-    given = _checked(headers)
-    kind = given.get(CONTENT_TYPE)
+    own = _checked(headers)
+    kind = own.get(CONTENT_TYPE)
     if kind is not None and not is_json(kind):
         raise UsageError(
             reason=f"the body for queue {queue!r} is sent as JSON, but its header {CONTENT_TYPE}"
             f" is {kind!r}; omit the header, or send bytes"
         )
-    return data, _dumps(given) if given else None
+    return data, _dumps(own) if own else None
 
 
 def encode_body(queue: str, body: Any) -> bytes:
-    """Return the JSON of a body.
-
-    :raises UsageError: JSON cannot hold it, or a part of it would arrive as something else.
-    """
+    """Return the JSON of a body; raise UsageError for one that would not arrive as it is."""
     try:
         return strict_json(body)
     except ValueError as error:
@@ -172,37 +189,6 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-RESERVED = "qdo-"
-"""Prefix of qdo's own headers; a sender's headers with this prefix are not stored."""
-
-
-ID = "qdo-id"
-"""Id of a message whose position has changed since it was sent."""
-
-
-MARK = "qdo-mark"
-"""Proof that qdo wrote the id, see `qdo.encryption.marks`."""
-
-
-SENT = "qdo-sent"
-"""Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
-
-
-DUE = "qdo-due"
-"""Unix time until which a message was delayed."""
-
-
-RETRIED = "qdo-retried"
-"""How often a dead letter was sent again."""
-
-
-CONTENT_TYPE = "content-type"
-
-
-RAW = "application/octet-stream"
-"""Content type of bytes if the sender does not specify one."""
-
-
 def is_raw(headers: Mapping[str, str]) -> bool:
     """Return whether the body of a message with these headers is bytes, not JSON."""
     kind = headers.get(CONTENT_TYPE)
@@ -223,51 +209,28 @@ def with_body_kind(body: bytes, headers: str | None) -> str | None:
     """
     if is_json_text(body) or key_id_of(body) is not None:
         return headers
-    found = parsed(headers)
-    if found is None or CONTENT_TYPE in found:
+    decoded = parsed(headers)
+    if decoded is None or CONTENT_TYPE in decoded:
         return headers
-    return _dumps({**found, CONTENT_TYPE: RAW})
-
-
-SEALED = b"q1."
-"""The start of an encrypted body, see `qdo.encryption.bodies`."""
-
-_SEALED_FORM = re.compile(rb"q1\.([A-Za-z0-9_-]{1,32})\..{30}", re.DOTALL)
+    return _dumps({**decoded, CONTENT_TYPE: RAW})
 
 
 def key_id_of(body: bytes) -> str | None:
     """Return the id of the key that encrypted a body, None for a body in clear."""
-    found = _SEALED_FORM.match(body) if body.startswith(SEALED) else None
-    return None if found is None else found[1].decode()
-
-
-_JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
+    match = _SEALED_FORM.match(body) if body.startswith(SEALED) else None
+    return None if match is None else match[1].decode()
 
 
 def is_json_text(body: bytes) -> bool:
-    """Return whether a body is JSON; the first byte rules out most that are not.
-
-    ujson, with which workers decode, would take "-" for 0 and 01 for 1. The standard library's
-    decoder takes 1 µs more for a small body.
-    """
+    """Return whether a body is JSON; the first byte rules out most that are not."""
     if not body or body[0] not in _JSON_STARTS:
         return False
     try:
-        _decode_foreign(body.decode())
-    except ValueError:
-        return False
-    except RecursionError:  # the depth of its caller counts, too
-        return _is_ujson(body)
-    return True
-
-
-_decode_foreign = json.JSONDecoder().decode
-"""Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose."""
-
-
-def _is_ujson(body: bytes) -> bool:
-    try:
-        ujson.loads(body)
+        try:
+            # ujson would take "-" for 0 and 01 for 1. This takes 1 us more for a small body.
+            _decode_foreign(body.decode())
+        except RecursionError:  # the depth of its caller counts, too
+            ujson.loads(body)
     except (ValueError, RecursionError):
         return False
     return True
@@ -278,8 +241,8 @@ def parsed(text: str | None) -> dict[str, str] | None:
 
     Other programs may have written them, with values of any type.
     """
-    found = decoded_headers(text)
-    return None if found is None else _texts(found)
+    decoded = decoded_headers(text)
+    return None if decoded is None else _texts(decoded)
 
 
 def decoded_headers(text: str | None) -> dict[str, Any] | None:
@@ -287,32 +250,24 @@ def decoded_headers(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return {}
     try:
-        found = ujson.loads(text)
+        decoded = ujson.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return decoded if isinstance(decoded, dict) else None
 
 
-def _texts(found: dict[str, Any]) -> dict[str, str]:
-    """Return headers as text that every reader can decode.
-
-    A value that is not text becomes its JSON text. Halves of surrogate pairs, which UTF-8 cannot
-    encode, are spelled out.
-    """
+def _texts(decoded: dict[str, Any]) -> dict[str, str]:
+    """Return headers as text that UTF-8 can encode; a value that is not text as its JSON."""
     try:
-        "".join([*found, *found.values()]).encode()
-        return found
+        "".join([*decoded, *decoded.values()]).encode()
+        return decoded
     except (TypeError, UnicodeEncodeError):
-        return {utf8_text(name): utf8_text(_text_of(value)) for name, value in found.items()}
+        return {utf8_text(name): utf8_text(_text_of(value)) for name, value in decoded.items()}
 
 
-def text_headers(found: Mapping[str, Any], written: str) -> str:
-    """Return stored headers of another program as `_texts`.
-
-    :param found: the decoded headers.
-    :param written: their JSON.
-    """
-    plain = dict(found)
+def text_headers(decoded: Mapping[str, Any], written: str) -> str:
+    """Return the headers of another program, of which `written` is the JSON, as JSON of texts."""
+    plain = dict(decoded)
     texts = _texts(plain)
     return written if texts is plain and is_utf8(written) else _dumps(texts)
 
@@ -350,49 +305,39 @@ def unreadable(reason: str) -> str:
 
 
 def undecodable_headers(text: str | None) -> str:
-    """Return headers that are not a JSON object in a form that no worker decodes.
-
-    A worker takes the empty ones, such as `null` and `0`, for a message without headers.
-    """
+    """Return headers that are not a JSON object in a form that no worker decodes."""
     written = text or ""
     try:
-        found = ujson.loads(written)
+        decoded = ujson.loads(written)
     except (ValueError, RecursionError):
         return written
-    return (
-        written if found else unreadable(f"its headers must be a JSON object, got {written:.100}")
-    )
+    if decoded:
+        return written
+    # A worker would take `null` and `0` for a message without headers.
+    return unreadable(f"its headers must be a JSON object, got {written:.100}")
 
 
 def unreadable_reason(headers: str | None) -> str | None:
     """Return the reason in headers made by `unreadable`, None for all others."""
     try:
-        found = None if headers is None else json.loads(headers)
+        decoded = None if headers is None else json.loads(headers)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, str) and found.startswith(_UNREADABLE) else None
+    return decoded if isinstance(decoded, str) and decoded.startswith(_UNREADABLE) else None
 
-
-_UNREADABLE = "qdo cannot read it: "
 
 LEFT_ON_SERVER = unreadable("its body exceeds max_body_bytes")
 """Headers of a message whose body the worker has not read."""
 
 
-MOST_TIME = 253402300799.0
-"""The Unix time of the last second that Python can write as a date, in the year 9999."""
-
-
 def stored_time(headers: Mapping[str, str], name: str) -> float | None:
-    """Return the Unix time in one of qdo's headers, None if it is missing or invalid.
-
-    Other producers may write any number; those that no date has would end what formats them.
-    """
+    """Return the Unix time in one of qdo's headers, None if it is missing or invalid."""
     try:
-        found = float(headers[name])
+        seconds = float(headers[name])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if 0 <= found <= MOST_TIME else None
+    # Other producers may write any number; code that formats dates could not bear it.
+    return seconds if 0 <= seconds <= MOST_TIME else None
 
 
 def with_header(text: str | None, **changed: str | None) -> str | None:
@@ -400,17 +345,14 @@ def with_header(text: str | None, **changed: str | None) -> str | None:
 
     :param changed: by name, with `_` instead of `-`; None removes a header.
     """
-    found = parsed(text)
-    if found is None:
+    decoded = parsed(text)
+    if decoded is None:
         return text
     new = {name.replace("_", "-"): value for name, value in changed.items()}
-    found = {name: value for name, value in {**found, **new}.items() if value is not None}
-    return ujson.dumps(found, ensure_ascii=False, escape_forward_slashes=False)
+    return _dumps({name: value for name, value in {**decoded, **new}.items() if value is not None})
 
 
 def with_missing(text: str | None, headers: Mapping[str, str]) -> str | None:
     """Return stored headers with those of `headers` that they lack; undecodable text unchanged."""
-    found = parsed(text)
-    if found is None:
-        return text
-    return ujson.dumps({**headers, **found}, ensure_ascii=False, escape_forward_slashes=False)
+    decoded = parsed(text)
+    return text if decoded is None else _dumps({**headers, **decoded})

@@ -44,8 +44,15 @@ MAX_NAME = 200
 POSITION_DIGITS = 100
 """Width of a stored position, which is text with leading zeros: positions of Kinesis exceed the
 integers of databases, and texts of equal length compare like numbers."""
-
-Parameters: TypeAlias = Mapping[str, Any]
+_PARAMETER = re.compile(r":(\w+)")
+_COLUMNS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped
+"""
+_PRIMARY_KEY = """
+SELECT quote_ident(conname) FROM pg_constraint
+WHERE conrelid = to_regclass(:table) AND contype = 'p'
+"""
 
 
 class Write(enum.Enum):
@@ -72,18 +79,21 @@ class ProofTable:
     :param columns: those behind `app`.
     :param key: those of the primary key behind `app`.
     :ivar schema: the statement that creates the table, for tools that create all tables of an app.
-    :raises UsageError: the name is invalid.
     """
 
     def __init__(self, table: str, columns: str, key: str) -> None:
-        self.table = table_name(table)
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", table) is None:
+            raise UsageError(
+                reason="the name of a table must have 1 to 63 letters, digits and underscores and "
+                f"not begin with a digit, got {table!r}"
+            )
+        self.table = table
         self._key = f"PRIMARY KEY (app, {key})"
         self._columns = f"(app TEXT NOT NULL, {columns}, {self._key})"
         self.schema = f"CREATE TABLE IF NOT EXISTS {table} {self._columns}"
         self._apps: set[str] = set()
         """Those that have used the table, as it is now, in this process."""
-        self._changed = False
-        """This process has changed a table of an older version, and a rollback may undo that."""
+        self._changed = False  # of an older version by this process; a rollback may undo that
 
     def create(self, session: SqlSession) -> None:
         """Create the table unless it exists; call it where the app creates its own tables.
@@ -94,14 +104,12 @@ class ProofTable:
         self._add_app(session)
 
     def _use(self, session: SqlSession, app: str) -> None:
-        """Prepare the first use by an app in this process.
-
-        Rows from before the column `app` become those of the first app that uses the table.
-        """
+        """Prepare the first use by an app in this process."""
         if app in self._apps:
             return
-        adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # noqa: S608 - table_name checks it
         self._add_app(session)
+        # Rows from before the column `app` become those of the first app that uses the table.
+        adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # noqa: S608 - __init__ checks it
         if execute(session, adopt, {"app": app}).rowcount:
             self._changed = True
         if not self._changed:
@@ -112,7 +120,7 @@ class ProofTable:
         self._add_app(session)
         if app is not None:
             return app
-        ends = [f"(SELECT {each}(app) FROM {self.table})" for each in ("min", "max")]  # noqa: S608 - table_name checks it
+        ends = [f"(SELECT {each}(app) FROM {self.table})" for each in ("min", "max")]  # noqa: S608 - __init__ checks it
         first, last = execute(session, f"SELECT {', '.join(ends)}", {}).fetchone()
         if first != last:
             raise UsageError(
@@ -141,7 +149,7 @@ class ProofTable:
             names = ", ".join(old)
             new = f"{table}_with_app"
             execute(session, f"CREATE TABLE {new} {self._columns}", {})
-            copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # noqa: S608 - table_name checks it
+            copy = f"INSERT INTO {new} (app, {names}) SELECT '', {names} FROM {table}"  # noqa: S608 - __init__ checks it
             execute(session, copy, {})
             execute(session, f"DROP TABLE {table}", {})
             execute(session, f"ALTER TABLE {new} RENAME TO {table}", {})
@@ -153,8 +161,6 @@ class ProofTable:
 
 
 class FenceTable(ProofTable):
-    """One that has fences."""
-
     def reset_fences(self, session: SqlSession, app: str | None = None) -> int:
         """Reset every fence of an app but no position; return the number of rows.
 
@@ -164,7 +170,7 @@ class FenceTable(ProofTable):
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
         row = {"app": self._only_app(session, app)}
-        reset = f"UPDATE {self.table} SET fence = 0 WHERE app = :app"  # noqa: S608 - table_name checks it
+        reset = f"UPDATE {self.table} SET fence = 0 WHERE app = :app"  # noqa: S608 - __init__ checks it
         return int(execute(session, reset, row).rowcount)
 
 
@@ -172,7 +178,6 @@ class FencedWrites(FenceTable):
     """Decides about writes by `message.fence` and `message.position`.
 
     :param table: name of the table, of letters, digits and underscores.
-    :raises UsageError: the name is invalid.
     """
 
     def __init__(self, table: str = "qdo_writes") -> None:
@@ -189,17 +194,17 @@ class FencedWrites(FenceTable):
             ON CONFLICT (app, queue, part) DO UPDATE
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - __init__ checks it
         # Even a repetition shows that the queue has a new owner. From here on its former owner,
         # which may be ahead of the recorded progress, is rejected.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
             WHERE app = :app AND queue = :queue AND part = :part AND fence < :fence
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - __init__ checks it
         self._stale = f"""
             SELECT 1 FROM {table}
             WHERE app = :app AND queue = :queue AND part = :part AND fence > :fence
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - __init__ checks it
 
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
@@ -241,7 +246,6 @@ class ProcessedMessages(ProofTable):
 
     :param table: name of the table, of letters, digits and underscores.
     :param clock: Unix time in seconds.
-    :raises UsageError: the name is invalid.
     """
 
     def __init__(
@@ -257,8 +261,8 @@ class ProcessedMessages(ProofTable):
         self._record = f"""
             INSERT INTO {table} (app, queue, id, done_at) VALUES (:app, :queue, :id, :done_at)
             ON CONFLICT (app, queue, id) DO NOTHING
-        """  # noqa: S608 - table_name checks it
-        self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - __init__ checks it
+        self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # noqa: S608 - __init__ checks it
 
     def record(self, session: SqlSession, message: Message) -> bool:
         """Record that the message is done; if it returns False, it was done before: write nothing.
@@ -271,12 +275,8 @@ class ProcessedMessages(ProofTable):
         """
         _check_transaction(session)
         self._use(session, message.app)
-        row = {
-            "app": message.app,
-            "queue": message.queue,
-            "id": message.id,
-            "done_at": int(self._clock()),
-        }
+        now = int(self._clock())
+        row = {"app": message.app, "queue": message.queue, "id": message.id, "done_at": now}
         return bool(execute(session, self._record, row).rowcount)
 
     def forget(self, session: SqlSession, older_than_seconds: float, app: str | None = None) -> int:
@@ -286,7 +286,6 @@ class ProcessedMessages(ProofTable):
         broker keeps messages (`retention_seconds`) and dead letters may be sent again.
 
         :param app: the app as in `message.app`; needed if the table has rows of several.
-        :raises UsageError: the age is negative, or not a finite number.
         """
         if not 0 <= older_than_seconds < math.inf:
             raise UsageError(
@@ -296,15 +295,6 @@ class ProcessedMessages(ProofTable):
         limit = int(self._clock() - older_than_seconds)
         row = {"app": self._only_app(session, app), "done_at": limit}
         return int(execute(session, self._forget, row).rowcount)
-
-
-def table_name(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) is None:
-        raise UsageError(
-            reason="the name of a table must have 1 to 63 letters, digits and underscores and not "
-            f"begin with a digit, got {name!r}"
-        )
-    return name
 
 
 def check_proof(session: SqlSession, message: Message) -> None:
@@ -326,11 +316,11 @@ def _check_transaction(session: SqlSession) -> None:
         bound = session.connection() if hasattr(session, "get_bind") else session
         driver = bound.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
-        alone = driver.isolation_level is None or getattr(driver, "autocommit", -1) is True
-        alone = alone and not driver.in_transaction
+        is_alone = driver.isolation_level is None or getattr(driver, "autocommit", -1) is True
+        is_alone = is_alone and not driver.in_transaction
     else:
-        alone = _is_psycopg(driver) and driver.autocommit and not driver.info.transaction_status
-    if alone:
+        is_alone = _is_psycopg(driver) and driver.autocommit and not driver.info.transaction_status
+    if is_alone:
         raise UsageError(
             reason="the session must be in a transaction, got a connection that commits each "
             "statement by itself; begin one, and make the writes of the job in it"
@@ -342,7 +332,7 @@ def _is_psycopg(session: SqlSession) -> bool:
     return psycopg is not None and isinstance(session, psycopg.Connection)
 
 
-def execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
+def execute(session: SqlSession, statement: str, parameters: Mapping[str, Any]) -> Any:
     """Execute a statement in any kind of session; return its cursor or result."""
     if isinstance(session, sqlite3.Connection):
         return session.execute(statement, dict(parameters))
@@ -359,17 +349,6 @@ def execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
             "the app",
         )
     return session.execute(text(statement), dict(parameters))
-
-
-_PARAMETER = re.compile(r":(\w+)")
-_COLUMNS = """
-SELECT attname FROM pg_attribute
-WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped
-"""
-_PRIMARY_KEY = """
-SELECT quote_ident(conname) FROM pg_constraint
-WHERE conrelid = to_regclass(:table) AND contype = 'p'
-"""
 
 
 def _is_sqlite(session: SqlSession) -> bool:

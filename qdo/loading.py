@@ -31,8 +31,6 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
 
     :param settings: as loaded from file, environment and flags.
     :param target: MODULE:APP, see `choose_target`.
-    :raises JobImportError: the app, the job or a hook cannot be imported.
-    :raises UsageError: the target and the settings name too little, or contradict each other.
     """
     target = choose_target(settings, target)
     app = load_app(target) if target else _app_around_job(settings)
@@ -55,7 +53,6 @@ def choose_target(settings: Settings, target: str | None) -> str | None:
     Imports nothing: the parent of worker processes calls it.
 
     :return: MODULE:APP, or None to make an app around the settings `app` and `job`.
-    :raises UsageError: the target and the settings name too little, or contradict each other.
     """
     target = target or settings.target or None
     if target:
@@ -71,14 +68,12 @@ def choose_target(settings: Settings, target: str | None) -> str | None:
 
 
 def load_named_app(settings: Settings) -> App:
-    """Import the app that the setting `app` names as MODULE:APP, for a command.
-
-    :raises UsageError: the app cannot be imported.
-    """
+    """Import the app that the setting `app` names as MODULE:APP, for a command."""
     try:
         return load_app(settings.target)
     except JobImportError as error:
-        origin, reason = from_origin(settings.origin("app")), error.details["reason"]
+        origin = from_origin(settings.origin("app"))
+        reason = error.details["reason"]
         raise UsageError(
             reason=f"cannot import the app {settings.target!r}{origin}: {reason}; fix it, start in "
             "the folder that contains its module, or give --app NAME and, as options, what the app "
@@ -88,11 +83,7 @@ def load_named_app(settings: Settings) -> App:
 
 
 def load_app(target: str) -> App:
-    """Import the app MODULE:APP.
-
-    :raises JobImportError: the module or attribute does not exist, or it is not an app.
-    :raises JobModuleError: the module exists and raised an error, here and in `load_job`.
-    """
+    """Import the app MODULE:APP; raise JobImportError, or JobModuleError if its code fails."""
     app = _load(target)
     if isinstance(app, App):
         return app
@@ -103,11 +94,7 @@ def load_app(target: str) -> App:
 
 
 def load_job(target: str) -> Any:
-    """Import the job MODULE:FUNCTION.
-
-    :raises JobImportError: the module or attribute does not exist, or it is not a function.
-    :raises UsageError: it cannot be called with (message, context).
-    """
+    """Import the job MODULE:FUNCTION; raise UsageError if it is not called as jobs are."""
     job = load_callable(target)
     check_job(job)
     return job
@@ -115,12 +102,12 @@ def load_job(target: str) -> Any:
 
 def load_callable(target: str) -> Any:
     """Import MODULE:NAME and check that it can be called."""
-    found = _load(target)
-    if isinstance(found, App):
+    function = _load(target)
+    if isinstance(function, App):
         raise JobImportError(target=target, reason=f"it is an app; omit --job: qdo-worker {target}")
-    if not callable(found):
-        raise JobImportError(target=target, reason=f"it must be a function, got {_kind(found)}")
-    return found
+    if not callable(function):
+        raise JobImportError(target=target, reason=f"it must be a function, got {_kind(function)}")
+    return function
 
 
 def _app_around_job(settings: Settings) -> App:
@@ -140,24 +127,22 @@ def _split(target: str) -> tuple[str, str]:
 
 def _load(target: str) -> Any:
     module_name, path = _split(target)
-    found: Any = _import(target, module_name)
+    value: Any = _import(target, module_name)
     for name in path.split("."):
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError as error:
-            raise JobImportError(
-                target=target,
-                reason=f"{_kind(found)} has no {name!r}{did_you_mean(name, dir(found))}"
-                f"{_hidden(found)}",
-            ) from error
-    return found
+            hint = did_you_mean(name, dir(value)) + _hidden(value)
+            reason = f"{_kind(value)} has no {name!r}{hint}"
+            raise JobImportError(target=target, reason=reason) from error
+    return value
 
 
-def _hidden(found: Any) -> str:
+def _hidden(value: Any) -> str:
     """Return a hint if a module hides one of the current folder, "" if it does not."""
-    own = os.path.abspath(getattr(found, "__name__", "").partition(".")[0])
-    path = getattr(found, "__file__", None) or "built-in"
-    if not isinstance(found, ModuleType) or path.startswith(own):
+    own = os.path.abspath(getattr(value, "__name__", "").partition(".")[0])
+    path = getattr(value, "__file__", None) or "built-in"
+    if not isinstance(value, ModuleType) or path.startswith(own):
         return ""
     if not (os.path.isfile(f"{own}.py") or os.path.isfile(os.path.join(own, "__init__.py"))):
         return ""

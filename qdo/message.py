@@ -15,24 +15,24 @@ from qdo.positions import IdScheme, message_id, time_of_position
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
 
-URGENT, HIGH, NORMAL, LOW = 0, 3, 5, 7
+URGENT = 0
+HIGH = 3
+NORMAL = 5
+LOW = 7
 """Priorities of messages, of 0 to 9; `NORMAL` is the default."""
 PRIORITY = "qdo-priority"
 """The header with a priority other than `NORMAL`."""
+STOPPING_SHARE = 0.9
+"""The share of its timeout after which a job should stop."""
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 def priority_of(headers: Mapping[str, Any]) -> int:
     """Return the priority in headers; another program may have written any value."""
-    found = headers.get(PRIORITY)
-    if isinstance(found, str) and len(found) == 1 and "0" <= found <= "9":
-        return int(found)
+    text = headers.get(PRIORITY)
+    if isinstance(text, str) and len(text) == 1 and "0" <= text <= "9":
+        return int(text)
     return NORMAL
-
-
-STOPPING_SHARE = 0.9
-"""The share of its timeout after which a job should stop."""
-
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ UNKNOWN = Origin()
 class Message:
     """One item of a queue, as delivered to a job.
 
-    :ivar queue: name of its queue.
     :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key from the sender, or None.
     :ivar headers: mapping of str to str, from the sender.
@@ -115,15 +114,15 @@ class Message:
         A delayed message keeps it when it gets its position, and a dead letter when it is sent
         again. Made on demand: building a UUID takes longer than the rest of a message.
         """
-        known = self._origin.ids
-        if isinstance(known, str):
-            return known
-        named = self.headers.get(ID)
-        if named and isinstance(named, str):  # another program may write any value
-            return named
-        if isinstance(known, int):
-            return message_id(self.position, known)
-        return known.message_id(self.position, 0)
+        ids = self._origin.ids
+        if isinstance(ids, str):
+            return ids
+        stored = self.headers.get(ID)
+        if stored and isinstance(stored, str):  # another program may write any value
+            return stored
+        if isinstance(ids, int):
+            return message_id(self.position, ids)
+        return ids.message_id(self.position, 0)
 
     @property
     def app(self) -> str:
@@ -141,8 +140,8 @@ class Message:
 
         Not with SQS, where the position is the time of receipt.
         """
-        known = self._origin.ids
-        return isinstance(known, (str, int)) or known.stable
+        ids = self._origin.ids
+        return isinstance(ids, (str, int)) or ids.stable
 
     def limit(self, seconds: float) -> None:
         """Set the deadline to `seconds` from now; executors call it before the job runs."""
@@ -174,10 +173,8 @@ class Message:
         return self._sends
 
     def _leased(self) -> bool:
-        """Return whether the lease of the worker is still valid, since the first call of this.
-
-        A later lease is not: the worker has lost its queues in between.
-        """
+        """Return whether the lease of the worker is still valid, since the first call of this."""
+        # Not so with the lease of a later registration: the worker has lost its queues in between.
         registration = SIGN.registration()
         self._registration = getattr(self, "_registration", registration)
         return self._registration == registration and SIGN.leased()
@@ -188,10 +185,10 @@ class Message:
         sent = stored_time(self.headers, SENT)
         if sent is not None:
             return sent
-        known = self._origin.ids
-        if isinstance(known, (str, int)):
+        ids = self._origin.ids
+        if isinstance(ids, (str, int)):
             return time_of_position(self.position)
-        return time_of_position(known.to_time(self.position))
+        return time_of_position(ids.to_time(self.position))
 
     @property
     def due(self) -> float | None:
@@ -250,7 +247,6 @@ class Batch(list[Message]):
         return self[0].stopping
 
     def _leased(self) -> bool:
-        """Return whether the lease of the worker is still valid, since the first call of this."""
         return self[0]._leased()
 
     @property

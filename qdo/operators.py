@@ -123,10 +123,8 @@ class FleetOperators:
 
 
 def _logged(reason: str, call: str, target: str) -> bool:
-    """Return whether a call has an entry in the action log; without one it gets a log line.
-
-    A program may call often: its entries would evict those of the operators.
-    """
+    """Return whether a call has an entry in the action log; without one it gets a log line."""
+    # A program may call often: its entries would evict those of the operators.
     if not reason:
         _log.info("queue %s: a call of %s without a reason", target, call)
     return bool(reason)
@@ -160,8 +158,6 @@ class OperatorCalls(Sender):
         :raises PartialFailureError: a message has begun, is done or does not exist, or the owner
             did not answer; the others are cancelled.
         :raises UnsupportedError: SQS cannot cancel.
-        :raises UnreachableError: broker or coordinator do not answer in time.
-        :raises UsageError: a name is neither an id nor a position.
         """
         from qdo.ops.cancel import check_outcomes
 
@@ -184,7 +180,6 @@ class OperatorCalls(Sender):
         :param limit: number of messages, at most 1000.
         :raises NotFoundError: the queue does not exist.
         :raises UnsupportedError: SQS shows only messages that fail or block the queue.
-        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         from qdo.ops.dead_letters import decrypted
         from qdo.ops.peek import KINDS, MOST
@@ -214,9 +209,6 @@ class OperatorCalls(Sender):
 
         It reads two nodes of the coordinator. Between the answer and a question to that worker, the
         queue may have moved.
-
-        :raises QueueNameError: `queue` is not the name of a queue.
-        :raises CoordinatorUnreachableError: the coordinator does not answer in time.
         """
         name = check_queue_name(queue)
         return self._act(lambda each: each.owner(name))
@@ -231,7 +223,6 @@ class OperatorCalls(Sender):
         ``user.c0-``; their job is that for "user.*". See "Streams".
 
         :param shards: how many queues it has at first, a power of two up to 4096.
-        :raises UsageError: a value is invalid.
         """
         from qdo.sending.streams import Stream
 
@@ -255,8 +246,6 @@ class OperatorCalls(Sender):
         :param allow_none: also pause by globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
         :raises PauseNotObeyedError: messages are still in flight; the queues stay paused.
-        :raises UnreachableError: broker or coordinator do not answer in time.
-        :raises UsageError: a glob, the reason or the time is not valid.
         """
         from qdo.fleet.pauses import new_pause
 
@@ -268,7 +257,6 @@ class OperatorCalls(Sender):
 
         :param queues: globs, as they were given to `pause`.
         :raises NotFoundError: one of them is not paused.
-        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         if not queues:
             raise UsageError(reason="resume must name queues, got no glob")
@@ -284,7 +272,6 @@ class OperatorCalls(Sender):
         :return: the ids of the messages.
         :raises NotFoundError: no worker has seen the queue.
         :raises NotFailingError: no message fails, or not all of these; nothing is changed.
-        :raises UnreachableError: broker or coordinator do not answer in time.
         """
         if ids and every:
             raise UsageError(reason="give ids or every=True, not both")
@@ -294,8 +281,6 @@ class OperatorCalls(Sender):
         """Skip messages that fail, run or block a queue, so that they never run: `qdo skip`.
 
         The worker ends a running attempt. Parameters, result and errors are those of `retry_now`.
-
-        :raises UsageError: no message is named.
         """
         if not ids:
             raise UsageError(reason="skip must name messages, got no id")

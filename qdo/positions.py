@@ -14,6 +14,16 @@ from typing import Protocol
 
 __all__ = ["format_position", "position_of_time", "time_of_position"]
 
+MOST_DIGITS = 100
+"""Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300."""
+GREGORIAN_OFFSET = 0x01B21DD213814000
+"""100 ns intervals between 1582-10-15 and the Unix epoch."""
+LATEST_SECONDS = 253402300800.0
+"""Unix time of the year 10000; later times have no ISO 8601 form."""
+_FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
+_LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
+"""The first and the last time that `datetime` has."""
+
 
 class Positions:
     """Positions that are UUIDv1 times, such as those of the embedded broker; base of all others.
@@ -50,10 +60,10 @@ class Positions:
         return position
 
     def not_before(self, position: int, done: int) -> int:
-        """Return the position of a message that was not received yet, but never below `done`.
+        """Return the position of a message that was not received yet.
 
-        Unstable positions of another owner cannot be compared with those of this owner: the
-        message is still to come, and its failure record must not be dropped as past.
+        Not below `done` if positions are unstable: those of another owner cannot be compared, and
+        a failure record of a message that is still to come must not be dropped as past.
         """
         return position
 
@@ -64,19 +74,6 @@ class Positions:
 
 TIME_POSITIONS = Positions()
 """The positions of brokers that use times."""
-
-
-MOST_DIGITS = 100
-"""Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300."""
-GREGORIAN_OFFSET = 0x01B21DD213814000
-"""100 ns intervals between 1582-10-15 and the Unix epoch."""
-LATEST_SECONDS = 253402300800.0
-"""Unix time of the year 10000; later times have no ISO 8601 form."""
-
-
-_FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
-_LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
-"""The first and the last time that `datetime` has."""
 
 
 def position_now() -> int:

@@ -14,6 +14,19 @@ from qdo.errors import QueueNameError
 MAX_GLOBS_CHARACTERS = 16_384
 """Length of a list of globs. A worker writes its filter with every claim; the rebalancer compiles
 it, at up to 10 us a character."""
+MAX_NAME_LENGTH = 200
+"""Longest name in characters: transactions of many queues stay small."""
+POOL = "a pool; use app.request"
+_RESERVED = {
+    "": "it is empty",
+    ".": "it is a relative path",
+    "..": "it is a relative path",
+    "zookeeper": "ZooKeeper reserves it",
+}
+_INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
+Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
+_SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +57,12 @@ class QueueFilter:
         """Return a predicate that tells whether a queue is taken; for many names."""
         if self.everything:
             return _always
-        wanted, excluded = _pattern(self.queues), _pattern(self.exclude)
+        is_chosen = _pattern(self.queues)
+        is_excluded = _pattern(self.exclude)
         has_job = _pattern(self.jobs)
-        return lambda queue: bool(wanted(queue) and has_job(queue)) and not excluded(queue)
+        return lambda queue: bool(is_chosen(queue) and has_job(queue)) and not is_excluded(queue)
 
     def takes(self, queue: str) -> bool:
-        """Return whether a queue is taken."""
         return self.matcher()(queue)
 
     def of_pools(self) -> QueueFilter:
@@ -62,12 +75,11 @@ class QueueFilter:
 
     def __str__(self) -> str:
         """Return it in the form of command-line options, "" for everything with a job."""
-        wanted = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
-        return " ".join([*wanted, *(f"--exclude {glob}" for glob in self._excluded)])
+        chosen = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
+        return " ".join([*chosen, *(f"--exclude {glob}" for glob in self._excluded)])
 
 
 EVERYTHING = QueueFilter()
-POOL = "a pool; use app.request"
 
 
 def command_text(command: str, *names: str, options: str = "") -> str:
@@ -77,17 +89,15 @@ def command_text(command: str, *names: str, options: str = "") -> str:
 
     :param names: the name or glob of the queue, and further arguments.
     """
-    given = [shlex.quote(each) for each in names]
+    quoted = [shlex.quote(each) for each in names]
     hyphen = any(each.startswith("-") for each in names)
-    parts = [options, "--", *given] if hyphen else [*given, options]
+    parts = [options, "--", *quoted] if hyphen else [*quoted, options]
     return " ".join(["qdo", command, *filter(None, parts)])
 
 
 def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
-    """Return why no worker with one of these filters takes a queue; None if one does.
-
-    None also without any filter: then no worker runs.
-    """
+    """Return why no worker with one of these filters takes a queue; None if one does."""
+    # Without any filter no worker runs.
     if not filters or any(each.takes(queue) for each in filters):
         return None
     if any(QueueFilter(jobs=each.pools).takes(queue) for each in filters):
@@ -105,21 +115,6 @@ def _pattern(globs: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
     return re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)").match
 
 
-MAX_NAME_LENGTH = 200
-"""Longest name in characters: transactions of many queues stay small."""
-
-
-_RESERVED = {
-    "": "it is empty",
-    ".": "it is a relative path",
-    "..": "it is a relative path",
-    "zookeeper": "ZooKeeper reserves it",
-}
-_INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
-"""Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
-Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
-
-
 @functools.lru_cache(maxsize=4096)
 def is_glob(text: str) -> bool:
     """Return whether a text may match several names."""
@@ -127,10 +122,8 @@ def is_glob(text: str) -> bool:
 
 
 def name_error(name: str) -> str | None:
-    """Return why `name` cannot be a znode name, None if it can.
-
-    The rules are ZooKeeper's (PathUtils.validatePath), and a limit of length.
-    """
+    """Return why `name` cannot be a znode name, None if it can."""
+    # The rules are ZooKeeper's (PathUtils.validatePath), and a limit of length.
     if name in _RESERVED:
         return _RESERVED[name]
     if len(name) > MAX_NAME_LENGTH:
@@ -165,9 +158,6 @@ def check_queue_name(name: str) -> str:
     return name
 
 
-_SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
-
-
 @functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers ask for each message
 def stream_named(queue: str) -> str | None:
     """Return the stream whose shard a queue may be by its name; None if it cannot be one.
@@ -175,5 +165,5 @@ def stream_named(queue: str) -> str | None:
     Months are named like shards, too, as in ``report.2024-01``. Only the broker knows whether a
     queue is a shard, see `Broker.stream_of`.
     """
-    found = _SHARD_NAME.fullmatch(queue)
-    return None if found is None else found[1]
+    match = _SHARD_NAME.fullmatch(queue)
+    return None if match is None else match[1]

@@ -104,7 +104,8 @@ def send_each(
         try:
             passage.done += zip(some, send(some), strict=True)
         except Exception as error:  # noqa: BLE001 - each store raises what its library raises
-            kind, middle = failure_kind(error), len(some) // 2
+            kind = failure_kind(error)
+            middle = len(some) // 2
             if kind is FailureKind.UNREACHABLE:
                 passage.ended = error
             elif middle:

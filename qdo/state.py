@@ -40,7 +40,6 @@ class KeyedState(FenceTable):
     """A JSON object for each app, queue and key, saved in transactions of the app.
 
     :param table: name of the table, of letters, digits and underscores.
-    :raises UsageError: the name is invalid.
     """
 
     def __init__(self, table: str = "qdo_state") -> None:
@@ -60,14 +59,14 @@ class KeyedState(FenceTable):
             ON CONFLICT (app, scope, name) DO UPDATE SET fence = CASE
                 WHEN excluded.fence > {table}.fence THEN excluded.fence ELSE {table}.fence END
             RETURNING fence, positions, value
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - ProofTable checks it
         self._save = f"""
             UPDATE {table} SET positions = :positions, value = :value
             WHERE app = :app AND scope = :scope AND name = :name
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - ProofTable checks it
         self._read = f"""
             SELECT value FROM {table} WHERE app = :app AND scope = :scope AND name = :name
-        """  # noqa: S608 - table_name checks it
+        """  # noqa: S608 - ProofTable checks it
 
     @contextlib.contextmanager
     def of(
@@ -111,8 +110,8 @@ class KeyedState(FenceTable):
         :param app: the app as in `message.app`; needed if the table has states of several.
         """
         row = _row(self._only_app(session, app), queue, key)
-        found = execute(session, self._read, row).fetchone()
-        return {} if found is None else _decoded(found[0], row)
+        stored = execute(session, self._read, row).fetchone()
+        return {} if stored is None else _decoded(stored[0], row)
 
     def _decide(
         self, session: SqlSession, message: Message, row: dict[str, str]
@@ -123,11 +122,12 @@ class KeyedState(FenceTable):
         entered = execute(session, self._enter, {**row, "fence": message.fence})
         # Reads to the end, without which SQLite refuses the commit.
         ((fence, positions, value),) = entered.fetchall()
-        known, state = _decoded(positions, row), _decoded(value, row)
+        written = _decoded(positions, row)
+        state = _decoded(value, row)
         if fence > message.fence:
-            return Write.STALE, known, state
-        new = message.position > known.get(str(message.priority), -1)
-        return (Write.NEW if new else Write.REPEATED), known, state
+            return Write.STALE, written, state
+        is_new = message.position > written.get(str(message.priority), -1)
+        return (Write.NEW if is_new else Write.REPEATED), written, state
 
 
 def _row(app: str, queue: str, key: str | None) -> dict[str, str]:

@@ -17,18 +17,18 @@ ERROR_CHARACTERS = 1000
 TRACEBACK_CHARACTERS = 16_000
 """Limit of a traceback: its beginning and its end are kept."""
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
-
-
-def how_to_install(extra: str) -> str:
-    """Return the remedy for a missing library of an optional part of qdo."""
-    return f"run pip install -e '.[{extra}]' in the clone of qdo"
-
-
 _INVISIBLE = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 )
 """Characters that Python calls printable and that have no width or no ink."""
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
+_ERROR_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(Error|Exception|Exit|Interrupt|Timeout)")
+
+
+def how_to_install(extra: str) -> str:
+    """Return the remedy for a missing library of an optional part of qdo."""
+    return f"run pip install -e '.[{extra}]' in the clone of qdo"
 
 
 def printable(text: str) -> str:
@@ -82,14 +82,13 @@ def pluralize(count: int, noun: str) -> str:
 
 def short_duration(seconds: float) -> str:
     """Return a duration in its two largest units: 0s, 59s, 2m 5s, 3h 4m, 2d 5h."""
-    left = max(0, round(seconds))
+    remainder = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
+        count, remainder = divmod(remainder, size)
         if count or parts:
             parts.append((count, unit))
-    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
-    return " ".join(shown) or "0s"
+    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
 
 
 def fine_duration(seconds: float) -> str:
@@ -115,23 +114,23 @@ def join_some(items: Sequence[object], most: int = 5) -> str:
 
 def closest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most similar, None if none is similar enough."""
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return " (did you mean 'x'?)" for the closest known word, "" if none is close."""
-    found = closest(word, known, cutoff)
-    return "" if found is None else f" (did you mean {found!r}?)"
+    name = closest(word, known, cutoff)
+    return "" if name is None else f" (did you mean {name!r}?)"
 
 
 def wrong_form(url: str, *forms: str) -> str:
     """Return the reason for an address with an unknown scheme, and what it may mean."""
-    shown = hide_credentials(url)
-    scheme, colon, rest = shown.partition(":")
+    address = hide_credentials(url)
+    scheme, colon, rest = address.partition(":")
     meant = closest(scheme.lower(), [form.partition(":")[0] for form in forms])
     remedy = f"; write {meant}:{rest}" if colon and meant else ""
-    return f"it must have the form {' or '.join(forms)}, got {shown!r}{remedy}"
+    return f"it must have the form {' or '.join(forms)}, got {address!r}{remedy}"
 
 
 def describe(error: BaseException) -> str:
@@ -154,16 +153,8 @@ def describe_traceback(error: BaseException) -> str:
     return f"{text[:half]}\n... {omitted} characters omitted ...\n{text[-half:]}"
 
 
-_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
-_ERROR_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(Error|Exception|Exit|Interrupt|Timeout)")
-
-
 def error_kind(text: str) -> str:
-    """Return the kind of an error from its description, without its text.
-
-    A reason that the code of an app gives may be anything: it is "hidden" unless it begins like the
-    description of an exception, with the name of a class and a colon.
-    """
+    """Return the class of an error from its description; "hidden" for other text of an app."""
     kind, colon, _ = text.partition(":")
     pattern = _CLASS_NAME if colon else _ERROR_NAME
     return kind if pattern.fullmatch(kind) else "hidden"

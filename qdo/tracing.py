@@ -80,17 +80,17 @@ def _context_headers() -> Mapping[str, str]:
 
 def _links(messages: Sequence[Message]) -> list[Link]:
     """Return the senders' spans, each once."""
-    found: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], Link] = {}
     for message in messages:
         context = propagate.extract(message.headers)
         sender = otel.get_current_span(context).get_span_context()
-        if sender.is_valid and len(found) < MOST_LINKS:
-            found[sender.trace_id, sender.span_id] = Link(sender)
-    return list(found.values())
+        if sender.is_valid and len(links) < MOST_LINKS:
+            links[sender.trace_id, sender.span_id] = Link(sender)
+    return list(links.values())
 
 
 def _attributes(message: Message | Batch, template: str | None) -> dict[str, str | int]:
-    found: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "messaging.system": "qdo",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
@@ -100,10 +100,10 @@ def _attributes(message: Message | Batch, template: str | None) -> dict[str, str
         "qdo.fence": message.fence,
     }
     if template is not None:
-        found["messaging.destination.template"] = template
+        attributes["messaging.destination.template"] = template
     if isinstance(message, Batch):
-        found["messaging.batch.message_count"] = len(message)
-    return found
+        attributes["messaging.batch.message_count"] = len(message)
+    return attributes
 
 
 def _record(span: Span, error: Exception) -> None:

@@ -23,14 +23,17 @@ from qdo.errors import StaleClaimError
 from qdo.message import Message
 from tests.simulation.mutants.edits import mutated
 
-NEW = "message.position > known.get(str(message.priority), -1)"
+NEW = "message.position > written.get(str(message.priority), -1)"
 MUTANTS = {
     "K2: the fence stays": ("WHEN excluded.fence > {table}.fence", "WHEN 1 = 0"),
     "K2: a former owner is admitted": ("fence > message.fence", "fence < 0"),
     "K1: a repetition is new": (NEW, "True"),
     "K1: a repetition is saved": ("if state.new:", "if True:"),
     "K1: the position is not saved": ("[str(message.priority)] = ", "[''] = "),
-    "K1: positions of all priorities": (NEW, "message.position > max([*known.values(), -1])"),
+    "K1: positions of all priorities": (
+        NEW,
+        "message.position > max([*written.values(), -1])",
+    ),
 }
 """Rules left out; each must be found."""
 KEYS = ("ada", "bob", "eve")
