@@ -47,8 +47,9 @@ class StagedMessages:
         self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
         while "" not in self._heard:
             self._listener.execute("SELECT 1")
-        heard, self._heard[:] = [each for each in self._heard if each], []
-        return [message for number in heard for message in self._staged[int(number)]]
+        numbers = [int(each) for each in self._heard if each]
+        self._heard.clear()
+        return [message for number in numbers for message in self._staged[number]]
 
     def close(self) -> None:
         if self._listener is not None:
@@ -56,19 +57,19 @@ class StagedMessages:
             self._listener = None
 
     def _listen(self, info: Any) -> Any:
-        """Return a connection to the same database that hears of commits."""
         import psycopg
 
-        given = {**info.get_parameters(), "password": info.password}
-        listener = psycopg.connect(autocommit=True, **given)
+        parameters = {**info.get_parameters(), "password": info.password}
+        listener = psycopg.connect(autocommit=True, **parameters)
         listener.add_notify_handler(lambda notify: self._heard.append(notify.payload))
         listener.execute(f"LISTEN {self._channel}")
         return listener
 
 
 Fail: TypeAlias = Callable[[Exception], NoReturn]
-_Admit: TypeAlias = Callable[[FencedWrites, SqlSession, Message, str], Write]
-_admit, _record, _decide = FencedWrites.admit, ProcessedMessages.record, KeyedState._decide
+_admit = FencedWrites.admit
+_record = ProcessedMessages.record
+_decide = KeyedState._decide
 _watches: list[WritesWatch] = []
 
 
@@ -103,18 +104,18 @@ class WritesWatch:
                 KeyedState._decide = _decide  # type: ignore[method-assign]
 
     def admitted(self, table: str, message: Message, part: str, write: Write) -> None:
-        place = table, message.queue, part
-        fence, position = self._admitted.get(place, (0, 0))
+        row = table, message.queue, part
+        fence, position = self._admitted.get(row, (0, 0))
         own = fence > message.fence if write is Write.STALE else position >= message.position
         self._judge(own or bool(write), table, message)
         if write:
             position = max(position, message.position)
-        self._admitted[place] = max(fence, message.fence), position
+        self._admitted[row] = max(fence, message.fence), position
 
     def recorded(self, table: str, message: Message, new: bool) -> None:
-        place = table, message.queue, message.id
-        self._judge(new or place in self._recorded, table, message)
-        self._recorded.add(place)
+        row = table, message.queue, message.id
+        self._judge(new or row in self._recorded, table, message)
+        self._recorded.add(row)
 
     def _judge(self, own: bool, table: str, message: Message) -> None:
         fail = self._running()

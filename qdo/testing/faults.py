@@ -111,7 +111,6 @@ class Faults:
         self._armed.append(_Fault(point, queue, nth, act))
 
     def pending(self) -> int:
-        """Return the number of faults that have not happened yet."""
         return len(self._armed)
 
     def reach(self, point: Point, queue: str) -> None:
@@ -159,12 +158,11 @@ class InstrumentedHooks:
 
     @property
     def job_failure(self) -> FailureHook:
-        hook, reach = self._hooks.job_failure, self._reach
+        hook = self._hooks.job_failure
 
         def call(message: Message, context: Any, error: BaseException) -> None:
-            reach("before-job-failure", message.queue)
-            hook(message, context, error)
-            reach("after-job-failure", message.queue)
+            with _between(self._reach, "job-failure", [message.queue]):
+                hook(message, context, error)
 
         return call
 
@@ -240,9 +238,8 @@ class _PointedDeadLetters(MemoryDeadLetters):
         self._reach = reach
 
     def store(self, record: DeadLetterRecord) -> None:
-        self._reach("before-dead-letter", record.queue)
-        super().store(record)
-        self._reach("after-dead-letter", record.queue)
+        with _between(self._reach, "dead-letter", [record.queue]):
+            super().store(record)
 
 
 class _PointedReader:
@@ -252,10 +249,8 @@ class _PointedReader:
         self._reach = reach
 
     def fetch(self, limit: int) -> Iterable[Row]:
-        self._reach("before-fetch", self._queue)
-        rows = self._reader.fetch(limit)
-        self._reach("after-fetch", self._queue)
-        return rows
+        with _between(self._reach, "fetch", [self._queue]):
+            return self._reader.fetch(limit)
 
 
 class SendingBroker(MemoryBroker):

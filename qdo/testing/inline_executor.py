@@ -27,10 +27,7 @@ NO_JOB = "spend() requires a running job; use advance() between runs"
 
 
 class InlineExecutor(Executor):
-    """Calls jobs directly.
-
-    :param starting: called with each message before its job.
-    """
+    """Calls jobs directly, and `starting` with each message before its job."""
 
     def __init__(
         self, clock: Clock, starting: Callable[[Message], None], reach: Reach, default: str
@@ -77,7 +74,8 @@ class InlineExecutor(Executor):
         """Let time pass within the running job, at most until it is interrupted."""
         if not self._running:
             raise UsageError(reason=NO_JOB)
-        run, clock = self._running[-1], self._clock
+        run = self._running[-1]
+        clock = self._clock
         deadline = run.message.deadline
         if deadline is not None and clock.passed() + seconds > deadline:
             clock.move_to(deadline)
@@ -92,8 +90,6 @@ class InlineExecutor(Executor):
             self._loop = None
 
     def _in_loop(self, function: Callable[..., Any]) -> JobCall:
-        """Return a plain function that runs a coroutine function until it finishes."""
-
         def run(message: Message, context: Any) -> None:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -125,10 +121,7 @@ async def _outcome(
 
 
 def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
-    """Raise UsageError if ``async def`` jobs could not run.
-
-    :param in_thread: such a job waits for this thread.
-    """
+    """Raise UsageError if ``async def`` jobs could not run; one `in_thread` waits for this one."""
     if not any_async:
         return
     try:

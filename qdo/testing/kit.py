@@ -44,6 +44,10 @@ from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
 from qdo.text import join_some, pluralize
 
+MOST_ATTEMPTS = 100_000
+LONGEST_SECONDS = 366 * 86_400.0
+KILLED = "the worker process died of SIGKILL"
+
 
 class Results:
     """Messages, attempts and progress of an app under test.
@@ -129,17 +133,17 @@ class Results:
         return self.broker.catalog.backlog(queue, self.last(queue))
 
     def _without_job(self) -> dict[str, int]:
-        """Return the number of messages by queue, delayed ones too, of queues without a job."""
+        """Count the messages, delayed ones too, of each queue that has some and no job."""
         self._sender.deliver()
-        found = {}
+        counts = {}
         for queue in self.broker.catalog.names():
             if self._world.app.job_for(queue) is None or self._world.is_pool(queue):
                 backlog = self.backlog(queue)
-                found[queue] = backlog.count + backlog.delayed
-        return {queue: count for queue, count in found.items() if count}
+                if count := backlog.count + backlog.delayed:
+                    counts[queue] = count
+        return counts
 
     def _describe_waiting(self) -> str:
-        """Describe the messages that wait for a time, for an error."""
         retries = [
             f"a message of queue {queue!r} after {pluralize(failure.attempts, 'attempt')} "
             f"({failure.error or 'crashed'})"
@@ -161,13 +165,8 @@ class Results:
 
     def _marks(self) -> dict[str, FailureRecord]:
         record = self._world.record
-        found = {queue: record.node(queue).failure for queue in record.queues()}
-        return {queue: marks for queue, marks in found.items() if marks is not None}
-
-
-MOST_ATTEMPTS = 100_000
-LONGEST_SECONDS = 366 * 86_400.0
-KILLED = "the worker process died of SIGKILL"
+        marks = {queue: record.node(queue).failure for queue in record.queues()}
+        return {queue: failure for queue, failure in marks.items() if failure is not None}
 
 
 class TestKit(Results):
@@ -211,7 +210,8 @@ class TestKit(Results):
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")
         world = State(app, chosen, self.clock, chance, KitPauses(self._held), most=most_attempts)
         super().__init__(world, SendingBroker(world.store, app.name, self._reach, self._paused))
-        self.limits, self.holds = world.limits, world.pauses
+        self.limits = world.limits
+        self.holds = world.pauses
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
         self._expected = QueueFilter(globs)
         self.streams = KitStreams(self.broker.streams)
@@ -238,24 +238,24 @@ class TestKit(Results):
 
         :raises NoJobError: messages remain in queues without a job, and this was not expected.
         """
-        left = {
-            queue: count
+        unexpected = {
+            queue: f"{pluralize(count, 'message')} of queue {queue!r}"
             for queue, count in self._without_job().items()
             if not self._expected.takes(queue)
         }
         self._close()
-        if left:
-            what = [f"{pluralize(n, 'message')} of queue {queue!r}" for queue, n in left.items()]
-            globs = ", ".join(map(repr, left))
-            raise NoJobError(waiting=join_some(what), globs=globs)
+        if unexpected:
+            globs = ", ".join(map(repr, unexpected))
+            raise NoJobError(waiting=join_some([*unexpected.values()]), globs=globs)
 
     def _close(self) -> None:
         with self._undo:
-            processes = [*self._dead, *([self._process] if self._process is not None else [])]
-            self._dead, self._process = [], None
+            if self._process is not None:
+                self._keep_dead(self._process)
             with contextlib.ExitStack() as closing:
-                for process in processes:
+                for process in self._dead:
                     closing.callback(process.close)
+                self._dead = []
 
     def __enter__(self) -> TestKit:
         return self
@@ -287,9 +287,9 @@ class TestKit(Results):
         """
         if path not in self.app.webhooks:
             return 404
-        given = {name.lower(): text for name, text in (headers or {}).items()}
+        lower = {name.lower(): text for name, text in (headers or {}).items()}
         data = body if isinstance(body, bytes) else encode_body(path, body)
-        return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], given, data)
+        return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], lower, data)
 
     def run_until_idle(self) -> None:
         """Run everything that can run without time passing.
@@ -365,7 +365,8 @@ class TestKit(Results):
 
     def _next_due(self) -> float:
         """Return the time on the clock when something or a timer is due next, inf for never."""
-        due, timer = self._due(), self._timers.next_due()
+        due = self._due()
+        timer = self._timers.next_due()
         moments = [inf if due is None else due]
         if timer is not None and self._process is not None:
             moments.append(self.clock.passed_at(timer))
@@ -396,7 +397,6 @@ class TestKit(Results):
                 return
 
     def _owner(self) -> Process:
-        """Return the present worker; start one if there is none."""
         if self._process is None:
             self._process = Process(self._world)
         return self._process
@@ -473,9 +473,10 @@ class TestKit(Results):
     def hand_over(self) -> None:
         """Stop the worker cleanly, as for a deployment; the next run has a new one."""
         self._reject_in_job("hand over; to stop its worker, it can `raise qdo.Stop(reason)`")
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
+        self._process = None
         process.drain()
         if process.alive:
             process.close()

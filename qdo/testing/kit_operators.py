@@ -42,17 +42,18 @@ class KitOperators:
     def cancel(
         self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
     ) -> list[Cancellation]:
-        node, wanted = self._node(queue), check_names(ids)
+        node = self._node(queue)
+        names = check_names(ids)
         before = frozenset(self._gone)
-        found = find_messages(self._sender, queue, node.last, wanted)
+        found = find_messages(self._sender, queue, node.last, names)
         delayed = {each.delayed.number: each.id for each in found.values() if each.delayed}
         self._sender.delayed.discard(queue, delayed)
         if reason:  # without an entry in its action log, a fleet forgets them
             self._gone.update(delayed.values())
         positions = [each.position for each in found.values() if each.position is not None]
         outcomes = self._process().cancel(queue, positions) if positions else {}
-        told = {position: (each.value, "") for position, each in outcomes.items()}
-        return [result_of(name, found.get(name), told, before) for name in wanted]
+        answers = {position: (each.value, "") for position, each in outcomes.items()}
+        return [result_of(name, found.get(name), answers, before) for name in names]
 
     def peek(self, queue: str, kinds: Collection[Kind], limit: int) -> list[PeekedMessage]:
         return list(peek_behind(self._sender, queue, self._node(queue), kinds, limit))
@@ -71,11 +72,11 @@ class KitOperators:
 
     def resume(self, queues: Sequence[str], reason: str) -> None:
         pauses.chosen(PauseNode(tuple(self._pauses.pauses)), queues)
-        left = [
+        remaining = [
             replace(each, queues=tuple(glob for glob in each.queues if glob not in queues))
             for each in self._pauses.pauses
         ]
-        self._pauses.replace([each for each in left if each.queues])
+        self._pauses.replace([each for each in remaining if each.queues])
 
     def decide(
         self, queue: str, decision: OperatorDecision, ids: Sequence[str], every: bool, reason: str

@@ -44,19 +44,15 @@ Wake = Callable[[Iterable[str]], None]
 
 
 class MemoryStore:
-    """Holds the messages of any number of apps, for any number of `MemoryBroker` objects.
-
-    :ivar listeners: of queues, each with its app.
-    :ivar takers: listeners of requests, each with its app.
-    """
+    """Holds the messages of any number of apps, for any number of `MemoryBroker` objects."""
 
     def __init__(self, clock: Callable[[], int] = position_now) -> None:
         self.clock = clock
         self.connection = sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
         with unforked:
             _EMPTY.backup(self.connection)
-        self.listeners: list[tuple[str, Wake]] = []
-        self.takers: list[tuple[str, Callable[[], None]]] = []
+        self.listeners: list[tuple[str, Wake]] = []  # of queues, each with its app
+        self.takers: list[tuple[str, Callable[[], None]]] = []  # of requests
         self._seen = 0
         self._dice = random.Random(0)  # tests repeat
 
@@ -76,12 +72,10 @@ class MemoryStore:
             self.move_due(MemoryWriter(self, app))
 
     def move_due(self, writer: MemoryWriter) -> None:
-        """Move the delayed messages of an app that are due."""
         while writer.run(lambda transaction: move_due(transaction, self.clock() + _SLACK)):
             pass
 
     def changed(self) -> list[tuple[str, str]]:
-        """Return the app and name of each queue that got messages since the last call."""
         found = CHANGED.all(self.connection, (self._seen,))
         self._seen = found[-1][0] if found else self._seen
         return [(app, name) for _, app, name in found]
@@ -95,8 +89,8 @@ class MemoryTransaction(Transaction):
         self._store = store
 
     def new_id(self, message: Outgoing) -> str:
-        """Return the id that `SendingBroker.send_within` gave to a message, or a new one."""
-        return (parsed(message.headers) or {}).get(ID) or self._store.new_id()
+        own = (parsed(message.headers) or {}).get(ID)  # see `SendingBroker.send_within`
+        return own or self._store.new_id()
 
 
 class MemoryWriter:
@@ -195,7 +189,6 @@ class MemoryDeadLetters(EmbeddedDeadLetters):
 
 
 def _registered(listeners: list[T], listener: T) -> Callable[[], None]:
-    """Add a listener; return a function that removes it."""
     listeners.append(listener)
 
     def stop() -> None:

@@ -338,10 +338,7 @@ class KitRelay:
 
 
 class KitTimers:
-    """Sends the messages of an app's timers, from the time at which the kit is opened.
-
-    :param backlog: returns what waits in a queue.
-    """
+    """Sends the messages of an app's timers, from the time at which the kit is opened."""
 
     def __init__(self, app: App, clock: Clock, backlog: Callable[[str], Backlog]) -> None:
         self._app = app

@@ -80,7 +80,8 @@ class KitPools:
         )
         for owner in store.owners():  # as the leader does for workers that are gone
             store.give_back(owner)
-        self._woken, self._heard_at = True, 0.0
+        self._woken = True
+        self._heard_at = 0.0
         self.unlisten = store.listen(self._wake)
 
     def _wake(self) -> None:
@@ -90,15 +91,14 @@ class KitPools:
         """Claim new pools, and wake those whose requests may be taken, or were marked."""
         now = self._clock.now + SLACK_SECONDS
         if self._woken or self._duty.due(self._heard_at) <= now:
-            self._woken, self._heard_at = False, now
+            self._woken = False
+            self._heard_at = now
             self._duty.step(at_once=True)  # the time may stand still
 
     def due(self) -> float:
-        """Return the time on the clock when a request becomes due; `inf` for never."""
         return self._clock.passed_at(self._duty.due(self._heard_at))
 
     def is_paused(self, request: str) -> bool:
-        """Return whether a request waits for another job to resume or cancel it."""
         found = self._store.find(request, whole=False)
         return found is not None and found.asks
 
@@ -209,16 +209,13 @@ class Process:
                 self.fail(UsageError(reason=f"request {request!r} {NEVER_RESUMED}"))
 
     def due(self) -> float:
-        """Return the time on the clock when a waiting queue resumes; `inf` for never.
-
-        A queue whose key is missing is blocked: no passing of time brings the key.
-        """
+        """Return the time on the clock when a waiting queue resumes; `inf` for never."""
         slots = self._dispatcher.slots.values()
         starts = min([self._pools.due(), *(share.due() for share in self._limits.values())])
         if not any(slot.waits_for_key for slot in slots):
             return min(starts, self._dispatcher.due())
-        alarms = [slot.alarm for slot in slots if not slot.waits_for_key]
-        return min([starts, *alarms])
+        # No passing of time brings a missing key.
+        return min([starts, *(slot.alarm for slot in slots if not slot.waits_for_key)])
 
     def spend(self, seconds: float) -> None:
         """Let time pass within the running job; meanwhile the progress of turns is recorded."""
@@ -271,7 +268,8 @@ class Process:
     def _hear(self) -> None:
         """Claim new queues, and wake those with new messages."""
         hidden = {each.queue for each in self._broker.streams.resharded() if each.hidden}
-        news, self._news = sorted(self._news - hidden), set()
+        news = sorted(self._news - hidden)
+        self._news.clear()
         for queue in news:
             if queue not in self._owned and not self._world.is_pool(queue):
                 self._claim(queue)
@@ -290,8 +288,9 @@ class Process:
             self._hear()
 
     def _checkpoint(self) -> None:
-        dirty, self._dirty = self._dirty, {}
-        for claim in dirty.values():
+        dirty = [*self._dirty.values()]
+        self._dirty.clear()
+        for claim in dirty:
             self.record(claim)
 
     def _stop(self, reason: str) -> None:
@@ -299,8 +298,7 @@ class Process:
         self._world.stops.append(reason)
 
     def progress(self, claim: Claim) -> None:
-        """Write a checkpoint after the turn."""
-        self._dirty[claim.queue] = claim
+        self._dirty[claim.queue] = claim  # written after the turn
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         owned = self._owned.get(claim.queue)
@@ -359,7 +357,8 @@ class Process:
         owned = self._owned.get(queue)
         if owned is None or owned.claim is None:
             return
-        old, owned.node = owned.claim, node
+        old = owned.claim
+        owned.node = node
         old.close()
         self._dispatcher.repositioned(self, old, self._give(owned, old.fence))
 
@@ -369,8 +368,8 @@ class Process:
         self._unlisten()
         self._pools.lose()
         for owned in self._owned.values():
-            claim, owned.claim = owned.claim, None
-            if claim is not None:
+            if (claim := owned.claim) is not None:
+                owned.claim = None
                 claim.close()
                 self._dispatcher.lost(claim)
         self._owned.clear()
@@ -393,10 +392,7 @@ class Process:
         self._pools.drain()
 
     def die(self, reason: str) -> None:
-        """Die as after kill -9.
-
-        :param reason: the reason, for the attempts of the messages in flight; "" counts none.
-        """
+        """Die as after kill -9; count an attempt of the messages in flight if there is a reason."""
         self.alive = False
         self._unlisten()
         if reason:
@@ -404,7 +400,6 @@ class Process:
         self._world.record.free(self.name)
 
     def close(self) -> None:
-        """Close the job context and all other resources."""
         self._executor.close()
         self._unlisten()
         os.close(self._memory)

@@ -1,11 +1,4 @@
-"""The state that outlives the processes of a testing kit: attempts, and the nodes of its queues.
-
-`MemoryCoordinator` has the queue nodes: `last`, owner, failure records, fences. It has no rules of
-its own. `qdo.coordination.znodes.queue_node` makes and reads the values of nodes,
-`qdo.coordination.interrupted_attempts` adds the attempts of a crash, and
-`qdo.coordination.queue_admin` makes the changes of operators. It needs no transactions: there is
-one thread, and each change is one step.
-"""
+"""The state that outlives the processes of a testing kit: attempts, and the nodes of its queues."""
 
 from __future__ import annotations
 
@@ -37,27 +30,26 @@ from qdo.testing.memory_fleet import KitLimits, KitPauses
 
 
 class MemoryCoordinator:
-    """The queue nodes of an app, as bytes."""
+    """The queue nodes of an app, as bytes. It has no rules of its own, and needs no transactions:
+    there is one thread, and each change is one step.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, bytes] = {}
         self._transactions = 0
 
     def queues(self) -> list[str]:
-        """Return the names of the queues that were ever claimed."""
         return sorted(self._nodes)
 
     def node(self, queue: str) -> QueueNode:
-        """Return the node of a queue; an empty one if it has none."""
         return QueueNode.parse(self._nodes.get(queue, b""))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
-        """Return the nodes of queues, see `ShardOpener`."""
         return {name: self.node(name) for name in names}
 
     def claim(self, queue: str, worker: str) -> tuple[int, QueueNode]:
-        """Make a worker the owner of a queue; return the fence, and the node."""
-        return self._write(queue, self.node(queue).owned_by(worker)), self.node(queue)
+        fence = self._write(queue, self.node(queue).owned_by(worker))
+        return fence, self.node(queue)
 
     def write(self, queue: str, node: QueueNode, worker: str) -> bool:
         """Write a node for its owner; return False if another worker owns the queue now."""
@@ -67,7 +59,6 @@ class MemoryCoordinator:
         return True
 
     def free(self, worker: str) -> None:
-        """Remove a worker: its queues become free."""
         for queue in self.queues():
             node = self.node(queue)
             if node.owner == worker:
@@ -162,11 +153,10 @@ class State:
         )
 
     def requests(self, pool: str | None) -> list[dict[str, Any]]:
-        """Return the requests of a pool, or of all, oldest first."""
         store = self.broker.requests
         vault = vault_of(self.settings, self.app.name, self.broker.stream_of)
-        found = [store.find(each.id) for each in store.records(pool, limit=sys.maxsize)]
-        return [whole_item(each, self.clock.now, vault, True) for each in found if each]
+        records = [store.find(each.id) for each in store.records(pool, limit=sys.maxsize)]
+        return [whole_item(each, self.clock.now, vault, True) for each in records if each]
 
     def rows(self, queue: str, after: int) -> Iterator[Row]:
         reader = self.broker.reader(queue, after)
@@ -174,7 +164,6 @@ class State:
             yield from itertools.starmap(Row, rows)
 
     def is_pool(self, queue: str) -> bool:
-        """Return whether a job runs the requests of a pool of this name."""
         job = self.app.job_for(queue)
         return job is not None and job.pool
 
@@ -184,22 +173,22 @@ class State:
         if not self.is_pool(event.queue):
             (row,) = self.broker.reader(event.queue, event.position - 1).fetch(1)
             message = Row(*row)
-            body, key = self.body_of(event.queue, message), message.key
-        self.attempts.append(
-            Attempt(
-                event.queue,
-                body,
-                key,
-                event.outcome,
-                event.error,
-                event.attempt,
-                fence,
-                seconds,
-                event.message_id,
-                event.position,
-                event.worker,
-            )
+            body = self.body_of(event.queue, message)
+            key = message.key
+        attempt = Attempt(
+            queue=event.queue,
+            body=body,
+            key=key,
+            outcome=event.outcome,
+            error=event.error,
+            attempt=event.attempt,
+            fence=fence,
+            seconds=seconds,
+            id=event.message_id,
+            position=event.position,
+            worker=event.worker,
         )
+        self.attempts.append(attempt)
 
     def body_of(self, queue: str, row: Row) -> Any:
         """Return the body as a job gets it, or the bytes if it cannot be decoded."""
