@@ -21,11 +21,8 @@ def worker() -> None:
 
 
 def _end_at_interrupt() -> None:
-    """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it.
-
-    The kernel keeps signals without a handler from process 1, such as that of a container.
-    """
-    if os.getpid() == 1:
+    """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it."""
+    if os.getpid() == 1:  # as in a container: the kernel keeps signals without a handler from it
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: os._exit(128 + number))
     elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored

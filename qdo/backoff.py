@@ -26,11 +26,7 @@ class Backoff:
     jitter: float = 0.5
 
     def delay(self, failures: int, chance: float) -> float:
-        """Return the seconds to wait after so many failures in a row.
-
-        :param failures: 1 or more.
-        :param chance: a random number from 0 to 1.
-        """
+        """Return the seconds to wait after 1 or more failures; `chance` is from 0 to 1."""
         doubled = self.first_seconds * 2.0 ** min(failures - 1, _MAX_EXPONENT)
         ceiling = min(doubled, self.max_seconds)
         return ceiling * (1.0 - self.jitter + self.jitter * chance)

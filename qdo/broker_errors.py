@@ -15,18 +15,22 @@ from qdo.errors import (
 )
 
 
+class UnusableBrokerError(UsageError):
+    """{reason}"""
+
+    kind = FailureKind.UNREACHABLE
+
+
 class SqsTooLargeError(MessageTooLargeError):
     """the body for queue {queue!r} must be at most {limit} bytes (max_body in the broker's
     address), got {size}; raise max_body, up to {most}, or add bucket=NAME, which stores larger
     bodies in S3"""
 
 
-class CredentialsError(UsageError):
+class CredentialsError(UnusableBrokerError):
     """the credentials for {service} in region {region} cannot be used: {reason}; provide them
     where boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a
     role of this machine"""
-
-    kind = FailureKind.UNREACHABLE
 
 
 class ExpiredCredentialsError(CredentialsError):
@@ -126,40 +130,27 @@ class PostgresqlRefusedError(RejectedError):
     the same call will not succeed"""
 
 
-class PostgresqlLoginError(UsageError):
+class PostgresqlLoginError(UnusableBrokerError):
     """PostgreSQL at {server} refuses the login: {reason}; name the role in the address, and give
     its password in PGPASSWORD, in ~/.pgpass, or in a service file"""
 
-    kind = FailureKind.UNREACHABLE
 
-
-class PostgresqlRightsError(UsageError):
+class PostgresqlRightsError(UnusableBrokerError):
     """PostgreSQL at {server} denies {role} a right: {reason}; as the owner, run {remedy};
     `qdo admin broker grants` prints all rights that a role needs"""
 
     exit_code = 5
-    kind = FailureKind.UNREACHABLE
 
 
-class PostgresqlUnsuitableError(UsageError):
+class PostgresqlUnsuitableError(UnusableBrokerError):
     """PostgreSQL at {server} cannot be used: {reason}"""
 
-    kind = FailureKind.UNREACHABLE
 
-
-class SchemaMissingError(UsageError):
+class SchemaMissingError(UnusableBrokerError):
     """database {server} has no schema {schema} of qdo; create it with `qdo admin broker
     init`, with --app MODULE:APP if only the code of the app has the address"""
-
-    kind = FailureKind.UNREACHABLE
 
 
 class SchemaNewerError(DatabaseError):
     """schema {schema} in database {path} has format {found}, but this version of qdo supports
     formats up to {known}; upgrade qdo"""
-
-
-class UnusableBrokerError(UsageError):
-    """{reason}"""
-
-    kind = FailureKind.UNREACHABLE

@@ -48,10 +48,7 @@ _decode_foreign = json.JSONDecoder().decode
 
 
 def strict_json(value: Any) -> bytes:
-    """Return the JSON of a value.
-
-    :raises ValueError: JSON cannot hold it, or a part of it would be read as something else.
-    """
+    """Return the JSON of a value; raise ValueError if a part of it would not arrive as it is."""
     try:
         data = _dumps(value, allow_nan=False).encode()
         _check_types(value)
@@ -61,10 +58,8 @@ def strict_json(value: Any) -> bytes:
 
 
 def _check_types(body: Any) -> None:
-    """Raise TypeError for a part that ujson silently converts.
-
-    ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
-    """
+    """Raise TypeError for a part that ujson silently converts."""
+    # ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
     waiting = [body]
     for value in waiting:  # grows meanwhile
         if type(value) in _PLAIN:
@@ -106,10 +101,7 @@ _decode = json.JSONDecoder(
 
 
 def decode_strictly(text: str) -> Any:
-    """Return the value of a JSON text that arrives as it was sent.
-
-    :raises ValueError: it is not JSON, or a part of it would be lost or changed.
-    """
+    """Return the value of a JSON text; raise ValueError if a part of it would be changed."""
     value = _decode(text)  # ujson would accept "-", 01 and raw tabs
     if "\\u" in text:
         try:
@@ -173,10 +165,7 @@ def encode_body(queue: str, body: Any) -> bytes:
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers without qdo's own: a job may pass on the headers of its message.
-
-    qdo's headers belong to the original message; the new one has its own id.
-    """
+    """Return headers without qdo's own: a job may pass on those of its message."""
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
         raise UsageError(
@@ -202,11 +191,9 @@ def is_json(kind: str) -> bool:
 
 
 def with_body_kind(body: bytes, headers: str | None) -> str | None:
-    """Return the stored headers of a message that another program may have sent.
-
-    A body that is not JSON is bytes, unless a header says what it is. An encrypted one may be
-    either; its content type is within.
-    """
+    """Return the stored headers of a message that another program may have sent."""
+    # A body that is not JSON is bytes, unless a header says what it is. An encrypted one may be
+    # either; its content type is within.
     if is_json_text(body) or key_id_of(body) is not None:
         return headers
     decoded = parsed(headers)
@@ -237,10 +224,7 @@ def is_json_text(body: bytes) -> bool:
 
 
 def parsed(text: str | None) -> dict[str, str] | None:
-    """Return stored headers as a dict of text, None if they cannot be decoded.
-
-    Other programs may have written them, with values of any type.
-    """
+    """Return the stored headers of any program as a dict of text, None if undecodable."""
     decoded = decoded_headers(text)
     return None if decoded is None else _texts(decoded)
 
@@ -296,11 +280,9 @@ def is_utf8(text: str) -> bool:
 
 
 def unreadable(reason: str) -> str:
-    """Return stored headers for a message that its broker delivers, but qdo cannot read.
-
-    They are JSON text instead of an object, so no worker can decode them: the message's policy
-    ends it at once, with this reason, and the messages beside it continue.
-    """
+    """Return stored headers for a message that its broker delivers, but qdo cannot read."""
+    # No worker can decode JSON that is text: the message's policy ends it at once, with this
+    # reason, and the messages beside it continue.
     return json.dumps(_UNREADABLE + reason)
 
 

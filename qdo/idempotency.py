@@ -130,7 +130,6 @@ class ProofTable:
         return first or ""
 
     def _add_app(self, session: SqlSession) -> None:
-        """Add the column `app` to a table of an older version."""
         table = self.table
         old = [] if self._apps else self._stored_columns(session)
         if not old or "app" in old:

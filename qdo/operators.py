@@ -53,8 +53,6 @@ class OperatorService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetOperators:
-    """Acts on a fleet."""
-
     fleet: Fleet
     client: Client
 

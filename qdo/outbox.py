@@ -126,13 +126,14 @@ class Outbox:
         self._add_columns(connection)
 
     def _add_columns(self, connection: Connection) -> None:
-        found = None if self._is_current else inspect(connection)
-        if found is None or not found.has_table(self.table.name, self.table.schema):
+        inspector = None if self._is_current else inspect(connection)
+        if inspector is None or not inspector.has_table(self.table.name, self.table.schema):
             return
-        known = {each["name"] for each in found.get_columns(self.table.name, self.table.schema)}
+        stored = inspector.get_columns(self.table.name, self.table.schema)
+        names = {each["name"] for each in stored}
         table = connection.dialect.identifier_preparer.format_table(self.table)
         for column in self.table.columns:
-            if column.name not in known:
+            if column.name not in names:
                 self._changed = True
                 new = CreateColumn(column).compile(dialect=connection.dialect)
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {new}"))
@@ -174,18 +175,18 @@ class Outbox:
         (message,) = encrypted([message], app.settings, app.name, app._stream_of)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
-        terms = message.terms
-        row = {
-            "app": self._scope,
-            "id": id,
-            "queue": message.queue,
-            "key": message.key,
-            "headers": with_header(message.headers, qdo_sent=sent),
-            "body": message.body,
-            "due": None if terms is None else terms.due_at(self._clock()),
-        }
+        options = message.terms
+        row = insert(self.table).values(
+            app=self._scope,
+            id=id,
+            queue=message.queue,
+            key=message.key,
+            headers=with_header(message.headers, qdo_sent=sent),
+            body=message.body,
+            due=None if options is None else options.due_at(self._clock()),
+        )
         self._add_columns(session.connection() if isinstance(session, Session) else session)
-        session.execute(insert(self.table).values(**row))
+        session.execute(row)
         return id
 
     def relay(self, broker: Broker) -> int:
@@ -221,10 +222,10 @@ class Outbox:
         """Return the rows that were set aside, the oldest first."""
         columns = self.table.c
         query = select(columns.id, columns.queue, columns.key, columns.refused)
+        query = query.where(self._own, columns.refused.is_not(None)).order_by(columns.place)
         with self._engine.connect() as connection:
             self._add_columns(connection)
-            found = query.where(self._own, columns.refused.is_not(None)).order_by(columns.place)
-            return connection.execute(found).all()
+            return connection.execute(query).all()
 
     def counts(self, newest: int = 0) -> tuple[int, int, int]:
         """Return the numbers of rows that wait and of rows that were set aside, and the last place.
@@ -235,8 +236,11 @@ class Outbox:
         columns = self.table.c
         is_due = or_(columns.due.is_(None), columns.due <= self._clock())
         waits = and_(columns.refused.is_(None), is_due, columns.place <= newest)
-        numbers = func.count(case((waits, 1))), func.count(columns.refused)
-        query = select(*numbers, func.coalesce(func.max(columns.place), 0)).where(self._own)
+        query = select(
+            func.count(case((waits, 1))),
+            func.count(columns.refused),
+            func.coalesce(func.max(columns.place), 0),
+        ).where(self._own)
         with self._engine.connect() as connection:
             self._add_columns(connection)
             waiting, refused, last = connection.execute(query).one()
@@ -244,15 +248,16 @@ class Outbox:
 
     def retry(self, ids: Collection[str]) -> None:
         """Let rows that were set aside be sent again."""
-        wanted = self._own, self.table.c.id.in_(ids)
+        rows = update(self.table).where(self._own, self.table.c.id.in_(ids))
         with self._engine.begin() as connection:
-            connection.execute(update(self.table).where(*wanted).values(refused=None))
+            connection.execute(rows.values(refused=None))
 
     def drop(self, ids: Collection[str]) -> None:
         """Delete rows that were set aside."""
-        wanted = self._own, self.table.c.id.in_(ids), self.table.c.refused.is_not(None)
+        columns = self.table.c
+        rows = delete(self.table).where(self._own, columns.id.in_(ids))
         with self._engine.begin() as connection:
-            connection.execute(delete(self.table).where(*wanted))
+            connection.execute(rows.where(columns.refused.is_not(None)))
 
     @property
     def _scope(self) -> str:
@@ -268,19 +273,20 @@ class Outbox:
         columns = self.table.c
         query = select(func.min(columns.due)).where(self._own, columns.refused.is_(None))
         with self._engine.connect() as connection:
-            found: float | None = connection.execute(query).scalar()
-        return found
+            due: float | None = connection.execute(query).scalar()
+        return due
 
     def _oldest(self, held: Collection[str] = ()) -> Sequence[Any]:
         """Return the oldest rows that are due, without those of some queues."""
         columns = self.table.c
-        due = or_(columns.due.is_(None), columns.due <= self._clock())
-        wanted = and_(self._own, due, columns.refused.is_(None), columns.queue.not_in(held))
-        sizes = select(columns.place, func.length(columns.body).label("size")).where(wanted)
+        is_due = or_(columns.due.is_(None), columns.due <= self._clock())
+        sizes = select(columns.place, func.length(columns.body).label("size")).where(
+            self._own, is_due, columns.refused.is_(None), columns.queue.not_in(held)
+        )
         with self._engine.begin() as connection:
             self._add_columns(connection)
-            found = connection.execute(sizes.order_by(columns.place).limit(BATCH)).all()
-            chosen = _fitting((row.place, row.size) for row in found)
+            oldest = connection.execute(sizes.order_by(columns.place).limit(BATCH)).all()
+            chosen = _fitting((row.place, row.size) for row in oldest)
             if not chosen:
                 return []
             rows = select(self.table).where(columns.place.in_(chosen)).order_by(columns.place)
@@ -312,7 +318,7 @@ class Outbox:
                 changes[name] = replacement  # `refused` lists this column
         with self._engine.begin() as connection:
             connection.execute(update(self.table).where(own).values(**changes))
-        self._tell_refused(listed["id"], "?", reason)
+        self._log_refused(listed["id"], "?", reason)
         return []
 
     def _read(self, query: Select[Any]) -> Sequence[Any]:
@@ -324,15 +330,14 @@ class Outbox:
             connection.execute(delete(self.table).where(self.table.c.place.in_(places)))
 
     def _set_aside(self, rows: Iterable[tuple[Any, Exception]]) -> None:
-        """Keep rows that the broker refuses, with the reason."""
         for row, error in rows:
             reason = describe(error)
             with self._engine.begin() as connection:
                 one = update(self.table).where(self.table.c.place == row.place)
                 connection.execute(one.values(refused=reason))
-            self._tell_refused(row.id, row.queue, reason)
+            self._log_refused(row.id, row.queue, reason)
 
-    def _tell_refused(self, id: str | None, queue: str, reason: str) -> None:
+    def _log_refused(self, id: str | None, queue: str, reason: str) -> None:
         _log.error(
             "message %s of queue %s stays in %s, because it is refused; later messages are sent;"
             " `qdo admin outbox retry` or `qdo admin outbox drop` it: %s",
@@ -385,5 +390,5 @@ def _outgoing(row: Any, marks: IdMarks | None) -> Outgoing:
     body = bytes(memoryview(row.body))  # bytes() makes NULs of a number
     if marks is not None:
         headers = marks.marked(row.queue, headers, body)
-    terms = SendOptions(dedup_key=row.id, dedup_seconds=LASTING_DEDUP_SECONDS)
-    return Outgoing(row.queue, body, row.key, headers, terms)
+    options = SendOptions(dedup_key=row.id, dedup_seconds=LASTING_DEDUP_SECONDS)
+    return Outgoing(row.queue, body, row.key, headers, options)

@@ -101,11 +101,9 @@ def format_position(position: int) -> str:
 
 
 def format_last(last: int) -> str | None:
-    """Return the time of a recorded `last`, None if it is before the first message.
-
-    Besides 0 these are 1, recorded by a seek to the earliest message (see `Positions.earliest`),
-    and 2, the start of a queue that has parents (see `QueueCatalog.child_start`).
-    """
+    """Return the time of a recorded `last`, None if it is before the first message."""
+    # 1 is recorded by a seek to the earliest message (see `Positions.earliest`), and 2 for a queue
+    # that has parents (see `QueueCatalog.child_start`).
     return format_position(last) if last > 2 else None
 
 

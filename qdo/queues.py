@@ -66,7 +66,6 @@ class QueueFilter:
         return self.matcher()(queue)
 
     def of_pools(self) -> QueueFilter:
-        """Return the filter of the pools that are taken."""
         return QueueFilter(self.queues, self._excluded, self.pools)
 
     @property
@@ -83,12 +82,8 @@ EVERYTHING = QueueFilter()
 
 
 def command_text(command: str, *names: str, options: str = "") -> str:
-    """Return a command of qdo for a queue, to be pasted into a shell.
-
-    A name that begins with a hyphen would be taken for an option: it follows "--".
-
-    :param names: the name or glob of the queue, and further arguments.
-    """
+    """Return a command of qdo, to be pasted into a shell, for a queue and further arguments."""
+    # After "--" a name that begins with a hyphen is not taken for an option.
     quoted = [shlex.quote(each) for each in names]
     hyphen = any(each.startswith("-") for each in names)
     parts = [options, "--", *quoted] if hyphen else [*quoted, options]
@@ -117,7 +112,6 @@ def _pattern(globs: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
 
 @functools.lru_cache(maxsize=4096)
 def is_glob(text: str) -> bool:
-    """Return whether a text may match several names."""
     return any(character in text for character in "*?[")
 
 
@@ -160,10 +154,7 @@ def check_queue_name(name: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers ask for each message
 def stream_named(queue: str) -> str | None:
-    """Return the stream whose shard a queue may be by its name; None if it cannot be one.
-
-    Months are named like shards, too, as in ``report.2024-01``. Only the broker knows whether a
-    queue is a shard, see `Broker.stream_of`.
-    """
+    """Return the stream whose shard a queue may be by its name; None if it cannot be one."""
+    # Months are named like shards, too, as in ``report.2024-01``: see `Broker.stream_of`.
     match = _SHARD_NAME.fullmatch(queue)
     return None if match is None else match[1]

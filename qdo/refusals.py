@@ -39,11 +39,7 @@ _UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """Return how far a failure reaches.
-
-    >>> failure_kind(QueueLimitError(queue="a", limit=1))
-    FailureKind.REFUSED
-    """
+    """Return how far a failure reaches."""
     if isinstance(error, QdoError):
         if not isinstance(error.__cause__, sqlite3.Error):
             return error.kind
@@ -62,7 +58,6 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 def sqlstate_kind(state: str) -> FailureKind:
-    """Return how far a failure of PostgreSQL reaches."""
     if _BUSY_STATES.match(state):
         return FailureKind.BUSY
     return FailureKind.UNREACHABLE if _ALL_STATES.match(state) else FailureKind.REFUSED

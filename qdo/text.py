@@ -49,10 +49,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str, indent: str = "") -> str:
-    """Return `printable` text that keeps its lines, all but the first of them indented.
-
-    :param indent: tells a line within a text from a line that the program writes itself.
-    """
+    """Return `printable` text that keeps its lines, all but the first of them indented."""
     return f"\n{indent}".join(map(printable, text.split("\n")))
 
 

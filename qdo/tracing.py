@@ -79,7 +79,6 @@ def _context_headers() -> Mapping[str, str]:
 
 
 def _links(messages: Sequence[Message]) -> list[Link]:
-    """Return the senders' spans, each once."""
     links: dict[tuple[int, int], Link] = {}
     for message in messages:
         context = propagate.extract(message.headers)

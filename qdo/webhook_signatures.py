@@ -67,7 +67,6 @@ class SignatureScheme:
 
 
 def _is_about(text: str, now: float) -> bool:
-    """Return whether a text is a Unix time close to another one."""
     return bool(_is_time(text)) and abs(int(text) - now) <= TOLERANCE_SECONDS
 
 
@@ -87,11 +86,8 @@ def _standard(headers: Headers, part: str) -> str:
 
 
 def standard_key(secret: str) -> bytes:
-    """Return the key of a secret of Standard Webhooks; raise ValueError if it is not one.
-
-    Some senders show their secrets as ``v1,whsec_...``, with the version of the signatures.
-    """
-    named = secret.removeprefix("v1,")
+    """Return the key of a secret of Standard Webhooks; raise ValueError if it is not one."""
+    named = secret.removeprefix("v1,")  # some senders show the version of the signatures, too
     text = named.removeprefix(SECRET_PREFIX)
     with suppress(ValueError):
         key = base64.b64decode(text, validate=True)

@@ -172,10 +172,7 @@ def time_text(seconds: float) -> str:
 
 
 def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
-    """Return a checked message from any form that `App.send_many` takes.
-
-    :param once: for a message that does not say it itself.
-    """
+    """Return a checked message from any form of `App.send_many`; its own `once` wins."""
     if isinstance(message, tuple | list):
         if not 2 <= len(message) <= 4:
             raise UsageError(
@@ -216,7 +213,6 @@ def build_send_options(
 
 
 def _due(delay_seconds: float | None, at: Moment | None) -> float | None:
-    """Return `SendOptions.due`."""
     if delay_seconds is not None:
         if at is not None:
             raise UsageError(reason="use delay_seconds or at, not both")

@@ -19,22 +19,22 @@ from qdo.system.native import native_lock
 _numbering = native_lock()
 
 
-def once_options(once: Any, given: SendOptions, *sent: str | None, body: bytes) -> SendOptions:
+def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:
     """Return options that store a message once, however often the job of `once` runs.
 
-    :param given: the sender's options; only its delay remains.
+    :param options: of the sender; only the delay remains.
     :param sent: queue, key and headers of the message.
     """
     if not isinstance(once, Message):
         raise UsageError(reason=f"once must be one message of a job or batch, got {once!r:.60}")
-    if given.dedup_key is not None:
+    if options.dedup_key is not None:
         raise UsageError(reason="use once or dedup_key, not both")
-    told = ascii((once.id, *sent)).encode() + body  # no other text has the same literal
-    digest = hashlib.blake2b(told, digest_size=20).hexdigest()
+    content = ascii((once.id, *sent)).encode() + body  # no other text has the same literal
+    digest = hashlib.blake2b(content, digest_size=20).hexdigest()
     with _numbering:
         number = once._equal_sends.get(digest, 0)
         once._equal_sends[digest] = number + 1
-    return SendOptions(given.due, f"{digest}-{number}", LASTING_DEDUP_SECONDS, once)
+    return SendOptions(options.due, f"{digest}-{number}", LASTING_DEDUP_SECONDS, once)
 
 
 def release_numbers(messages: Sequence[Outgoing]) -> None:

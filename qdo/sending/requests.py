@@ -337,7 +337,6 @@ def _new_request(
 
 
 def _digest(plain: Outgoing) -> bytes:
-    """Return the digest of pool, content type and body."""
     about = json.dumps([plain.queue, plain.headers]).encode()
     return hashlib.sha256(b"%d %s%s" % (len(about), about, plain.body)).digest()
 

@@ -62,10 +62,7 @@ class Sender:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force: those in code < TOML file < environment, or those set by `use`.
-
-        The file and the environment are read at first use.
-        """
+        """The settings in force: those in code < TOML file < environment, or those set by `use`."""
         if self._settings is None:
             self.use(load(defaults=self.given, defaults_origin=self.origin))
             return self.anchor()
@@ -94,10 +91,8 @@ class Sender:
         return merged
 
     def anchor(self) -> Settings:
-        """Make the paths in the settings absolute, for as long as this process runs; return them.
-
-        Commands that end soon show them as they were given.
-        """
+        """Make the paths in the settings absolute while this process runs; return them."""
+        # Commands that end soon show them as they were given.
         self._settings = anchored = self.settings.anchored()
         return anchored
 
@@ -314,7 +309,7 @@ class Sender:
         return self._broker.get().broker
 
     def _stream_of(self, queue: str) -> str:
-        """Return `Broker.stream_of` of a queue; senders open their broker only if they need it."""
+        # Senders open their broker only if they need it.
         return self.broker.stream_of(queue)
 
     def _open_broker(self) -> OpenBroker:
