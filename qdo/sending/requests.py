@@ -247,8 +247,7 @@ class RequestCalls(Sender):
         :param key: the key of that message.
         :param tag: further keys of that message's body.
         :param events: that queue also gets messages with the outcomes "started" and "paused".
-        :param priority: 0 to 9, the smallest first, as in `send`.
-        :param delay_seconds: as in `send`; so is `at`.
+        :param priority: 0 to 9, as in `send`; so are `delay_seconds` and `at`.
         :param keep_seconds: how long the result can be read once the request is over.
         :param connection: ask if, and only if, its transaction commits, as in `send`.
         :raises RequestExistsError: a request with this id has another pool or body.

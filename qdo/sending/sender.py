@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, SendOptions
 from qdo.connections.broker import OpenBroker, open_broker_with_doorbell
 from qdo.errors import SettingsError, UnsupportedError, UsageError
-from qdo.message import NORMAL, Message
+from qdo.message import Message
 from qdo.sending.messages import (
     AnyMessage,
     MessageOptions,
-    Moment,
     NewMessage,
     check_options,
     check_size,
@@ -105,14 +104,8 @@ class Sender:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        delay_seconds: float | None = None,
-        at: Moment | None = None,
-        dedup_key: str | None = None,
-        dedup_seconds: float | None = None,
-        after: int | None = None,
-        once: Message | None = None,
-        priority: int = NORMAL,
         connection: Any = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
 
@@ -141,19 +134,7 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = NewMessage(
-            queue,
-            body,
-            key,
-            headers,
-            delay_seconds=delay_seconds,
-            at=at,
-            dedup_key=dedup_key,
-            dedup_seconds=dedup_seconds,
-            after=after,
-            once=once,
-            priority=priority,
-        )
+        message = NewMessage(queue, body, key, headers, **options)
         return self.send_many([message], connection=connection)[0]
 
     def send_many(
