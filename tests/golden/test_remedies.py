@@ -48,6 +48,7 @@ def _fault(line: str) -> str:
     """Return what the command line would say of a command, "" if it would begin."""
     program, *words = shlex.split(line)
     command: click.Command = qdo if program == "qdo" else worker
+    settings = command.context_settings  # a command keeps its first --help, with these names
     try:
         while isinstance(command, click.Group) and words:
             if isinstance(command, dead_letters.Group) and words[0] not in command.commands:
@@ -55,11 +56,12 @@ def _fault(line: str) -> str:
             if words[0].startswith("-"):
                 break
             name = words.pop(0)
-            found = command.get_command(click.Context(command), name)
+            found = command.get_command(click.Context(command, **settings), name)
             if found is None:
                 return f"no command {name}"
             command = found
-        _, rest, _ = command.make_parser(click.Context(command)).parse_args(words)
+        parser = command.make_parser(click.Context(command, **settings))
+        _, rest, _ = parser.parse_args(words)
     except click.ClickException as error:
         return error.format_message()
     return f"too many arguments: {rest}" if rest else ""
