@@ -27,7 +27,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import ZnodeStat
 
 from qdo.coordination.client import Client
-from qdo.coordination.extra_requests import MultiRead
+from qdo.coordination.extra_operations import MultiRead
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 from qdo.system.clock import clock
 from qdo.text import describe

@@ -39,7 +39,7 @@ from kazoo.protocol.states import EVENT_TYPE_MAP, KeeperState
 from kazoo.retry import ForceRetryError
 
 from qdo.coordination.access import ANYBODY, Access, acl_rejected, hide_digests
-from qdo.coordination.extra_requests import TreeWatchers
+from qdo.coordination.extra_operations import TreeWatchers
 from qdo.errors import (
     CoordinatorAccountError,
     CoordinatorDatabaseError,

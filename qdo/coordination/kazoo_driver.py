@@ -30,7 +30,7 @@ from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
 from qdo.coordination.bulk_reads import BATCH, is_refusal, refusal_reason
 from qdo.coordination.client import Client
-from qdo.coordination.extra_requests import AddWatch, MultiRead
+from qdo.coordination.extra_operations import AddWatch, MultiRead
 from qdo.coordination.protocol import machine as m
 
 Watcher = Callable[[WatchedEvent], None]

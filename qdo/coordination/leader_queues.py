@@ -21,8 +21,8 @@ from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock
 
 Put = Callable[[Callable[[], object]], None]
-Chore: TypeAlias = Callable[[Client, Layout, CheckOp], int]
-"""Cleans up with the leader's fence; returns the number of nodes that it deleted."""
+Act: TypeAlias = Callable[[Client, Layout, CheckOp], int]
+"""Writes nodes with the leader's fence; a chore returns the number of nodes that it deleted."""
 Change: TypeAlias = Callable[[Client, Layout, str], QueueNode]
 """A function of `queue_admin`, which changes the node of a queue."""
 
@@ -89,16 +89,16 @@ class LeaderQueues:
         except KazooException as error:
             raise unreachable(self._layout, error) from error
 
-    def do_chore(self, chore: Chore) -> int:
-        """Call a function that cleans up; return its result. Waits for the coordinator.
+    def with_fence(self, act: Act) -> int:
+        """Call a function with the leader's fence, and return its result; 0 unless this leads.
 
-        It gets the leader's fence, and puts it first into each of its transactions: a worker that
-        lost leadership changes nothing. Not called, with the result 0, unless this worker leads.
+        It puts the fence first into each of its transactions: a worker that lost leadership then
+        changes nothing. It may wait for the coordinator.
         """
         if not self.election.leading:
             return 0
         fence = CheckOp(self._layout.rebalancer, self.election.fence)
-        return chore(self._client, self._layout, fence)
+        return act(self._client, self._layout, fence)
 
 
 def current_names(client: Client, layout: Layout, path: str) -> set[str]:

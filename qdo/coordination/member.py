@@ -19,7 +19,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import LeaderQueues
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.acquisition import faults
-from qdo.coordination.protocol.claims import Claim, MemberListener
+from qdo.coordination.protocol.claims import Claim, ClaimListener
 from qdo.coordination.protocol.doorbells import DoorbellWatches
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.lease import GAP, Lease, Renewal
@@ -53,7 +53,7 @@ class Member:
         self,
         client: Client,
         layout: Layout,
-        listener: MemberListener,
+        listener: ClaimListener,
         *,
         component: Mapping[str, Any],
         make_machines: Callable[[Member], Sequence[Machine]] = lambda member: (),

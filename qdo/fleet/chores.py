@@ -212,7 +212,7 @@ MOST_REFUSED = 10
 
 
 class SurplusChore:
-    """Deletes the surplus of a folder; a `Chore` of the leader.
+    """Deletes the surplus of a folder; a chore of the leader.
 
     A node that cannot be deleted, because another program created nodes below it, stops no other
     deletion.

@@ -178,7 +178,7 @@ def require_format_level(client: Client, layout: Layout, format_level: int, what
 
 
 class LevelChore:
-    """Raises the level of the app to that of its oldest worker; a `Chore` of the leader."""
+    """Raises the level of the app to that of its oldest worker; a chore of the leader."""
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         """Take the next step; return 0, because it deletes nothing."""

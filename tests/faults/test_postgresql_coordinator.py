@@ -30,7 +30,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.sql import postgresql_store
 from qdo.coordination.sql.postgresql_store import EPOCH, IDLE_SECONDS, PostgresqlStore
 from qdo.coordination.sql.session import StoreSession
-from qdo.coordination.sql.tree import EPHEMERAL, MAX_REQUEST_BYTES
+from qdo.coordination.sql.tree import EPHEMERAL, MAX_OPERATION_BYTES
 from qdo.errors import CoordinatorDatabaseError, OnlookerError
 from qdo.postgresql.schema import grants
 from qdo.postgresql.url import postgresql_address
@@ -95,7 +95,7 @@ def test_a_client_that_reads_no_answer_is_ended(
         monkeypatch.setattr(store, "_run", send)
         requests = [GetData(f"/{number}", None) for number in range(LARGE)]
         with pytest.raises(InterruptedError):
-            store.begin(stopped.row, write=True, since=-1, requests=requests)
+            store.begin(stopped.row, write=True, since=-1, operations=requests)
         client.create("/a")
         monkeypatch.undo()
         with pytest.raises(ConnectionDropped):
@@ -496,7 +496,7 @@ def test_a_large_batch_is_written_in_parts(
         ).fetchall()
     sizes = [size for (size,) in rows if size]
     assert len(sizes) > 1
-    assert max(sizes) <= MAX_REQUEST_BYTES
+    assert max(sizes) <= MAX_OPERATION_BYTES
 
 
 # --- who may, and through what --------------------------------------------------------

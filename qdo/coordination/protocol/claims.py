@@ -356,9 +356,5 @@ class ClaimListener(Protocol):
     def repositioned(self, old: Claim, new: Claim) -> None:
         """Continue with `new` once the message in flight has ended: an operator moved `last`."""
 
-
-class MemberListener(ClaimListener, Protocol):
-    """The worker engine's callbacks, called on the member's own loop."""
-
     def expired(self) -> None:
-        """Called when the registration is over; every claim was reported lost before."""
+        """Register again: this registration is over, and every claim was reported lost before."""

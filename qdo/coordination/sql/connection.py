@@ -1,6 +1,6 @@
 """kazoo's connection to a database instead of a ZooKeeper server.
 
-`StoreConnection` takes requests from the client's queue, passes them to a `StoreSession`,
+`StoreConnection` takes operations from the client's queue, passes them to a `StoreSession`,
 and hands out answers and watch events. kazoo's own connection does the same after reading them from
 its socket. States, and their causes:
 
@@ -39,12 +39,12 @@ from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
 from qdo.broker_errors import PostgresqlError
-from qdo.coordination.extra_requests import AddWatch
+from qdo.coordination.extra_operations import AddWatch
 from qdo.coordination.sql import tree
 from qdo.coordination.sql.session import OnlookerSession, StoreSession
 from qdo.coordination.sql.sqlite_store import SqliteStore
 from qdo.coordination.sql.store import UNDONE, BusyError, SessionRow, Store
-from qdo.coordination.sql.tree import MAX_REQUEST_BYTES, Event, TreeResult
+from qdo.coordination.sql.tree import MAX_OPERATION_BYTES, Event, TreeResult
 from qdo.errors import FailureKind, QdoError, SettingsError
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
@@ -98,10 +98,10 @@ _COMMANDS = {
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
 _ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-"""Requests that need a transaction of their own: Sync returns the newest zxid whose events have
+"""Operations that need a transaction of their own: Sync returns the newest zxid whose events have
 all been reported."""
 Pair = tuple[Any, Any]
-"""A request, and the object that takes the answer (None without a waiting caller)."""
+"""An operation, and the object that takes the answer (None without a waiting caller)."""
 
 
 def opener(
@@ -275,10 +275,10 @@ class StoreConnection(ConnectionHandler):
             pass
 
     def _step(self, link: StoreSession) -> bool:
-        """Serve the next requests or events; return whether the client closed its session.
+        """Serve the next operations or events; return whether the client closed its session.
 
         A separate function, so that no local variable of an idle connection keeps an answered
-        request, its watcher, and the objects of the watcher alive.
+        operation, its watcher, and the objects of the watcher alive.
         """
         woken = self._wait(link)
         batch = self._take()
@@ -293,7 +293,7 @@ class StoreConnection(ConnectionHandler):
         return False
 
     def _wait(self, link: StoreSession) -> bool:
-        """Wait for requests, a wakeup, or the session's next tick; return whether woken up."""
+        """Wait for operations, a wakeup, or the session's next tick; return whether woken up."""
         at_once = self.client._queue or link.rings()
         timeout = 0.0 if at_once else max(0.0, link.due - clock())
         ready = self.handler.select([link.bell, self._read_sock], [], [], timeout)[0]
@@ -306,47 +306,47 @@ class StoreConnection(ConnectionHandler):
         return bool(client._data_watchers or client._child_watchers or client.tree_watchers)
 
     def _take(self) -> list[Pair]:
-        """Take the requests for one transaction from the client's queue."""
+        """Take the operations for one transaction from the client's queue."""
         client = self.client
         batch: list[Pair] = []
         size = 0
         while client._queue and len(batch) < _BATCH:
-            request, answer = client._queue[0]
-            one = _size_of(request)
-            fault = _fault_of(request, one, client.drop_reason)
-            alone = fault is not None or request.type in _ALONE
+            operation, answer = client._queue[0]
+            one = _size_of(operation)
+            fault = _fault_of(operation, one, client.drop_reason)
+            alone = fault is not None or operation.type in _ALONE
             size += one
-            if batch and (alone or size > MAX_REQUEST_BYTES):
+            if batch and (alone or size > MAX_OPERATION_BYTES):
                 break
             if fault is not None:
                 raise fault
             client._queue.popleft()
-            client._pending.append((request, answer, 0))
-            batch.append((request, answer))
+            client._pending.append((operation, answer, 0))
+            batch.append((operation, answer))
             if alone:
                 break
         return batch
 
     def _answer(self, link: StoreSession, batch: list[Pair]) -> bool:
-        """Perform requests and hand out their answers; return whether the session was closed."""
-        request, answer = batch[0]
-        if request.type == Close.type:
+        """Perform operations and hand out their answers; return whether the session was closed."""
+        operation, answer = batch[0]
+        if operation.type == Close.type:
             self._call(link, link.end)
             self.client.session_over = True
             self.client._pending.clear()
             return True
-        if request.type == Auth.type:
-            self._answer_auth(request, answer)
+        if operation.type == Auth.type:
+            self._answer_auth(operation, answer)
             return False
-        if request.type == AddWatch.type:
+        if operation.type == AddWatch.type:
             # From now on `_watching` has the session report changes since `link.seen`.
             self.client._pending.popleft()
             answer.set(True)
             return False
         try:
-            requests = [request for request, _ in batch]
+            operations = [operation for operation, _ in batch]
             watching = self._watching()
-            act = partial(link.perform, requests, self._identities, watching=watching)
+            act = partial(link.perform, operations, self._identities, watching=watching)
             performed = self._call(link, act)
         except UNDONE as error:
             if len(batch) > 1 and error.kind is FailureKind.REFUSED:
@@ -357,16 +357,16 @@ class StoreConnection(ConnectionHandler):
             return False
         self.client.last_zxid = link.seen
         self._fire_all(performed.foreign)
-        for (request, answer), outcome in zip(batch, performed.outcomes, strict=True):
+        for (operation, answer), outcome in zip(batch, performed.outcomes, strict=True):
             self.client._pending.popleft()
             self._fire_all(outcome.events)
-            self._settle(request, answer, outcome)
+            self._settle(operation, answer, outcome)
         return False
 
-    def _answer_auth(self, request: Auth, answer: Any) -> None:
+    def _answer_auth(self, operation: Auth, answer: Any) -> None:
         self.client._pending.popleft()
         try:
-            self._authenticate(request.scheme, request.auth)
+            self._authenticate(operation.scheme, operation.auth)
         except AuthFailedError as error:
             answer.set_exception(error)
             raise
@@ -378,20 +378,20 @@ class StoreConnection(ConnectionHandler):
             if answer is not None:
                 answer.set_exception(error)
 
-    def _settle(self, request: Any, answer: Any, outcome: TreeResult) -> None:
+    def _settle(self, operation: Any, answer: Any, outcome: TreeResult) -> None:
         client = self.client
         if outcome.error is not None:
             if answer is not None:
                 answer.set_exception(outcome.error)
             return
-        watcher = getattr(request, "watcher", None)
+        watcher = getattr(operation, "watcher", None)
         if watcher and not client._stopped.is_set():
-            children = isinstance(request, (GetChildren, GetChildren2))
+            children = isinstance(operation, (GetChildren, GetChildren2))
             watchers = client._child_watchers if children else client._data_watchers
-            watchers[request.path].add(watcher)
+            watchers[operation.path].add(watcher)
         if answer is not None:
             result = outcome.result
-            if type(request) is Transaction:
+            if type(operation) is Transaction:
                 result = Transaction.unchroot(client, result)
             answer.set(result)
 
@@ -418,20 +418,20 @@ class StoreConnection(ConnectionHandler):
             client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
 
 
-def _fault_of(request: Any, size: int, drop_reason: str) -> Exception | None:
-    """Return the effect of a request on the connection itself, if it has one."""
-    if request is _SESSION_EXPIRED:
+def _fault_of(operation: Any, size: int, drop_reason: str) -> Exception | None:
+    """Return the effect of an operation on the connection itself, if it has one."""
+    if operation is _SESSION_EXPIRED:
         return SessionExpiredError("Session expired: Testing")
-    if request is _CONNECTION_DROP:
+    if operation is _CONNECTION_DROP:
         return ConnectionDropped(drop_reason)
-    if size > MAX_REQUEST_BYTES:
+    if size > MAX_OPERATION_BYTES:
         return ConnectionDropped(f"a request of {size} bytes exceeds ZooKeeper's limit")
     return None
 
 
-def _size_of(request: Any) -> int:
-    """Return how many bytes a request would take on the network, within a few percent."""
-    if type(request) is Transaction:
-        return sum(map(_size_of, request.operations))
-    data = getattr(request, "data", None) or b""
-    return _OPERATION_BYTES + len(getattr(request, "path", "")) + len(data)
+def _size_of(operation: Any) -> int:
+    """Return how many bytes an operation would take on the network, within a few percent."""
+    if type(operation) is Transaction:
+        return sum(map(_size_of, operation.operations))
+    data = getattr(operation, "data", None) or b""
+    return _OPERATION_BYTES + len(getattr(operation, "path", "")) + len(data)

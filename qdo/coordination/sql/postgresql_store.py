@@ -39,7 +39,7 @@ from qdo.coordination.sql.store import (
     MAX_TIMEOUT_SECONDS,
     MIN_TIMEOUT_SECONDS,
     UNDONE,
-    Requests,
+    Operations,
     SessionRow,
     StoredState,
     folder_of,
@@ -314,9 +314,9 @@ class PostgresqlStore:
     # --- transactions -----------------------------------------------------------------
 
     def begin(
-        self, session: SessionRow | None, *, write: bool, since: int, requests: Requests = ()
+        self, session: SessionRow | None, *, write: bool, since: int, operations: Operations = ()
     ) -> StoredState:
-        nodes, listed = paths_of(requests)
+        nodes, listed = paths_of(operations)
         id, generation = (0, 0) if session is None else (session.id, session.generation)
         values = {"id": id, "generation": generation, "age": self.age, "since": since}
         parts = [self._filled(_STATE, values)]

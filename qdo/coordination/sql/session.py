@@ -1,7 +1,7 @@
-"""Sessions of a coordinator in a database: requests, heartbeats, expiry, and read-only sessions.
+"""Sessions of a coordinator in a database: operations, heartbeats, expiry, and read-only sessions.
 
 Every transaction first checks, under the same lock or snapshot, that the session still exists and
-still belongs to this connection. So no request takes effect after its session has ended or was
+still belongs to this connection. So no operation takes effect after its session has ended or was
 resumed by another connection. A transaction that only checks versions takes the write lock too. So
 either a process that wants to expire the session sees its new heartbeat, or the check sees that the
 session is gone. A confirmed check therefore stays true for the session timeout.
@@ -31,7 +31,7 @@ from qdo.coordination.sql.store import (
     MIN_TIMEOUT_SECONDS,
     UNDONE,
     BusyError,
-    Requests,
+    Operations,
     SessionRow,
     Store,
     StoredState,
@@ -82,7 +82,7 @@ _OUTLAST_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of requests; `foreign` are the changes of other clients since the last report."""
+    """The result of operations; `foreign`: changes of other clients since the last report."""
 
     foreign: list[Event]
     outcomes: list[TreeResult]
@@ -218,7 +218,7 @@ class StoreSession:
             password=secrets.token_bytes(16),
             timeout_milliseconds=int(granted * 1000),
             generation=1,
-            slot=-1,
+            beat_slot=-1,
             age=self._store.age,
         )
 
@@ -241,21 +241,21 @@ class StoreSession:
             self._store.save(changes, tree.zxid, events)
         self._store.commit()
 
-    # --- requests ---------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------
 
     def perform(
-        self, requests: list[Any], identities: tuple[Id, ...], *, watching: bool
+        self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        """Perform requests in order, each atomic on its own, all in one durable transaction.
+        """Perform operations in order, each atomic on its own, all in one durable transaction.
 
         :param watching: whether the client has watches, so changes must be reported.
         """
-        write = any(type(request) in CHANGING for request in requests)
-        state = self._begin(write=write, watching=watching, requests=requests)
+        write = any(type(operation) in CHANGING for operation in operations)
+        state = self._begin(write=write, watching=watching, operations=operations)
         try:
             foreign = _missed(state)
             tree = Tree(self._store, state.zxid, state.now)
-            outcomes = [tree.perform(each, self.row.id, identities) for each in requests]
+            outcomes = [tree.perform(each, self.row.id, identities) for each in operations]
             changes = tree.changes()
             if changes:
                 events = [event for outcome in outcomes for event in outcome.events]
@@ -329,13 +329,13 @@ class StoreSession:
         write: bool,
         watching: bool = False,
         patience_seconds: float = 0.0,
-        requests: Requests = (),
+        operations: Operations = (),
     ) -> StoredState:
         """Begin a transaction of a live session; wait for a lock that is taken."""
         row = self._row if self._is_stored else None
         patience = patience_seconds or self.row.timeout_milliseconds / 1000 * 2 / 3
         since = self.seen if watching else -1
-        state = self._locked(row, write, since, patience, requests)
+        state = self._locked(row, write, since, patience, operations)
         if row is not None:
             if state.generation != row.generation:
                 self._store.rollback()
@@ -353,13 +353,13 @@ class StoreSession:
         write: bool,
         since: int,
         patience_seconds: float,
-        requests: Requests,
+        operations: Operations,
     ) -> StoredState:
         limit = clock() + patience_seconds
         attempt = 0
         while True:
             try:
-                return self._store.begin(row, write=write, since=since, requests=requests)
+                return self._store.begin(row, write=write, since=since, operations=operations)
             except BusyError:
                 if clock() > limit:
                     raise ConnectionDropped(
@@ -391,7 +391,7 @@ def _missed(state: StoredState) -> list[Event]:
 
 
 class OnlookerSession(StoreSession):
-    """Answers requests that read; others fail with OnlookerError. It is not in the store."""
+    """Answers operations that read; others fail with OnlookerError. It is not in the store."""
 
     _is_stored = False
 
@@ -407,15 +407,15 @@ class OnlookerSession(StoreSession):
         """Do nothing: there is no session in the store."""
 
     def perform(
-        self, requests: list[Any], identities: tuple[Id, ...], *, watching: bool
+        self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        reading = [each for each in requests if type(each) not in CHANGING]
+        reading = [each for each in operations if type(each) not in CHANGING]
         result = super().perform(reading, identities, watching=watching)
         answers = iter(result.outcomes)
         fault = OnlookerError(coordinator=self._store.name)
         outcomes = [
             TreeResult(error=fault) if type(each) in CHANGING else next(answers)
-            for each in requests
+            for each in operations
         ]
         return CommandResult(result.foreign, outcomes)
 

@@ -24,7 +24,7 @@ from qdo.coordination.sql.store import (
     MAX_TIMEOUT_SECONDS,
     MIN_TIMEOUT_SECONDS,
     BusyError,
-    Requests,
+    Operations,
     SessionRow,
     StoredState,
     folder_of,
@@ -231,7 +231,7 @@ class SqliteStore:
     # --- transactions -----------------------------------------------------------------
 
     def begin(
-        self, session: SessionRow | None, *, write: bool, since: int, requests: Requests = ()
+        self, session: SessionRow | None, *, write: bool, since: int, operations: Operations = ()
     ) -> StoredState:
         """Begin a transaction; see `Store.begin`.
 
@@ -376,15 +376,15 @@ class SqliteStore:
     def _heard(self, row: SessionRow, beats: list[float]) -> float:
         if row.age != self.age:
             return float("-inf")
-        return beats[row.slot] if row.slot < len(beats) else 0.0
+        return beats[row.beat_slot] if row.beat_slot < len(beats) else 0.0
 
     def outlast(self) -> tuple[float, list[int]]:
         """Return no wait: processes of an earlier boot have ended."""
         return 0.0, []
 
     def put_session(self, row: SessionRow) -> SessionRow:
-        if row.slot < 0:
-            row = replace(row, slot=self._free_slot())
+        if row.beat_slot < 0:
+            row = replace(row, beat_slot=self._free_slot())
         with self._guarded():
             self._db.execute(
                 "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?)",
@@ -392,8 +392,8 @@ class SqliteStore:
             )
             self._db.execute("UPDATE state SET sessions = sessions + 1")
         try:
-            self._beats.reserve(row.slot)
-            self._beats.beat(row.slot)
+            self._beats.reserve(row.beat_slot)
+            self._beats.beat(row.beat_slot)
         except OSError as error:
             raise DatabaseError(path=self.name, reason=str(error)) from error
         return row
@@ -407,7 +407,7 @@ class SqliteStore:
         return int(slot)
 
     def beat(self, row: SessionRow) -> None:
-        self._beats.beat(row.slot)
+        self._beats.beat(row.beat_slot)
 
     def delete_session(self, session: int) -> None:
         with self._guarded():

@@ -10,7 +10,7 @@ from qdo.broker_errors import PostgresqlFullError, PostgresqlRefusedError
 from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
-Requests = Collection[Any]
+Operations = Collection[Any]
 UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
 """The disk of the database is full, or the database refuses a value: the transaction is undone, and
 others may succeed."""
@@ -46,7 +46,7 @@ class SessionRow:
     """A session that has not ended.
 
     :ivar generation: grows whenever another connection resumes the session.
-    :ivar slot: place of its heartbeats, in a store that has places.
+    :ivar beat_slot: place of its heartbeats, in a store that has places.
     :ivar age: the `Store.age` in which it began; in another one it cannot be resumed.
     """
 
@@ -54,7 +54,7 @@ class SessionRow:
     password: bytes
     timeout_milliseconds: int
     generation: int
-    slot: int
+    beat_slot: int
     age: str
 
 
@@ -89,14 +89,14 @@ class Store(Protocol):
     # --- transactions -----------------------------------------------------------------
 
     def begin(
-        self, session: SessionRow | None, *, write: bool, since: int, requests: Requests = ...
+        self, session: SessionRow | None, *, write: bool, since: int, operations: Operations = ...
     ) -> StoredState:
         """Begin a transaction.
 
         A transaction that writes excludes all others that write, and is a heartbeat of its session.
 
         :param since: an earlier zxid, for the events since then; -1 for none.
-        :param requests: what the caller will perform, as a hint.
+        :param operations: what the caller will perform, as a hint.
         :raises BusyError: the lock is taken; no transaction began.
         """
 
@@ -140,7 +140,7 @@ class Store(Protocol):
     def put_session(self, row: SessionRow) -> SessionRow:
         """Add a session, or replace it by its next generation; this is a heartbeat.
 
-        Return it with its slot.
+        Return it with its `beat_slot`.
         """
 
     def delete_session(self, session: int) -> None:

@@ -1,8 +1,8 @@
-"""The effect of ZooKeeper's requests on a tree of znodes and their rights: rules only, no I/O.
+"""The effect of ZooKeeper's operations on a tree of znodes and their rights: rules only, no I/O.
 
 A `Tree` stands for one transaction on the database. It reads nodes through a `NodeSource`, keeps
-the changes of requests, and answers as a ZooKeeper server would, including errors and their order
-of precedence. Each request is atomic on its own and gets its own zxid.
+the changes of operations, and answers as a ZooKeeper server would, including errors and their order
+of precedence. Each operation is atomic on its own and gets its own zxid.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from kazoo.security import ACL as Entry
 from kazoo.security import OPEN_ACL_UNSAFE, Permissions
 from kazoo.security import Id as Identity
 
-from qdo.coordination.extra_requests import MultiRead
+from qdo.coordination.extra_operations import MultiRead
 from qdo.errors import QdoError
 
 LOCAL = Identity("ip", "127.0.0.1")
@@ -187,7 +187,7 @@ _FIELDS: Callable[[TreeNode], tuple[Any, ...]] = attrgetter(
 
 
 class NodeSource(Protocol):
-    """The source of the nodes that no request of a tree has changed."""
+    """The source of the nodes that no operation of a tree has changed."""
 
     def node(self, path: str) -> TreeNode | None: ...
 
@@ -199,7 +199,7 @@ def parent_of(path: str) -> str:
     return path[: path.rindex("/")] or ROOT
 
 
-MAX_REQUEST_BYTES = 0xFFFFF
+MAX_OPERATION_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
 EPHEMERAL = 1
 SEQUENTIAL = 2
@@ -214,7 +214,7 @@ _VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
 
 @dataclass(slots=True)
 class TreeResult:
-    """The outcome of a request: its result or error, and the events for watches, in order."""
+    """The outcome of an operation: its result or error, and the events for watches, in order."""
 
     result: Any = None
     error: KazooException | QdoError | None = None
@@ -237,12 +237,13 @@ class Tree:
     def changes(self) -> dict[str, TreeNode | None]:
         return {path: self._nodes[path] for path, _ in self._journal}
 
-    def perform(self, request: Any, session: int, identities: tuple[Identity, ...]) -> TreeResult:
-        self._session, self._identities = session, identities
+    def perform(self, operation: Any, session: int, identities: tuple[Identity, ...]) -> TreeResult:
+        self._session = session
+        self._identities = identities
         mark = len(self._journal)
         self._events = []
         try:
-            result = _RULES.get(type(request), _unimplemented)(self, request)
+            result = _RULES.get(type(operation), _unimplemented)(self, operation)
         except KazooException as error:
             self._undo(mark)
             return TreeResult(error=error)
@@ -291,32 +292,32 @@ class Tree:
 
     # --- changes ----------------------------------------------------------------------
 
-    def _create(self, request: Create | Create2) -> str:
-        path = str(request.path)
+    def _create(self, operation: Create | Create2) -> str:
+        path = str(operation.path)
         if "/" not in path or "\0" in path:
             raise BadArgumentsError
         parent_path = parent_of(path)
-        rights = normalize_acl(request.acl, self._identities)
+        rights = normalize_acl(operation.acl, self._identities)
         parent = self._get(parent_path)
         self._check(parent, Permissions.CREATE)
-        if request.flags & SEQUENTIAL:
+        if operation.flags & SEQUENTIAL:
             path = f"{path}{parent.creates:010d}"
         _require_valid(path)
-        if request.flags & ~(SEQUENTIAL | EPHEMERAL):
+        if operation.flags & ~(SEQUENTIAL | EPHEMERAL):
             raise UnimplementedError
         if self._find(path) is not None:
             raise NodeExistsError
         if parent.owner:
             raise NoChildrenForEphemeralsError
-        self._add(path, request, rights)
+        self._add(path, operation, rights)
         return path
 
-    def _add(self, path: str, request: Create | Create2, rights: str | None) -> None:
+    def _add(self, path: str, operation: Create | Create2, rights: str | None) -> None:
         zxid = self.zxid + 1
-        owner = self._session if request.flags & EPHEMERAL else 0
+        owner = self._session if operation.flags & EPHEMERAL else 0
         now = self._now
         self._put(
-            path, TreeNode(request.data, rights, zxid, zxid, zxid, now, now, 0, 0, 0, owner, 0)
+            path, TreeNode(operation.data, rights, zxid, zxid, zxid, now, now, 0, 0, 0, owner, 0)
         )
         parent_path = parent_of(path)
         parent = self._get(parent_path).copy()
@@ -326,18 +327,18 @@ class Tree:
         self._put(parent_path, parent)
         self._events += ((CREATED_EVENT, path), (CHILD_EVENT, parent_path))
 
-    def _create2(self, request: Create2) -> tuple[str, ZnodeStat]:
-        path = self._create(request)
+    def _create2(self, operation: Create2) -> tuple[str, ZnodeStat]:
+        path = self._create(operation)
         return path, self._get(path).stat()
 
-    def _delete(self, request: Delete) -> bool:
-        path = str(request.path)
+    def _delete(self, operation: Delete) -> bool:
+        path = str(operation.path)
         if "/" not in path or "\0" in path or path == ROOT:
             raise BadArgumentsError
         parent = self._get(parent_of(path))
         self._check(parent, Permissions.DELETE)
         node = self._get(path)
-        _require_version(node.version, request.version)
+        _require_version(node.version, operation.version)
         if node.children:
             raise NotEmptyError
         self._remove(path)
@@ -352,14 +353,14 @@ class Tree:
         self._put(parent_path, parent)
         self._events += ((DELETED_EVENT, path), (CHILD_EVENT, parent_path))
 
-    def _set_data(self, request: SetData) -> ZnodeStat:
-        path = request.path
+    def _set_data(self, operation: SetData) -> ZnodeStat:
+        path = operation.path
         _require_valid(path)
         node = self._get(path)
         self._check(node, Permissions.WRITE)
-        _require_version(node.version, request.version)
+        _require_version(node.version, operation.version)
         node = node.copy()
-        node.data = request.data
+        node.data = operation.data
         node.mzxid = self.zxid + 1
         node.mtime = self._now
         node.version = _counted(node.version)
@@ -367,35 +368,35 @@ class Tree:
         self._events.append((CHANGED_EVENT, path))
         return node.stat()
 
-    def _set_acl(self, request: SetACL) -> ZnodeStat:
-        _require_valid(request.path)
-        rights = normalize_acl(request.acls, self._identities)
-        node = self._get(request.path)
+    def _set_acl(self, operation: SetACL) -> ZnodeStat:
+        _require_valid(operation.path)
+        rights = normalize_acl(operation.acls, self._identities)
+        node = self._get(operation.path)
         self._check(node, Permissions.ADMIN)
-        _require_version(node.aversion, request.version)
+        _require_version(node.aversion, operation.version)
         node = node.copy()
         node.acl = rights
         node.aversion = _counted(node.aversion)
-        self._put(request.path, node)
+        self._put(operation.path, node)
         return node.stat()
 
-    def _check_version(self, request: CheckVersion) -> bool:
-        _require_valid(request.path)
-        node = self._get(request.path)
+    def _check_version(self, operation: CheckVersion) -> bool:
+        _require_valid(operation.path)
+        node = self._get(operation.path)
         self._check(node, Permissions.READ)
-        _require_version(node.version, request.version)
+        _require_version(node.version, operation.version)
         return True
 
-    def _transaction(self, request: Transaction) -> list[Any]:
+    def _transaction(self, transaction: Transaction) -> list[Any]:
         mark = len(self._journal)
         results: list[Any] = []
-        for operation in request.operations:
+        for operation in transaction.operations:
             try:
                 results.append(_OPERATIONS[type(operation)](self, operation))
             except KazooException as error:
                 self._undo(mark)
                 self._events.clear()
-                after = len(request.operations) - len(results) - 1
+                after = len(transaction.operations) - len(results) - 1
                 return [
                     *(RolledBackError() for _ in results),
                     error,
@@ -405,34 +406,34 @@ class Tree:
 
     # --- reads ------------------------------------------------------------------------
 
-    def _exists(self, request: Exists) -> ZnodeStat | None:
-        node = self._find(request.path)
+    def _exists(self, operation: Exists) -> ZnodeStat | None:
+        node = self._find(operation.path)
         return None if node is None else node.stat()
 
-    def _get_data(self, request: GetData) -> tuple[bytes | None, ZnodeStat]:
-        node = self._get(request.path)
+    def _get_data(self, operation: GetData) -> tuple[bytes | None, ZnodeStat]:
+        node = self._get(operation.path)
         self._check(node, Permissions.READ)
         return node.data, node.stat()
 
-    def _get_many(self, request: MultiRead) -> list[Any]:
+    def _get_many(self, operation: MultiRead) -> list[Any]:
         found: list[Any] = []
-        for each in request.reads:
+        for each in operation.reads:
             try:
                 found.append(self._get_data(each))
             except KazooException as error:
                 found.append(error)
         return found
 
-    def _get_acl(self, request: GetACL) -> tuple[list[Any], ZnodeStat]:
-        node = self._get(request.path)
+    def _get_acl(self, operation: GetACL) -> tuple[list[Any], ZnodeStat]:
+        node = self._get(operation.path)
         self._check(node, Permissions.READ | Permissions.ADMIN)
         return shown_acl(node.acl, self._identities), node.stat()
 
-    def _get_children(self, request: GetChildren) -> list[str]:
-        return self._get_children2(request)[0]
+    def _get_children(self, operation: GetChildren) -> list[str]:
+        return self._get_children2(operation)[0]
 
-    def _get_children2(self, request: GetChildren | GetChildren2) -> tuple[list[str], ZnodeStat]:
-        path = request.path
+    def _get_children2(self, operation: GetChildren | GetChildren2) -> tuple[list[str], ZnodeStat]:
+        path = operation.path
         node = self._get(path)
         self._check(node, Permissions.READ)
         names = dict.fromkeys(self._source.names(path))
@@ -445,26 +446,26 @@ class Tree:
                     names[name] = None
         return list(names), node.stat()
 
-    def _sync(self, request: Sync) -> str:
-        return str(request.path)
+    def _sync(self, operation: Sync) -> str:
+        return str(operation.path)
 
 
-def paths_of(requests: Iterable[Any]) -> tuple[set[str], set[str]]:
-    """Return paths of the nodes that requests read or change, and of those that they list.
+def paths_of(operations: Iterable[Any]) -> tuple[set[str], set[str]]:
+    """Return paths of the nodes that operations read or change, and of those that they list.
 
     A hint, for a source that reads many nodes at once: a sequential node gets its name later.
     """
     nodes: set[str] = set()
     listed: set[str] = set()
-    for request in requests:
-        if isinstance(request, Transaction):
-            parts = paths_of(request.operations)
-        elif isinstance(request, MultiRead):
-            parts = paths_of(request.reads)
+    for operation in operations:
+        if isinstance(operation, Transaction):
+            parts = paths_of(operation.operations)
+        elif isinstance(operation, MultiRead):
+            parts = paths_of(operation.reads)
         else:
-            path = str(getattr(request, "path", ROOT))
-            parts = {path}, {path} if isinstance(request, (GetChildren, GetChildren2)) else set()
-            if isinstance(request, (Create, Create2, Delete)) and "/" in path:
+            path = str(getattr(operation, "path", ROOT))
+            parts = {path}, {path} if isinstance(operation, (GetChildren, GetChildren2)) else set()
+            if isinstance(operation, (Create, Create2, Delete)) and "/" in path:
                 parts[0].add(parent_of(path))
         nodes |= parts[0]
         listed |= parts[1]
@@ -505,10 +506,10 @@ CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
     SetACL: Tree._set_acl,
     Transaction: Tree._transaction,
 }
-"""Requests that need the write lock, even a transaction of checks only: see `session`."""
+"""Operations that need the write lock, even a transaction of checks only: see `session`."""
 
 
-def _unimplemented(tree: Tree, request: Any) -> Any:
+def _unimplemented(tree: Tree, operation: Any) -> Any:
     raise UnimplementedError
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import gevent
 
-from qdo.coordination.leader_queues import Chore
+from qdo.coordination.leader_queues import Act
 from qdo.coordination.member import Member
 from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.fleet.audit_entries import AuditEntry, Values, cut, old_outputs, surplus
@@ -93,7 +93,7 @@ def _as_json(values: Values | None) -> str | None:
     return None if values is None else json.dumps(dict(values))
 
 
-def further_chores(recorder: Recorder | None) -> list[tuple[str, Chore]]:
+def further_chores(recorder: Recorder | None) -> list[tuple[str, Act]]:
     """Return the chores of a worker that has a history."""
     if recorder is None:
         return []
@@ -112,13 +112,13 @@ class Chores(LeaderDuty):
     def __init__(
         self,
         current: CurrentMember | None,
-        further: Iterable[tuple[str, Chore]] = (),
+        further: Iterable[tuple[str, Act]] = (),
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         super().__init__(current)
         # Add jitter: workers must not all run during an election.
         self.look_seconds = period_seconds * random.uniform(0.9, 1.1)
-        self._chores: Sequence[tuple[str, Chore]] = (
+        self._chores: Sequence[tuple[str, Act]] = (
             *further,
             ("lost-actions", LostActionsChore()),
             ("action-outputs", SurplusChore(lambda each: each.fleet.actionoutput, old_outputs)),
@@ -141,19 +141,19 @@ class Chores(LeaderDuty):
             records.append(self._do(member, name, chore))
         write = partial(write_records, leader=member.name, records=records)
         try:
-            member.leader.do_chore(write)
+            member.leader.with_fence(write)
         except (UnreachableError, NodeRefusedError) as error:
             _log.warning(
                 "cannot write when chores were done: %s; `qdo doctor` shows older ones", error
             )
         return self.look_seconds
 
-    def _do(self, member: Member, name: str, chore: Chore) -> ChoreRecord:
+    def _do(self, member: Member, name: str, chore: Act) -> ChoreRecord:
         began = clock()
         count = 0
         fault = None
         try:
-            count = member.leader.do_chore(chore)
+            count = member.leader.with_fence(chore)
         except (UnreachableError, NodeRefusedError) as error:
             fault = cut(str(error))
             _log.warning("chore %s failed: %s; retrying in %.0f s", name, error, self.look_seconds)

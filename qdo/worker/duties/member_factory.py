@@ -16,7 +16,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.checkpoints import CheckpointTotals
-from qdo.coordination.protocol.claims import MemberListener
+from qdo.coordination.protocol.claims import ClaimListener
 from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.ownership import MemberOptions
 from qdo.coordination.session_setup import BrokerNode, check_broker, check_rights, warn_of_server
@@ -81,7 +81,7 @@ class MemberFactory:
         self._member: Member | None = None
 
     def make(
-        self, parts: MemberParts, listener: MemberListener, component: Mapping[str, Any]
+        self, parts: MemberParts, listener: ClaimListener, component: Mapping[str, Any]
     ) -> Member:
         """Return a member with a session of its own, not registered yet.
 

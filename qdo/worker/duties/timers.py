@@ -101,11 +101,11 @@ class TimerSender(LeaderDuty):
             if not self._looks:
                 self._looks = dict.fromkeys(self._timers, now)
             if not self._is_clean and min(self._looks.values()) <= now:
-                member.leader.do_chore(self._clean)
+                member.leader.with_fence(self._clean)
                 self._is_clean = True
             names = [name for name, at in self._looks.items() if at <= now][: self._most]
             if names:
-                member.leader.do_chore(partial(self._fire, member, names))
+                member.leader.with_fence(partial(self._fire, member, names))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             is_away = failure_kind(error) is FailureKind.UNREACHABLE
             failed = self._timers if is_away or not names else names

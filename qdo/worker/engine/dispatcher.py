@@ -47,7 +47,7 @@ from qdo.system.clock import clock as boot_clock
 from qdo.system.processes import SIGN
 from qdo.text import pluralize
 from qdo.worker.engine.pipeline import Pipeline
-from qdo.worker.engine.slot import ClaimSink, LaneGroup, Slot, SlotState, TurnResult
+from qdo.worker.engine.slot import ClaimReports, LaneGroup, Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 
 PAUSE_CHECK_SECONDS = 0.05
@@ -167,7 +167,7 @@ class Dispatcher:
         self._ready: deque[Slot] = deque()
         turns.report_to(self.lane_turns_changed, self.resume)
 
-    def claimed(self, member: ClaimSink, claim: Claim) -> None:
+    def claimed(self, member: ClaimReports, claim: Claim) -> None:
         """Begin a claim; if an older one still runs, after its message in flight."""
         slot = self.slots.get(claim.queue)
         if slot is None:
@@ -177,7 +177,7 @@ class Dispatcher:
         else:
             self._begin(slot, member, claim)
 
-    def releasing(self, member: ClaimSink, claim: Claim) -> None:
+    def releasing(self, member: ClaimReports, claim: Claim) -> None:
         """Report the end of a claim: immediately, or after its message in flight."""
         slot = self.slots.get(claim.queue)
         if slot is None or (slot.claim is not claim and slot.state is not SlotState.RUNNING):
@@ -208,7 +208,7 @@ class Dispatcher:
             else:
                 self._remove(slot)
 
-    def repositioned(self, member: ClaimSink, old: Claim, new: Claim) -> None:
+    def repositioned(self, member: ClaimReports, old: Claim, new: Claim) -> None:
         """Continue with `new` in place of `old`, once the message in flight has ended."""
         self.lost(old)
         if new.before is old:  # what its jobs do still counts
@@ -254,7 +254,7 @@ class Dispatcher:
         """Return the clock time at which `tick` must be called, `inf` for never."""
         return self.alarms.due()
 
-    def _begin(self, slot: Slot, member: ClaimSink, claim: Claim) -> None:
+    def _begin(self, slot: Slot, member: ClaimReports, claim: Claim) -> None:
         slot.member = member
         slot.claim = claim
         self._turns.end(slot)  # drop anything of an older claim
@@ -329,7 +329,7 @@ class Dispatcher:
             slot.started_at = 0.0
             self._ended(slot, member, claim, result)
 
-    def _ended(self, slot: Slot, member: ClaimSink, claim: Claim, result: TurnResult) -> None:
+    def _ended(self, slot: Slot, member: ClaimReports, claim: Claim, result: TurnResult) -> None:
         """Set the next state of a slot after its turn."""
         SIGN.forget_claim(claim.queue, claim.fence)
         next_claim, slot.next_claim = slot.next_claim, None

@@ -31,7 +31,7 @@ from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.meters import JobMeter
 from qdo.worker.engine.observers import Observers
-from qdo.worker.engine.slot import ClaimSink, Slot
+from qdo.worker.engine.slot import ClaimReports, Slot
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, check_lease
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Turn:
     """
 
     slot: Slot
-    member: ClaimSink
+    member: ClaimReports
     claim: Claim
     job: BoundJob
 

@@ -24,7 +24,7 @@ from qdo.brokers.base import Subscription
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.values import encode
-from qdo.worker.engine.slot import ClaimSink, Counters, Row, Slot
+from qdo.worker.engine.slot import ClaimReports, Counters, Row, Slot
 
 
 class LaneOwner(Protocol):
@@ -146,11 +146,11 @@ class LaneSlot(Slot):
         pass
 
     @property
-    def member(self) -> ClaimSink | None:
+    def member(self) -> ClaimReports | None:
         return self._whole.member
 
     @member.setter
-    def member(self, value: ClaimSink | None) -> None:
+    def member(self, value: ClaimReports | None) -> None:
         pass
 
 

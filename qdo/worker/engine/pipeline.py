@@ -33,7 +33,7 @@ from qdo.worker.engine.jobs import NO_JOB, BoundJob, Turn
 from qdo.worker.engine.lanes import LaneTurns
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.row_runner import HOT_LOOP, RowRunner
-from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Rows, Slot, TurnResult
+from qdo.worker.engine.slot import UNREADABLE, ClaimReports, Rows, Slot, TurnResult
 from qdo.worker.engine.subscriptions import FailureResumer, Subscriptions, advance_to_end
 from qdo.worker.executors.base import JobAborted, MessageExpired
 from qdo.worker.shared_memory import encode_label
@@ -95,7 +95,7 @@ class Pipeline:
             self.limits.leave(slot)
         self.limits.forget(slot.queue)
 
-    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+    def turn(self, slot: Slot, member: ClaimReports, claim: Claim) -> TurnResult:
         """Process messages of a queue until its turn is over; return how it ended."""
         self._fetcher.begin(slot)
         turn = self._start(slot, member, claim)
@@ -107,7 +107,7 @@ class Pipeline:
             self.limits.leave(slot)
         return result
 
-    def _start(self, slot: Slot, member: ClaimSink, claim: Claim) -> Turn | TurnResult:
+    def _start(self, slot: Slot, member: ClaimReports, claim: Claim) -> Turn | TurnResult:
         """Return the turn with its job, or how it ends if no message may be started."""
         if not claim.open:
             return TurnResult.ENDED if claim.over else TurnResult.STILL

@@ -57,7 +57,7 @@ class TurnResult(enum.Enum):
     ENDED = "the claim is over"
 
 
-class ClaimSink(Protocol):
+class ClaimReports(Protocol):
     """Receives a slot's reports: the member of its claim; see `coordination.member.Member`.
 
     :ivar is_pool: whether the claim is one of a pool, whose requests record their ends themselves.
@@ -184,8 +184,8 @@ class Slot:
         self.durations = Durations() if durations is None else durations
         self.state = SlotState.IDLE
         self.claim: Claim | None = None
-        self.member: ClaimSink | None = None
-        self.next_claim: tuple[ClaimSink, Claim] | None = None
+        self.member: ClaimReports | None = None
+        self.next_claim: tuple[ClaimReports, Claim] | None = None
         self.woken = False
         self.subscription: Subscription | None = None
         self.reader: Reader | None = None

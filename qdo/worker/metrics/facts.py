@@ -93,7 +93,7 @@ class AppFacts:
             return LOOK_SECONDS
         began = clock()
         try:
-            leader.do_chore(partial(self._read, leader))
+            leader.with_fence(partial(self._read, leader))
         except QdoError as error:  # the coordinator is away
             self._note(error)
             self._found = {}

@@ -66,7 +66,7 @@ class Returner(LeaderDuty):
         if names == self._names and now < self._ask_at:
             return LOOK_SECONDS
         try:
-            member.leader.do_chore(self._look)
+            member.leader.with_fence(self._look)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             text = "cannot look for requests of workers that are gone, retrying in 1 s: %s"
             _log.warning(text, describe(error), exc_info=not isinstance(error, QdoError))

@@ -321,7 +321,7 @@ def test_only_the_leader_does_chores(outsider: Client, coordinator_url: str) -> 
         duties = [Chores(CurrentMember(each), period_seconds=1.0) for each in (other, leader)]
         duties[0].step(other)
         assert outsider.exists(path)
-        assert other.leader.do_chore(action_log_chore()) == 0
+        assert other.leader.with_fence(action_log_chore()) == 0
         duties[1].step(leader)
         assert not outsider.exists(path)
     finally:

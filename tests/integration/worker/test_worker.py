@@ -25,7 +25,7 @@ from qdo.outcomes import DeadLetter
 from qdo.system.processes import SIGN
 from qdo.worker.duties import watchdog
 from qdo.worker.duties.burst import FleetSurvey
-from qdo.worker.engine.slot import ClaimSink, Slot, TurnResult
+from qdo.worker.engine.slot import ClaimReports, Slot, TurnResult
 from qdo.worker.executors.base import JobAborted
 from tests.support.engine import EngineSetup, until
 
@@ -65,7 +65,7 @@ def test_an_idle_queue_is_woken_without_polling(engine: EngineSetup) -> None:
     pipeline = engine.pipeline
     plain = pipeline.turn
 
-    def turn(slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+    def turn(slot: Slot, member: ClaimReports, claim: Claim) -> TurnResult:
         turns.append(slot.queue)
         return plain(slot, member, claim)
 

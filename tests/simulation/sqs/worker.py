@@ -303,7 +303,7 @@ class SimulatedWorker:
         assert self.budget.held == 0, "something is counted that is not held"
         self.stopped = True
 
-    # --- reports of the engine, as in `qdo.worker.engine.slot.ClaimSink` --------------------------
+    # --- reports of the engine, as in `qdo.worker.engine.slot.ClaimReports` -----------------------
 
     def progress(self, claim: Claim) -> None:
         self._dirty[claim] = None

@@ -179,7 +179,7 @@ class FakeMember(Member):
     def change_queue(self, change: object, name: str) -> QueueNode:
         raise AssertionError("the brokers of these tests keep their queues")
 
-    def do_chore(self, chore: object) -> int:
+    def with_fence(self, act: object) -> int:
         return 0
 
     def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:

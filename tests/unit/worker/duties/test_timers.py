@@ -100,8 +100,8 @@ class Believer:
     def is_leader(self) -> bool:
         return self.fence is not None
 
-    def do_chore(self, chore: Callable[[Any, Layout, CheckOp], int]) -> int:
-        return 0 if self.fence is None else chore(self._world, LAYOUT, CheckOp("", self.fence))
+    def with_fence(self, act: Callable[[Any, Layout, CheckOp], int]) -> int:
+        return 0 if self.fence is None else act(self._world, LAYOUT, CheckOp("", self.fence))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
         return {name: QueueNode(last=self._world.done) for name in names if self._world.done}

@@ -13,7 +13,7 @@ from qdo.fleet.pause_machine import Pause
 from qdo.system.processes import SIGN
 from qdo.worker.engine.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher, Loop
 from qdo.worker.engine.pauses import PauseGate
-from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
+from qdo.worker.engine.slot import ClaimReports, Slot, SlotState, TurnResult
 from tests.support.fakes.member import FakeMember
 
 
@@ -65,7 +65,7 @@ class DispatcherSetup:
 
     # The runner of the turns.
 
-    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+    def turn(self, slot: Slot, member: ClaimReports, claim: Claim) -> TurnResult:
         assert slot.state is SlotState.RUNNING
         self.turns.append(slot.queue)
         during = self.during.pop(slot.queue, None)

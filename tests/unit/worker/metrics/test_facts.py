@@ -86,10 +86,10 @@ class Leading:
     def is_leader(self) -> bool:
         return self.leads
 
-    def do_chore(self, chore: Any) -> int:
+    def with_fence(self, act: Any) -> int:
         if self.away:
             raise CoordinatorUnreachableError(url="x", reason="gone")
-        done: int = chore(None, SimpleNamespace(workers="/workers"), None)
+        done: int = act(None, SimpleNamespace(workers="/workers"), None)
         return done
 
     def queue_names(self) -> tuple[str, ...]:

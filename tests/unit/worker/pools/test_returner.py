@@ -48,8 +48,8 @@ class LaggingLeader:
     def worker_names(self) -> frozenset[str]:
         return self.listed
 
-    def do_chore(self, chore: Any) -> Any:
-        return chore(self, Layout("/qdo/test"), None)
+    def with_fence(self, act: Any) -> Any:
+        return act(self, Layout("/qdo/test"), None)
 
     def exists(self, path: str) -> Any:
         return SimpleNamespace(cversion=self.changes)

@@ -1,7 +1,7 @@
-"""Requests that kazoo lacks, although servers have had them since version 3.6.
+"""Operations that kazoo lacks, although servers have had them since version 3.6.
 
 multiRead (opcode 22, ZOOKEEPER-1525) reads many nodes at once. A worker that takes a thousand
-queues would otherwise send and receive a thousand requests, at some 100 us each in Python. In
+queues would otherwise send and receive a thousand operations, at some 100 us each in Python. In
 batches the same reads take a tenth of that.
 
 addWatch (opcode 106), in its mode "persistent recursive", watches whole trees. The watch stays
@@ -25,7 +25,7 @@ _ERROR = -1
 
 
 class MultiRead:
-    """A request of many reads of data.
+    """An operation of many reads of data.
 
     The answer is a list in the same order. Each item is (data, ZnodeStat), or the exception that
     this read would have raised.
@@ -64,7 +64,7 @@ class MultiRead:
 
 
 class AddWatch:
-    """A request for a watch on a node and everything below it; the answer is True."""
+    """An operation for a watch on a node and everything below it; the answer is True."""
 
     type: ClassVar[int] = 106
     watcher = None
