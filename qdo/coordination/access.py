@@ -38,16 +38,21 @@ from kazoo.security import Id as Identity
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import SettingsError
 
-WORKERS, OPERATORS, MONITORS, SENDERS = "workers", "operators", "monitors", "senders"
-_READ, _WRITE, _CREATE, _DELETE = (
-    Permissions.READ,
-    Permissions.WRITE,
-    Permissions.CREATE,
-    Permissions.DELETE,
-)
+WORKERS = "workers"
+OPERATORS = "operators"
+MONITORS = "monitors"
+SENDERS = "senders"
+_READ = Permissions.READ
+_WRITE = Permissions.WRITE
+_CREATE = Permissions.CREATE
+_DELETE = Permissions.DELETE
 _CHANGE = _WRITE | _CREATE | _DELETE | Permissions.ADMIN
 _WORLD = Id("world", "anyone")
 _LETTERS = ((_CREATE, "c"), (_DELETE, "d"), (_READ, "r"), (_WRITE, "w"), (Permissions.ADMIN, "a"))
+DIGEST = "digest"
+SASL = "sasl"
+# The hash of a digest account, after its name.
+_HASH = re.compile(r"(?<=:)[A-Za-z0-9+/]{27}=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +129,8 @@ class NodeRights:
 
 
 def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
-    """Return whether two lists give the same rights.
-
-    ZooKeeper masks digests for accounts that may not change the list: then names are compared.
-    """
+    """Return whether two lists give the same rights."""
+    # ZooKeeper masks digests for accounts that may not change the list: then names are compared.
     lists = [*one], [*other]
     masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
     first, second = (_merged(acl, masked) for acl in lists)
@@ -138,7 +141,8 @@ def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], i
     """Return the rights of each account; with `masked`, digests are left out of the names."""
     merged: dict[tuple[str, str], int] = {}
     for each in acl:
-        scheme, name = each.id.scheme, each.id.id
+        scheme = each.id.scheme
+        name = each.id.id
         key = scheme, name.partition(":")[0] if masked and scheme == "digest" else name
         merged[key] = merged.get(key, 0) | each.perms
     return merged
@@ -150,9 +154,6 @@ def acl_text(acl: Iterable[ACL]) -> str:
         f"{scheme}:{name}:" + "".join(letter for bit, letter in _LETTERS if permissions & bit)
         for (scheme, name), permissions in sorted(_merged(acl, masked=True).items())
     )
-
-
-DIGEST, SASL = "digest", "sasl"
 
 
 def identity_of(text: str) -> Identity:
@@ -169,19 +170,14 @@ class Secret(str):
         return "'***'"
 
 
-_HASH = re.compile(r"(?<=:)[A-Za-z0-9+/]{27}=")
-"""The hash of a digest account, after its name."""
-
-
 def hide_digests(record: logging.LogRecord) -> bool:
-    """Leave the hashes of digest accounts out of a record of kazoo; for `addFilter`.
-
-    At level debug, kazoo logs the access control list of each node that it creates or reads.
-    """
+    """Leave the hashes of digest accounts out of a record of kazoo; for `addFilter`."""
+    # At level debug, kazoo logs the access control list of each node that it creates or reads.
     text = record.getMessage()
     shown = _HASH.sub("***", text)
     if shown != text:
-        record.msg, record.args = shown, ()
+        record.msg = shown
+        record.args = ()
     return True
 
 
@@ -239,10 +235,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a client connects.
-
-    :ivar rights: None: nodes are open to all.
-    """
+    """How a client connects; without `rights`, nodes are open to all."""
 
     tls: Tls | None = None
     account: Account | None = None

@@ -41,6 +41,16 @@ _OF_A_NODE = (
     NotEmptyError,
     QuotaExceededError,
 )
+# Nodes in a request: limits the size of the answer and the time that the server takes.
+BATCH = 250
+# Requests in flight at once: enough to hide the network, few enough to keep memory small.
+WINDOW = 1000
+# Longest wait for one answer before the coordinator counts as unreachable.
+TIMEOUT_SECONDS = 30.0
+# How long a request is repeated that was lost with its connection.
+LOSS_SECONDS = 5.0
+# Pause before a request is repeated that was lost with its connection.
+AGAIN_SECONDS = 0.05
 
 
 def is_refusal(error: object) -> bool:
@@ -52,18 +62,6 @@ def refusal_reason(error: Exception, action: str = "read") -> str:
     """Return why a node cannot be read or written, with the remedy."""
     remedy = "; restore its ACL" if isinstance(error, NoAuthError) else ""
     return f"the node cannot be {action}: {describe(error)}{remedy}"
-
-
-BATCH = 250
-"""Nodes in a request: limits the size of the answer and the time that the server takes."""
-WINDOW = 1000
-"""Requests in flight at once: enough to hide the network, few enough to keep memory small."""
-TIMEOUT_SECONDS = 30.0
-"""Longest wait for one answer before the coordinator counts as unreachable."""
-LOSS_SECONDS = 5.0
-"""How long a request is repeated that was lost with its connection."""
-AGAIN_SECONDS = 0.05
-"""Pause before a request is repeated that was lost with its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,7 @@ class NodeValue:
 
 
 def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
-    """Return the existing nodes at `paths`, in their order.
-
-    A node that cannot be read hides no other: see `NodeValue.refused`.
-    """
+    """Return the existing nodes at `paths`, in their order; see `NodeValue.refused`."""
     many = len(paths) > 1
     answers = _in_batches(client, paths) if many else pipelined(client, client.get_async, paths)
     found = []
@@ -124,10 +119,7 @@ def names_below(client: Client, path: str) -> list[str]:
 
 
 def exists_later(client: Client, path: str) -> Callable[[], bool]:
-    """Ask whether a node exists; return a function that waits for the answer.
-
-    Requests that follow do not wait for it.
-    """
+    """Ask whether a node exists; return a function that waits for the answer."""
     pending = client.exists_async(path)
     again = partial(client.exists_async, path)
     return lambda: _answer(client, pending, again) is not None

@@ -53,16 +53,25 @@ from qdo.postgresql.url import SchemaAddress, coordinator_address
 from qdo.system.clock import clock
 from qdo.text import describe, hide_credentials
 
+# Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
+# of it, so one unreachable server would cost a session that the next server would have kept. After
+# each round of all servers that failed, the share doubles, up to 1: all servers may be slow.
 CONNECT_SHARE = 0.25
-"""Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
-of it, so one unreachable server would cost a session that the next server would have kept. After
-each round of all servers that failed, the share doubles, up to 1: all servers may be slow."""
+# After so many session timeouts without a connection, a session is presented only to a server that
+# has just granted a new one. Its lease has been over for a timeout, and each attempt to resume it,
+# answered too late, would keep it alive at the servers, and with it the ownership of queues. A
+# server that grants a new session but not this one has lost it, for instance with all its data.
 DOUBT_TIMEOUTS = 2.0
-"""After so many session timeouts without a connection, a session is presented only to a server that
-has just granted a new one. Its lease has been over for a timeout, and each attempt to resume it,
-answered too late, would keep it alive at the servers, and with it the ownership of queues. A server
-that grants a new session but not this one has lost it, for instance with all its data."""
 _log = logging.getLogger(__name__)
+_NETWORK = "zookeeper://"
+_FILE = "sqlite:"
+DATABASE = "postgresql://"
+_HANDLERS = {
+    "threading": ("kazoo.handlers.threading", "SequentialThreadingHandler"),
+    "gevent": ("kazoo.handlers.gevent", "SequentialGeventHandler"),
+}
+# kazoo's own default lets the pauses between attempts grow to an hour.
+_RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
 
 
 class NetworkConnection(ConnectionHandler):
@@ -90,9 +99,9 @@ class NetworkConnection(ConnectionHandler):
         """Do nothing: faults of a server appear on connecting."""
 
     def _expand_client_hosts(self) -> Any:
-        """Return the servers in the order of the next attempts, the last one at the end."""
-        found = cast(Any, super())._expand_client_hosts()
-        return sorted(found, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
+        servers = cast(Any, super())._expand_client_hosts()
+        # The server that was tried last comes last: it may be the one that is down.
+        return sorted(servers, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
 
     def _connect_loop(self, retry: Any) -> Any:
         try:
@@ -136,7 +145,8 @@ class NetworkConnection(ConnectionHandler):
 
     def _get_session(self, hostip: str, port: int) -> None:
         """Get a new session from a server, and end it."""
-        driver, seconds = cast(Any, super()), self.connect_seconds
+        driver = cast(Any, super())
+        seconds = self.connect_seconds
         asked = Connect(0, 0, int(1000 * self.client.timeout_seconds), 0, bytes(16), False)
         with self._socket_error_handling():
             address = hostip, port
@@ -164,10 +174,8 @@ class NetworkConnection(ConnectionHandler):
         return share * float(self.client.timeout_seconds)
 
     def command(self, word: bytes) -> str:
-        """Send a four-letter command through a connection of its own, as kazoo does.
-
-        kazoo passes the port as the name of the server, which TLS rejects.
-        """
+        """Send a four-letter command through a connection of its own, as kazoo does."""
+        # kazoo passes the port as the name of the server, which TLS rejects.
         connection = self.handler.create_connection(
             address=self._socket.getpeername()[:2],
             hostname=self._host,
@@ -210,11 +218,10 @@ class NetworkConnection(ConnectionHandler):
 
 
 class _TransportHandler:
-    """kazoo's handler, with a shorter time limit for connecting to one server, and with TLS.
+    """kazoo's handler, with a shorter time limit for connecting to one server, and with TLS."""
 
-    kazoo's own TLS also trusts the certificate authorities of the operating system, and waits for
-    bytes from the network although TLS has decrypted further answers already.
-    """
+    # kazoo's own TLS also trusts the certificate authorities of the operating system, and waits for
+    # bytes from the network although TLS has decrypted further answers already.
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -251,17 +258,6 @@ def _tls_reason(error: ssl.SSLError) -> str:
     return str(error.reason or error).replace("_", " ").lower()
 
 
-_NETWORK = "zookeeper://"
-_FILE = "sqlite:"
-DATABASE = "postgresql://"
-_HANDLERS = {
-    "threading": ("kazoo.handlers.threading", "SequentialThreadingHandler"),
-    "gevent": ("kazoo.handlers.gevent", "SequentialGeventHandler"),
-}
-# kazoo's own default lets the pauses between attempts grow to an hour.
-_RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of a coordinator.
@@ -286,10 +282,13 @@ class Address:
             hosts, slash, chroot = url.removeprefix(_NETWORK).partition("/")
         elif url.startswith(_FILE):
             path, _, option = url.removeprefix(_FILE).partition("?chroot=")
-            slash, chroot, hosts = "/", option.strip("/"), "localhost:0"
+            slash = "/"
+            chroot = option.strip("/")
+            hosts = "localhost:0"
         elif url.startswith(DATABASE):
             database, chroot = coordinator_address(url)
-            slash, hosts = "/", "localhost:0"
+            slash = "/"
+            hosts = "localhost:0"
         else:
             raise _bad_address(url)
         if not hosts or path == "":
@@ -313,17 +312,14 @@ def _bad_address(url: str) -> SettingsError:
 class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
-    :ivar access: how it connects, and the rights on the nodes that it creates.
     :ivar may_look_on: it shows nodes to people; a user who may only read a database can use it.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
         may differ from the requested one; None before the first connection.
-    :ivar heard_at: a time since which the leader of the servers has heard of the session: the
-        time at which the present connection was requested, on `qdo.system.clock.clock`; None if
-        unknown.
+    :ivar heard_at: a time since which the leader of the servers has heard of the session, that is
+        of the request for the present connection, on `qdo.system.clock.clock`; None if unknown.
     :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
     :ivar lost_at: when the connection of the session in force was lost, on
         `qdo.system.clock.clock`; None without a session, and while it is connected.
-    :ivar tree_watchers: its watches on whole trees, until the connection is lost.
     :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
     """
 
@@ -369,20 +365,15 @@ class Client(KazooClient):
             self._connection = StoreConnection(self, retry, server, opened, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Queue a request; one caller at a time.
-
-        kazoo wakes its connection with one byte for each request. After some 280 pending bytes the
-        next write blocks, and gevent does not let a second greenlet write to the same socket. kazoo
-        would treat that as a closed connection, report the request as failed, and still send it.
-        """
+        """Queue an operation; one caller at a time."""
+        # kazoo wakes its connection with one byte for each operation. After some 280 pending bytes
+        # the next write blocks, and gevent does not let a second greenlet write to the same socket.
+        # kazoo would treat that as a closed connection, report a failure, and still send it.
         with self._calling:
             return cast(Any, super())._call(request, async_object)
 
     def drop_connection(self, reason: str) -> None:
-        """Give the connection up. The client connects again, to another server if there is one.
-
-        The session continues if the client connects within the session timeout.
-        """
+        """Give the connection up; the session continues if another one is made in its timeout."""
         self.drop_reason = reason
         self._call(_CONNECTION_DROP, self.handler.async_result())
 
@@ -392,7 +383,8 @@ class Client(KazooClient):
 
     def lost_server(self) -> str:
         """Return the server of the lost connection, and the reason if the client dropped it."""
-        reason, self.drop_reason = self.drop_reason, ""
+        reason = self.drop_reason
+        self.drop_reason = ""
         return f"{self.server} ({reason})" if reason else self.server
 
     @property
@@ -421,8 +413,6 @@ class Client(KazooClient):
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and create the chroot if the address has one.
 
-        The time for which a database lets no session begin, after a failover, does not count.
-
         :raises CoordinatorUnreachableError: no connection within `timeout_seconds`. The client is
             then stopped, within that time even if the network drops every packet.
         :raises CoordinatorAccountError: the coordinator rejects the account.
@@ -435,6 +425,7 @@ class Client(KazooClient):
         try:
             started = self.start_async()
             while not started.wait(timeout=max(0.0, deadline - clock())):
+                # The time for which a database lets no session begin, after a failover, is extra.
                 if (later := self._connection.waits_until + timeout_seconds) <= deadline:
                     break
                 deadline = later
@@ -468,14 +459,13 @@ class Client(KazooClient):
         return self.answer_to(answer, max(0.001, deadline - clock()))
 
     def answer_to(self, pending: Any, timeout_seconds: float) -> Any:
-        """Return the answer to a request, or raise its error.
+        """Return the answer to an operation, or raise its error.
 
-        Not with `get(timeout=...)`: with gevent it raises a `gevent.Timeout` that is not the
-        handler's `timeout_exception`, for which all callers are prepared.
-
-        :param pending: the handler's `async_result` of the request.
+        :param pending: the handler's `async_result` of the operation.
         :raises BaseException: of the class `timeout_exception` of the handler, without an answer.
         """
+        # Not with `get(timeout=...)`: with gevent it raises a `gevent.Timeout` that is not the
+        # handler's `timeout_exception`, for which all callers are prepared.
         pending.wait(timeout_seconds)
         if not pending.ready():
             raise self.handler.timeout_exception(f"no answer within {timeout_seconds:g} s")
@@ -541,10 +531,8 @@ def connect(
 ) -> Client:
     """Return a client for the coordinator at `url`, not started yet; see `Client.open`.
 
-    :param access: TLS, account and rights; see `qdo.settings.coordinator_access`.
     :param handler: "threading" (the default), "gevent", or a handler object of kazoo.
-    :param session_timeout_seconds: the requested timeout; see
-        `Client.negotiated_timeout_seconds`.
+    :param session_timeout_seconds: the requested timeout.
     :param client_id: id and password of a session to resume, as `KazooClient.client_id`.
     :param options: `may_look_on` of `Client`, and further options of `KazooClient`.
     :raises SettingsError: `url` is not an address of a coordinator.

@@ -69,7 +69,7 @@ def session_on(url: str, seconds: float = TIMEOUT) -> StoreSession:
 def test_a_client_that_stops_within_a_write_is_ended(database_url: str, opened: Opened) -> None:
     """The server ends its transaction, which had taken the lock; it notices on its next step."""
     with contextlib.closing(session_on(database_url)) as stopped:
-        store, row = stopped._store, stopped.row
+        store, row = stopped.store, stopped.row
         store.begin(row, write=True, since=-1)
         client = opened(database_url)
         client.create("/a", b"1")
@@ -86,7 +86,7 @@ def test_a_client_that_reads_no_answer_is_ended(
     for number in range(LARGE):
         client.create(f"/{number}", bytes(900_000))
     with contextlib.closing(session_on(database_url)) as stopped:
-        store = stopped._store
+        store = stopped.store
 
         def send(*parts: str) -> None:
             store._connection.pgconn.send_query("; ".join(parts).encode())
@@ -376,7 +376,7 @@ def test_no_write_succeeds_without_its_synchronous_standby(
         database.connect() as operator,
         ThreadPoolExecutor() as pool,
     ):
-        session._store._connection.answer_seconds = 20.0
+        session.store._connection.answer_seconds = 20.0
         operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
         operator.execute("SELECT pg_reload_conf()")
         try:

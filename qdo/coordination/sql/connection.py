@@ -52,11 +52,22 @@ from qdo.system.native import original
 from qdo.text import how_to_install
 
 log = logging.getLogger(__name__)
-
 _MEANWHILE_SECONDS = 0.05
 _native_sleep = original("time", "sleep", time.sleep)
 _Result = TypeVar("_Result")
 OpenStore = Callable[[Callable[[Callable[[], None]], None]], Store]
+_BATCH = 512
+_OPERATION_BYTES = 21
+_COMMANDS = {
+    b"ruok": "imok",
+    b"isro": "rw",
+    b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
+}
+# Operations that need a transaction of their own: Sync returns the newest zxid whose events have
+# all been reported.
+_ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
+# An operation, and the object that takes the answer (None without a waiting caller).
+Pair = tuple[Any, Any]
 
 
 def _inline(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
@@ -90,27 +101,10 @@ def _nothing() -> None:
     return None
 
 
-_BATCH = 512
-_OPERATION_BYTES = 21
-_COMMANDS = {
-    b"ruok": "imok",
-    b"isro": "rw",
-    b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
-}
-_ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-"""Operations that need a transaction of their own: Sync returns the newest zxid whose events have
-all been reported."""
-Pair = tuple[Any, Any]
-"""An operation, and the object that takes the answer (None without a waiting caller)."""
-
-
 def opener(
     path: str | None, address: SchemaAddress | None, timeout_seconds: float, *, for_people: bool
 ) -> tuple[str, OpenStore]:
-    """Return the name of a database in logs, and the way to open it: a file or a schema.
-
-    :raises SettingsError: the library for it is missing.
-    """
+    """Return the name of a database in logs, and the way to open it: a file or a schema."""
     if address is None:
         return str(path), partial(SqliteStore, str(path))
     try:
@@ -127,7 +121,6 @@ class StoreConnection(ConnectionHandler):
     """A connection to the coordinator in a database.
 
     :ivar last_fault: why the last attempt to connect failed.
-    :param server: names the database in logs.
     :param open_store: opens the database; its argument is for `SqliteStore`.
     """
 
@@ -152,11 +145,7 @@ class StoreConnection(ConnectionHandler):
         self._offload = _in_thread_pool if gevent_like else _inline
 
     def prepare(self) -> None:
-        """Open the database for the first attempt to connect.
-
-        :raises DatabaseError: the file cannot be used.
-        :raises UsageError: the database cannot be used. An unreachable server raises nothing.
-        """
+        """Open the database for the first attempt to connect; an unreachable server is no error."""
         try:
             self._prepared = self._offload(self._open, _nothing)
         except PostgresqlError as error:
@@ -170,7 +159,7 @@ class StoreConnection(ConnectionHandler):
             self._link.beat_if_due()
 
     def _call(self, link: StoreSession, call: Callable[[], _Result]) -> _Result:
-        result: _Result = self._offload(call, _nothing) if link.waits_for_network else call()
+        result: _Result = self._offload(call, _nothing) if link.store.waits_for_network else call()
         return result
 
     def command(self, word: bytes) -> str:
@@ -181,7 +170,7 @@ class StoreConnection(ConnectionHandler):
 
     @property
     def waits_until(self) -> float:
-        """Until when the server, which answers, lets no session begin; on `clock`."""
+        """Until when the server lets no session begin, after a failover; on `clock`."""
         link = self._link
         if link is not None:
             self._waits_until = max(self._waits_until, link.waits_until)
@@ -226,7 +215,8 @@ class StoreConnection(ConnectionHandler):
 
     @contextlib.contextmanager
     def _linked(self) -> Iterator[StoreSession]:
-        store, self._prepared = self._prepared, None
+        store = self._prepared
+        self._prepared = None
         if store is None:
             store = self._offload(self._open, _nothing)
         looks_on = self.client.may_look_on and store.read_only
@@ -240,7 +230,7 @@ class StoreConnection(ConnectionHandler):
 
     def _pause(self, seconds: float) -> None:
         """Sleep in the thread that calls the store."""
-        in_thread = self._link is not None and self._link.waits_for_network
+        in_thread = self._link is not None and self._link.store.waits_for_network
         (_native_sleep if in_thread else self.handler.sleep_func)(seconds)
 
     def _enter(self, link: StoreSession) -> None:
@@ -275,11 +265,9 @@ class StoreConnection(ConnectionHandler):
             pass
 
     def _step(self, link: StoreSession) -> bool:
-        """Serve the next operations or events; return whether the client closed its session.
-
-        A separate function, so that no local variable of an idle connection keeps an answered
-        operation, its watcher, and the objects of the watcher alive.
-        """
+        """Serve the next operations or events; return whether the client closed its session."""
+        # A separate function, so that no local variable of an idle connection keeps an answered
+        # operation, its watcher, and the objects of the watcher alive.
         woken = self._wait(link)
         batch = self._take()
         if batch:
@@ -294,12 +282,12 @@ class StoreConnection(ConnectionHandler):
 
     def _wait(self, link: StoreSession) -> bool:
         """Wait for operations, a wakeup, or the session's next tick; return whether woken up."""
-        at_once = self.client._queue or link.rings()
+        at_once = self.client._queue or link.store.woken
         timeout = 0.0 if at_once else max(0.0, link.due - clock())
-        ready = self.handler.select([link.bell, self._read_sock], [], [], timeout)[0]
+        ready = self.handler.select([link.store.bell, self._read_sock], [], [], timeout)[0]
         if self._read_sock in ready:
             self._read_sock.recv(65536)
-        return (link.bell in ready or link.rings()) and link.woken()
+        return (link.store.bell in ready or link.store.woken) and link.woken()
 
     def _watching(self) -> bool:
         client = self.client

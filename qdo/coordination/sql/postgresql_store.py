@@ -47,28 +47,25 @@ from qdo.coordination.sql.store import (
 )
 from qdo.coordination.sql.tree import Event, TreeNode, is_valid, paths_of
 from qdo.postgresql.schema import check_format
-from qdo.postgresql.session import connect, translated
+from qdo.postgresql.session import PostgresqlConnection, connect, translated
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 
+# Zxids of one age: at a thousand changes a second, they last for 34 years.
 EPOCH = 2**40
-"""Zxids of one age: at a thousand changes a second, they last for 34 years."""
+# How long the server waits for the next statement of a transaction; less than others wait.
 IDLE_SECONDS = 1.0
-"""How long the server waits for the next statement of a transaction; less than others wait."""
+# Time between looks for changes without a notification.
 LOOK_SECONDS = 1.0
-"""Time between looks for changes without a notification."""
+# Pause between two looks: each write of a large fleet notifies every process.
 REST_SECONDS = 0.005
-"""Pause between two looks: each write of a large fleet notifies every process."""
 KEPT_CHANGES = 10_000
 _TRIM_EVERY = 64
 _COUNT_MILLISECONDS = 400
 _OPEN = TransactionStatus.INTRANS, TransactionStatus.INERROR
-
+# The age that this process found last.
 _ages: dict[SchemaAddress, str] = {}
-"""The age that this process found last."""
-
 log = logging.getLogger(__name__)
-
 _SET_UP = """
 SET default_transaction_isolation = 'read committed';
 SET idle_session_timeout = 0;
@@ -92,8 +89,8 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
             unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
 FROM pg_control_system()
 """
+# Zxids from here on are no zxids: their successors would not fit.
 _END = 2**62
-"""Zxids from here on are no zxids: their successors would not fit."""
 _GRANTED = f"""
     least(greatest(%s, {MIN_TIMEOUT_SECONDS * 1000:.0f}), {MAX_TIMEOUT_SECONDS * 1000:.0f})"""
 _TIMEOUT = _GRANTED % "timeout"
@@ -106,8 +103,8 @@ SELECT coalesce((SELECT zxid FROM {{schema}}.changes WHERE zxid < {_END}
         WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0),
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 """
+# Heartbeats do not wait for the disk.
 _AT_ONCE = "SET LOCAL synchronous_commit = off"
-"""Heartbeats do not wait for the disk."""
 _LOCK = "SELECT server FROM {schema}.tree FOR UPDATE"
 _BEAT = """
 UPDATE {schema}.sessions SET beats = beats + 1, heard = clock_timestamp()
@@ -121,11 +118,11 @@ SELECT parent, name, {_COLUMNS} FROM unnest(%s::text[], %s::text[]) AS wanted (p
 JOIN {{schema}}.znodes USING (parent, name) WHERE true
 """
 _NAMES = "SELECT parent, name FROM {schema}.znodes WHERE parent = ANY (%s)"
+# Leaves out nodes of sessions that seem to have ended, by the server's clock.
 _UNHEARD = f"""
     AND owner NOT IN (SELECT id FROM {{schema}}.sessions
         WHERE clock_timestamp() > heard + 2 * {_TIMEOUT} * interval '1 ms')
 """
-"""Leaves out nodes of sessions that seem to have ended, by the server's clock."""
 _DELETE = """
 DELETE FROM {schema}.znodes USING unnest(%s::text[], %s::text[]) AS gone (parent, name)
 WHERE znodes.parent = gone.parent AND znodes.name = gone.name
@@ -152,6 +149,8 @@ SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owne
 _SESSIONS = f"""
 SELECT id, password, {_TIMEOUT}, generation, 0, age, beats FROM {{schema}}.sessions
 """
+# A session for all workers whose claims may be among the lost commits: new sessions wait for it.
+# Its `beats` are the milliseconds for which it has certainly been silent.
 _GUARD = f"""
 INSERT INTO {{schema}}.sessions (id, password, timeout, generation, age)
 SELECT -1, '', {_GRANTED % "coalesce(max(timeout), %s)"}, 1, %s FROM {{schema}}.sessions
@@ -159,8 +158,6 @@ WHERE id = -1 OR id IN (
     SELECT owner FROM {{schema}}.znodes WHERE owner <> 0 AND parent LIKE '%%/workers')
 ON CONFLICT (id) DO UPDATE SET timeout = excluded.timeout, age = excluded.age, beats = 0
 """
-"""A session for all workers whose claims may be among the lost commits: new sessions wait for it.
-Its `beats` are the milliseconds for which it has certainly been silent."""
 _FORMER = f"SELECT id, {_TIMEOUT}, beats FROM {{schema}}.sessions WHERE age <> %s"
 _COUNT = "UPDATE {schema}.sessions SET beats = %s WHERE id = -1"
 _PUT_SESSION = """
@@ -185,11 +182,6 @@ class PostgresqlStore:
     def __init__(
         self, address: SchemaAddress, timeout_seconds: float, *, for_people: bool = False
     ) -> None:
-        """Connect.
-
-        :raises PostgresqlError: the server cannot be reached, or refuses.
-        :raises UsageError: the login, a right or the schema is missing, or a pooler is between.
-        """
         self.name = address.server
         self._address = address
         self._omitted = _UNHEARD if for_people else ""
@@ -220,13 +212,14 @@ class PostgresqlStore:
             raise
 
     def _set_up(self, patience_seconds: float) -> None:
-        connection, address = self._connection, self._address
+        connection = self._connection
+        address = self._address
         self._filler = psycopg.ClientCursor(connection)
         if address.pooled:
             raise _pooler_error(address)
         check_format(connection, address)
         [(pid, standby, self.age, readable, writable)] = self._rows(_SERVER)
-        self._check_pooler(pid)
+        _check_pooler(connection, address, pid)
         if not standby and _ages.setdefault(address, self.age) != self.age:
             _ages[address] = self.age
             connection.outdate_others()
@@ -249,17 +242,6 @@ class PostgresqlStore:
             reason=f"it may not {verb} the coordinator's tables",
             remedy=f"`qdo admin broker grants {self._role} --for {kind}` and what it prints",
         )
-
-    def _check_pooler(self, pid: int) -> None:
-        """Raise PostgresqlUnsuitableError if a pooler gives each transaction another connection."""
-        if pid == self._connection.info.backend_pid:
-            return
-        # Poolers name a process of their own. In session mode, another client changes nothing.
-        with contextlib.closing(connect(self._address)) as other, other.transaction():
-            other.execute("SELECT 1")
-            (found,) = self._connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
-        if found != pid:
-            raise _pooler_error(self._address)
 
     def close(self) -> None:
         self._connection.close()
@@ -305,7 +287,8 @@ class PostgresqlStore:
             while notification := pgconn.notifies():
                 if notification.be_pid != pgconn.backend_pid:
                     self.woken = True
-        woken, self.woken = self.woken, False
+        woken = self.woken
+        self.woken = False
         return woken
 
     def announce(self) -> None:
@@ -334,7 +317,8 @@ class PostgresqlStore:
             found = self._run(*parts)
             self._writing = write
         if nodes:
-            self._nodes, self._names = dict.fromkeys(nodes), {path: [] for path in listed}
+            self._nodes = dict.fromkeys(nodes)
+            self._names = {path: [] for path in listed}
             self._take(found[-2 if write else -3])
             for parent, name in found[-1 if write else -2]:
                 self._names[parent or "/"].append(name)
@@ -393,8 +377,9 @@ class PostgresqlStore:
                 self._run("ROLLBACK")
 
     def _forget(self) -> None:
-        """Release what was read: a connection may be idle for long."""
-        self._nodes, self._names = {}, {}
+        # A connection may be idle for long.
+        self._nodes = {}
+        self._names = {}
         self._parts.clear()
         self._news = ()
 
@@ -438,7 +423,8 @@ class PostgresqlStore:
     def sessions(self) -> list[tuple[SessionRow, float]]:
         with self._guarded():
             rows = self._rows(_SESSIONS)
-        now, last = clock(), self._beats
+        now = clock()
+        last = self._beats
         self._beats = {
             id: last[id] if id in last and last[id][0] == beats else (beats, now)
             for id, *_, beats in rows
@@ -446,12 +432,10 @@ class PostgresqlStore:
         return [(SessionRow(*row[:-1]), self._beats[row[0]][1]) for row in rows]
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Count the silence of the earlier age in the table; see `Store.outlast`.
-
-        What a process has read there has passed, and so has the time since, by its own clock. It
-        stores the sum. So the wait continues across processes and connections, and no clock of a
-        server is asked.
-        """
+        """Count the silence of the earlier age in the table; see `Store.outlast`."""
+        # What a process has read there has passed, and so has the time since, by its own clock. It
+        # stores the sum. So the wait continues across processes and connections, and no clock of a
+        # server is asked.
         with self._guarded():
             rows = self._rows(_FORMER, (self.age,))
         guards = [row[1:] for row in rows if row[0] == -1]
@@ -489,6 +473,18 @@ def _keys(paths: Collection[str]) -> tuple[list[str], list[str]]:
 
 def _path(parent: str, name: str) -> str:
     return f"{parent}/{name}" if name else parent
+
+
+def _check_pooler(connection: PostgresqlConnection, address: SchemaAddress, pid: int) -> None:
+    """Raise PostgresqlUnsuitableError if a pooler gives each transaction another connection."""
+    if pid == connection.info.backend_pid:
+        return
+    # Poolers name a process of their own. In session mode, another client changes nothing.
+    with contextlib.closing(connect(address)) as other, other.transaction():
+        other.execute("SELECT 1")
+        (found,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    if found != pid:
+        raise _pooler_error(address)
 
 
 def _pooler_error(address: SchemaAddress) -> PostgresqlUnsuitableError:

@@ -40,27 +40,25 @@ from qdo.coordination.sql.tree import CHANGING, Event, Tree, TreeResult
 from qdo.errors import OnlookerError
 from qdo.system.clock import clock
 
+log = logging.getLogger(__name__)
+_BEATS_PER_TIMEOUT = 4
+_LOCK_BACKOFF = Backoff(0.0002, 0.01)
+_OUTLAST_SECONDS = 0.5
+
 
 class ExpiryMonitor:
-    """Finds sessions that were silent for their whole timeout.
-
-    Silence counts only while the monitor itself was awake. After a sleep, for instance of the whole
-    machine, all sessions get their full timeout again, as from a newly elected leader.
-
-    :ivar due: when the next check will be, or when the next silent session would expire.
-    """
+    """Finds sessions that were silent for their whole timeout."""
 
     def __init__(self) -> None:
         self._awake_since = 0.0
+        # When the next check will be, or when the next silent session would expire.
         self.due = float("inf")
 
     def silent(self, sessions: Collection[tuple[SessionRow, float]], now: float) -> list[int]:
-        """Return the sessions to expire, and compute when to check again.
-
-        :param sessions: as from `Store.sessions`.
-        :param now: a time before they were read.
-        """
+        """Return the sessions to expire, and compute `due`; `now` is from before they were read."""
         shortest = min((row.timeout_milliseconds for row, _ in sessions), default=0) / 1000
+        # Silence counts only while this monitor was awake. After a sleep, for instance of the whole
+        # machine, all sessions get their full timeout again, as from a newly elected leader.
         if now - self.due > shortest / 4:
             self._awake_since = now
         ends = {row.id: self._end(row, heard) for row, heard in sessions}
@@ -71,13 +69,6 @@ class ExpiryMonitor:
         if heard == float("-inf"):
             return heard
         return max(heard, self._awake_since) + row.timeout_milliseconds / 1000
-
-
-log = logging.getLogger(__name__)
-
-_BEATS_PER_TIMEOUT = 4
-_LOCK_BACKOFF = Backoff(0.0002, 0.01)
-_OUTLAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,7 @@ class CommandResult:
 class StoreSession:
     """A session in a store: call `enter` first, `tick` when `due`, and finally `close`.
 
+    :ivar store: the open database.
     :ivar seen: zxid up to which changes were reported to the client.
     :ivar due: when to call `tick`, on `qdo.system.clock.clock`.
     :ivar waits_until: until when `enter` waits for sessions of an earlier age, on the same clock.
@@ -104,13 +96,9 @@ class StoreSession:
         pause: Callable[[float], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take a store, which `close` closes.
-
-        :param pause: sleeps, as the client's handler requires.
-        :param is_stopped: whether the client does not wait for a session any more.
-        """
+        """Take a store, which `close` closes; no session begins once `is_stopped`."""
         self._is_stopped = is_stopped
-        self._store = store
+        self.store = store
         self._pause = pause
         self._row: SessionRow | None = None
         self._beating: SessionRow | None = None
@@ -124,25 +112,13 @@ class StoreSession:
 
     def close(self) -> None:
         """Release the store; the session stays alive for its timeout."""
-        self._store.close()
-
-    @property
-    def bell(self) -> Any:
-        return self._store.bell
-
-    @property
-    def waits_for_network(self) -> bool:
-        return self._store.waits_for_network
-
-    def rings(self) -> bool:
-        """Return whether a statement's answer said that the tree has changed."""
-        return self._store.woken
+        self.store.close()
 
     def woken(self) -> bool:
         """Empty the bell; return whether to `look` now, and not only at the next `tick`."""
-        if not self._store.drain():
+        if not self.store.drain():
             return False
-        rested = self._looked + self._store.rest_seconds
+        rested = self._looked + self.store.rest_seconds
         self.due = min(self.due, rested)
         return clock() >= rested
 
@@ -159,25 +135,24 @@ class StoreSession:
     ) -> SessionRow:
         """Resume a session, or begin one if `session` is 0.
 
-        :param former: the session that this client entered last; it gets heartbeats while this call
-            waits for the lock.
+        :param former: the session that this client entered last.
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
-        if former is not None and (former.id, former.age) == (session, self._store.age):
-            self._beating = former
+        if former is not None and (former.id, former.age) == (session, self.store.age):
+            self._beating = former  # it gets heartbeats while this call waits for the lock
             self._beat()
         if not session:
             self._outlast(timeout_seconds)
         state = self._begin(write=True, patience_seconds=timeout_seconds)
         try:
             row = self._resumed(session, password) if session else self._begun(timeout_seconds)
-            row = self._store.put_session(row)
-            self._store.commit()
+            row = self.store.put_session(row)
+            self.store.commit()
         finally:
-            self._store.rollback()
+            self.store.rollback()
         self._row = self._beating = row
         self.seen = state.zxid
-        self._store.announce()
+        self.store.announce()
         return row
 
     def _outlast(self, patience_seconds: float) -> None:
@@ -185,18 +160,18 @@ class StoreSession:
         while True:
             state = self._begin(write=True, patience_seconds=patience_seconds)
             try:
-                left, over = self._store.outlast()
+                left, over = self.store.outlast()
                 if left <= 0:
                     self._end_sessions(state, over)
                     return
-                self._store.commit()
+                self.store.commit()
             finally:
-                self._store.rollback()
+                self.store.rollback()
             if not self.waits_until:
                 log.warning(
                     "no session begins at %s until %s: processes may still rely on sessions of the"
                     " earlier server; queues continue then",
-                    self._store.name,
+                    self.store.name,
                     time.strftime("%H:%M:%S", time.localtime(time.time() + left)),
                 )
             self.waits_until = clock() + left
@@ -205,9 +180,9 @@ class StoreSession:
             self._pause(min(left, _OUTLAST_SECONDS))
 
     def _resumed(self, session: int, password: bytes) -> SessionRow:
-        row = next((row for row, _ in self._store.sessions() if row.id == session), None)
+        row = next((row for row, _ in self.store.sessions() if row.id == session), None)
         fits = row is not None and secrets.compare_digest(row.password, password)
-        if row is None or not fits or row.age != self._store.age:
+        if row is None or not fits or row.age != self.store.age:
             raise SessionExpiredError("Session has expired")
         return replace(row, generation=row.generation + 1)
 
@@ -219,7 +194,7 @@ class StoreSession:
             timeout_milliseconds=int(granted * 1000),
             generation=1,
             beat_slot=-1,
-            age=self._store.age,
+            age=self.store.age,
         )
 
     def end(self) -> None:
@@ -227,45 +202,42 @@ class StoreSession:
         try:
             self._end_sessions(state, [self.row.id])
         finally:
-            self._store.rollback()
-        self._store.announce()
+            self.store.rollback()
+        self.store.announce()
 
     def _end_sessions(self, state: StoredState, sessions: list[int]) -> None:
-        tree = Tree(self._store, state.zxid, state.now)
+        tree = Tree(self.store, state.zxid, state.now)
         events: list[Event] = []
         for session in sessions:
-            events += tree.end_session(self._store.ephemerals(session))
-            self._store.delete_session(session)
+            events += tree.end_session(self.store.ephemerals(session))
+            self.store.delete_session(session)
         changes = tree.changes()
         if changes:
-            self._store.save(changes, tree.zxid, events)
-        self._store.commit()
+            self.store.save(changes, tree.zxid, events)
+        self.store.commit()
 
     # --- operations -------------------------------------------------------------------
 
     def perform(
         self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        """Perform operations in order, each atomic on its own, all in one durable transaction.
-
-        :param watching: whether the client has watches, so changes must be reported.
-        """
+        """Perform operations in order, each atomic on its own, all in one durable transaction."""
         write = any(type(operation) in CHANGING for operation in operations)
         state = self._begin(write=write, watching=watching, operations=operations)
         try:
             foreign = _missed(state)
-            tree = Tree(self._store, state.zxid, state.now)
+            tree = Tree(self.store, state.zxid, state.now)
             outcomes = [tree.perform(each, self.row.id, identities) for each in operations]
             changes = tree.changes()
             if changes:
                 events = [event for outcome in outcomes for event in outcome.events]
-                self._store.save(changes, tree.zxid, events)
-            self._store.commit()
+                self.store.save(changes, tree.zxid, events)
+            self.store.commit()
         finally:
-            self._store.rollback()
+            self.store.rollback()
         self.seen = tree.zxid
         if changes:
-            self._store.announce()
+            self.store.announce()
         return CommandResult(foreign, outcomes)
 
     def look(self, *, watching: bool) -> list[Event]:
@@ -274,7 +246,7 @@ class StoreSession:
         try:
             foreign = _missed(state)
         finally:
-            self._store.rollback()
+            self.store.rollback()
         self.seen = state.zxid
         self._looked = clock()
         return foreign
@@ -290,7 +262,7 @@ class StoreSession:
         # Without jitter, every process would wake to expire the same session.
         silence = self._watchdog.due + random.uniform(0.005, 0.02)  # spreads pauses
         self._watchdog.due = min(silence, self._next_beat)
-        look = now + self._store.look_seconds if watching else float("inf")
+        look = now + self.store.look_seconds if watching else float("inf")
         self.due = min(self._watchdog.due, look)
         return foreign
 
@@ -306,19 +278,19 @@ class StoreSession:
             )
             return
         finally:
-            self._store.rollback()
-        self._store.announce()
+            self.store.rollback()
+        self.store.announce()
 
     def _silent(self) -> list[int]:
         self._begin(write=False)
         try:
             return self._judge()
         finally:
-            self._store.rollback()
+            self.store.rollback()
 
     def _judge(self) -> list[int]:
         now = clock()
-        others = [each for each in self._store.sessions() if each[0].id != self.row.id]
+        others = [each for each in self.store.sessions() if each[0].id != self.row.id]
         return self._watchdog.silent(others, now)
 
     # --- transactions -----------------------------------------------------------------
@@ -338,7 +310,7 @@ class StoreSession:
         state = self._locked(row, write, since, patience, operations)
         if row is not None:
             if state.generation != row.generation:
-                self._store.rollback()
+                self.store.rollback()
                 raise ConnectionDropped("the session was ended, or moved to another connection")
             if write:
                 self._plan_beat(row)
@@ -359,7 +331,7 @@ class StoreSession:
         attempt = 0
         while True:
             try:
-                return self._store.begin(row, write=write, since=since, operations=operations)
+                return self.store.begin(row, write=write, since=since, operations=operations)
             except BusyError:
                 if clock() > limit:
                     raise ConnectionDropped(
@@ -377,7 +349,7 @@ class StoreSession:
     def _beat(self) -> None:
         row = self._beating
         if row is not None:
-            self._store.beat(row)
+            self.store.beat(row)
             self._plan_beat(row)
 
     def _plan_beat(self, row: SessionRow) -> None:
@@ -399,7 +371,7 @@ class OnlookerSession(StoreSession):
         self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
     ) -> SessionRow:
         id = session or secrets.randbits(62) + 1
-        self._row = SessionRow(id, b"", int(timeout_seconds * 1000), 1, 0, self._store.age)
+        self._row = SessionRow(id, b"", int(timeout_seconds * 1000), 1, 0, self.store.age)
         self.look(watching=False)
         return self._row
 
@@ -412,7 +384,7 @@ class OnlookerSession(StoreSession):
         reading = [each for each in operations if type(each) not in CHANGING]
         result = super().perform(reading, identities, watching=watching)
         answers = iter(result.outcomes)
-        fault = OnlookerError(coordinator=self._store.name)
+        fault = OnlookerError(coordinator=self.store.name)
         outcomes = [
             TreeResult(error=fault) if type(each) in CHANGING else next(answers)
             for each in operations
@@ -420,5 +392,5 @@ class OnlookerSession(StoreSession):
         return CommandResult(result.foreign, outcomes)
 
     def tick(self, *, watching: bool) -> list[Event]:
-        self.due = clock() + self._store.look_seconds
+        self.due = clock() + self.store.look_seconds
         return self.look(watching=watching)

@@ -70,7 +70,6 @@ _FORMAT = Format(
 _KEPT_CHANGES = 2000
 _TRIM_EVERY = 64
 _MERGE_PAGES = 1000
-
 _SAVE = """
     INSERT INTO node (parent, name, data, acl, czxid, mzxid, pzxid, ctime, mtime,
                       version, creates, aversion, owner, children)
@@ -89,10 +88,10 @@ _SESSIONS = f"""
     SELECT id, password, min(max(timeout, {MIN_TIMEOUT_SECONDS * 1000:.0f}),
         {MAX_TIMEOUT_SECONDS * 1000:.0f}), generation, slot, boot FROM session
 """
-
-
 _SLOT = struct.Struct("<q")
 _BLOCK = 4096
+# Time between looks of a user who may only read: no process wakes it.
+ONLOOKER_SECONDS = 1.0
 
 
 @cache
@@ -102,11 +101,10 @@ def boot() -> str:
 
 
 class Heartbeats:
-    """The file of slots.
+    """The file of slots: a heartbeat is the time in a slot."""
 
-    A heartbeat is the time in a slot: one small write to memory that needs no lock and no disk, so
-    even a process that waits for the database keeps its session.
-    """
+    # One small write to memory needs no lock and no disk, so even a process that waits for the
+    # database keeps its session.
 
     def __init__(self, path: str, rights: Rights) -> None:
         self._fd = open_file(path, os.O_RDWR, rights)
@@ -147,10 +145,6 @@ class _SilentPipe:
             os.close(self._ends.pop())
 
 
-ONLOOKER_SECONDS = 1.0
-"""Time between looks of a user who may only read: no process wakes it."""
-
-
 class SqliteStore:
     """One connection to the file."""
 
@@ -161,11 +155,7 @@ class SqliteStore:
     def __init__(
         self, path: str, offload: Callable[[Callable[[], None]], None] = lambda call: call()
     ) -> None:
-        """Open or create the file.
-
-        :param offload: runs a call that waits for the disk, perhaps on another thread.
-        :raises DatabaseError: it cannot be used.
-        """
+        """Open or create the file; `offload` runs calls that wait for the disk."""
         self.name = path
         self.age = boot()
         self._offload = offload
@@ -233,10 +223,6 @@ class SqliteStore:
     def begin(
         self, session: SessionRow | None, *, write: bool, since: int, operations: Operations = ()
     ) -> StoredState:
-        """Begin a transaction; see `Store.begin`.
-
-        :raises DatabaseError: the file is unusable, or no longer under its name.
-        """
         self._fork_guard.__enter__()  # until `commit` or `rollback`
         self._in_transaction = True
         with self._guarded():
@@ -261,13 +247,11 @@ class SqliteStore:
         return [(kind, path) for (text,) in rows for kind, path in json.loads(text)]
 
     def commit(self) -> None:
-        """Make the transaction visible to all processes; `announce` makes it durable."""
         with self._guarded():
             self._db.execute("COMMIT")
         self.rollback()
 
     def rollback(self) -> None:
-        """Undo the transaction; does nothing without one, such as after `commit`."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
@@ -288,7 +272,6 @@ class SqliteStore:
             raise
 
     def announce(self) -> None:
-        """Wake the other processes, and make all commits so far durable."""
         with translated(self.name):
             notify_all(self._wakeups, skip=self.bell)
         self._offload(self._sync)
@@ -303,11 +286,9 @@ class SqliteStore:
                     self._merge = not self._merged()
 
     def _merged(self) -> bool:
-        """Merge the log; return whether the next commit can start it from the beginning.
-
-        If other processes read old pages or write meanwhile, the next `announce` must try again:
-        otherwise the log grew to 66 MiB in half a minute.
-        """
+        """Merge the log; return whether the next commit can start it from the beginning."""
+        # If other processes read old pages or write meanwhile, the next `announce` must try again:
+        # otherwise the log grew to 66 MiB in half a minute.
         for mode in ("PASSIVE", "RESTART"):  # the first waits for the disk without the write lock
             busy, pages, merged = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             if busy or merged < pages:
@@ -348,7 +329,8 @@ class SqliteStore:
             unmerged = self._unmerged + len(changes) + 2
             # The process that reaches the limit merges for all processes.
             if unmerged >= _MERGE_PAGES:
-                self._merge, unmerged = True, 0
+                self._merge = True
+                unmerged = 0
             self._db.execute("UPDATE state SET zxid = ?, unmerged = ?", (zxid, unmerged))
             self._db.execute(
                 "INSERT INTO change VALUES (?, ?)", (zxid, json.dumps(list(dict.fromkeys(events))))

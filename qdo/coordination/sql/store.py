@@ -11,9 +11,9 @@ from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
 Operations = Collection[Any]
+# The disk of the database is full, or the database refuses a value: the transaction is undone, and
+# others may succeed.
 UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
-"""The disk of the database is full, or the database refuses a value: the transaction is undone, and
-others may succeed."""
 MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
 
@@ -125,10 +125,9 @@ class Store(Protocol):
     # --- sessions ---------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[SessionRow, float]]:
-        """Return all sessions, and when each was last heard.
+        """Return all sessions, and when each was last heard by `clock`, exact or later.
 
-        That is a time of `qdo.system.clock.clock`, exact or later; -inf for a session whose process
-        has certainly ended.
+        It is -inf for a session whose process has certainly ended.
         """
 
     def outlast(self) -> tuple[float, list[int]]:
@@ -138,10 +137,7 @@ class Store(Protocol):
         """
 
     def put_session(self, row: SessionRow) -> SessionRow:
-        """Add a session, or replace it by its next generation; this is a heartbeat.
-
-        Return it with its `beat_slot`.
-        """
+        """Add a session, or replace it by its next generation; return it with its `beat_slot`."""
 
     def delete_session(self, session: int) -> None:
         """End a session; the caller deletes its nodes."""

@@ -56,15 +56,23 @@ from kazoo.security import Id as Identity
 from qdo.coordination.extra_operations import MultiRead
 from qdo.errors import QdoError
 
+# The identity of every connection without authentication.
 LOCAL = Identity("ip", "127.0.0.1")
-"""The identity of every connection without authentication."""
+ROOT = "/"
+# ZooKeeper's own limit: it answers anything larger by dropping the connection.
+MAX_OPERATION_BYTES = 0xFFFFF
+EPHEMERAL = 1
+SEQUENTIAL = 2
+# Type (as in kazoo.protocol.connection) and path.
+Event = tuple[int, str]
+# Java's characters are 16 bits wide: larger ones are surrogate pairs there, which it rejects.
+_BAD = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff"
+_VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
 
 
 def authenticate(scheme: str, credential: str) -> Identity:
-    """Return the identity that a credential proves; raise AuthFailedError for an unknown scheme.
-
-    As with ZooKeeper a digest proves itself: a client that knows "user:password" is that user.
-    """
+    """Return the identity that a credential proves; raise AuthFailedError for an unknown scheme."""
+    # As with ZooKeeper a digest proves itself: a client that knows "user:password" is that user.
     if scheme != "digest" or ":" not in credential:
         raise AuthFailedError
     user = credential.split(":", 1)[0]
@@ -74,10 +82,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
 
 
 def normalize_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
-    """Return the stored form of a list without duplicates, None if it is open to all.
-
-    Raise InvalidACLError if it is empty or has an invalid entry.
-    """
+    """Return the stored form of a list without duplicates, None if it is open to all."""
     if acl is OPEN_ACL_UNSAFE:
         return None
     entries: list[list[int | str]] = []
@@ -138,9 +143,6 @@ def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entr
     ]
 
 
-ROOT = "/"
-
-
 @dataclass(slots=True, eq=False)
 class TreeNode:
     """One znode; not changed in place once it is part of a tree."""
@@ -197,19 +199,6 @@ class NodeSource(Protocol):
 def parent_of(path: str) -> str:
     """Return the path of the parent of a node other than the root."""
     return path[: path.rindex("/")] or ROOT
-
-
-MAX_OPERATION_BYTES = 0xFFFFF
-"""ZooKeeper's own limit: it answers anything larger by dropping the connection."""
-EPHEMERAL = 1
-SEQUENTIAL = 2
-
-Event = tuple[int, str]
-"""Type (as in kazoo.protocol.connection) and path."""
-
-# Java's characters are 16 bits wide: larger ones are surrogate pairs there, which it rejects.
-_BAD = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff"
-_VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
 
 
 @dataclass(slots=True)
@@ -498,6 +487,7 @@ _OPERATIONS: dict[type, Callable[[Tree, Any], Any]] = {
     SetData: Tree._set_data,
     CheckVersion: Tree._check_version,
 }
+# Operations that need the write lock, even a transaction of checks only: see `session`.
 CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
     Create: Tree._create,
     Create2: Tree._create2,
@@ -506,7 +496,6 @@ CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
     SetACL: Tree._set_acl,
     Transaction: Tree._transaction,
 }
-"""Operations that need the write lock, even a transaction of checks only: see `session`."""
 
 
 def _unimplemented(tree: Tree, operation: Any) -> Any:
