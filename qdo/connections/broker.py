@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from qdo.brokers.base import Broker
@@ -17,11 +16,8 @@ if TYPE_CHECKING:
 
 
 def attach_doorbell(broker: Broker, settings: Settings, app: str) -> DoorbellNotifier | None:
-    """Notify the owners of queues about messages sent through a broker, if the settings say so.
-
-    :return: the notifier, to be closed after the broker. None for brokers that wake up their
-        readers themselves, and without the setting `doorbell`.
-    """
+    """Notify the owners of queues about messages sent through a broker, if the settings say so."""
+    # Some brokers wake their readers themselves.
     if not settings.doorbell or not broker.capabilities.doorbell:
         return None
     # Import late: most senders need no coordinator.
@@ -54,12 +50,7 @@ class OpenBroker:
     def __enter__(self) -> Broker:
         return self.broker
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

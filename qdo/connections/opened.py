@@ -23,6 +23,9 @@ from qdo.settings.settings import Settings
 from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials
 
+# Called with the name of a setting and the path of its file, which does not exist.
+OnMissing = Callable[[str, str], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Connections:
@@ -39,10 +42,7 @@ class Connections:
     broker_fault: BrokerMissingError | None = None
 
     def known_broker(self) -> Broker | None:
-        """Return the broker, None if nothing was sent yet.
-
-        :raises BrokerMissingError: something was sent, and its file does not exist.
-        """
+        """Return the broker, None if nothing was sent; raise BrokerMissingError if it is gone."""
         if self.broker_fault is not None:
             raise self.broker_fault
         return self.broker
@@ -51,10 +51,6 @@ class Connections:
         """Return coordinator and broker, with the conditions of `known_broker`."""
         broker = self.known_broker()
         return None if broker is None else Fleet(self.client, self.layout, broker)
-
-
-OnMissing = Callable[[str, str], None]
-"""Called with the name of a setting and the path of its file, which does not exist."""
 
 
 @contextmanager
@@ -152,10 +148,7 @@ def _broker(settings: Settings, stack: ExitStack) -> Broker:
 
 
 def file_exists(path: str) -> bool:
-    """Return whether a file exists.
-
-    :raises DatabaseError: this user may not look; "nothing there" would be a false answer.
-    """
+    """Return whether a file exists; raise DatabaseError if this user may not look."""
     try:
         os.stat(path)
     except FileNotFoundError:

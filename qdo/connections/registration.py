@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from qdo.fleet.locks import LockService
 
 RETRY_SECONDS = 1.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -22,9 +21,6 @@ class KeptRegistration:
     """Keeps a process registered: after the end of its session it registers again.
 
     The session is that of its locks, so a process has one node.
-
-    :param connect: returns the locks, with a session that is not over.
-    :param timeout_seconds: how long the coordinator may take.
     """
 
     def __init__(

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from qdo.settings.live import LiveSettings, SettingsInForce
     from qdo.settings.settings import Settings
 
+# Header of messages that were sent with ``after=``.
 AFTER = "qdo-after"
-"""Header of messages that were sent with ``after=``."""
 AFTER_SECONDS = 5.0
 _IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
-
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 

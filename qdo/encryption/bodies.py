@@ -27,14 +27,7 @@ from collections.abc import Callable
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from qdo.encoding import (
-    CONTENT_TYPE,
-    SEALED,
-    is_raw,
-    key_id_of,
-    parsed,
-    with_header,
-)
+from qdo.encoding import CONTENT_TYPE, SEALED, is_raw, key_id_of, parsed, with_header
 from qdo.encryption.key_ring import Key, KeyRing
 from qdo.errors import BodyAuthenticationError, ClearBodyError, KeyMissingError
 

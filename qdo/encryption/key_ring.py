@@ -35,16 +35,16 @@ from qdo.system.files import Rights, opened_folder
 Purpose: TypeAlias = Literal["encrypt", "sign"]
 PURPOSES: tuple[Purpose, ...] = ("encrypt", "sign")
 KEY_BYTES = 32
+# How often a process looks whether the file has changed.
 CHECK_SECONDS = 1.0
-"""How often a process looks whether the file has changed."""
-
 _MOST_BYTES = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _HEADING = (
     "# Keys of qdo, see `qdo admin keys`: id, purpose, 32 bytes in base64. Keep this file secret.\n"
 )
-
 _log = logging.getLogger(__name__)
+# Changes whenever a file is written or replaced.
+_Stamp: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,6 @@ def read_keys(path: str) -> tuple[Key, ...]:
     return _read(path)[0]
 
 
-_Stamp: TypeAlias = tuple[int, int, int]
-"""Changes whenever a file is written or replaced."""
-
-
 def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
     try:
         # Do not block: opening a FIFO in its place would wait for the other end.
@@ -144,10 +140,7 @@ def _check_rights(path: str, found: os.stat_result) -> None:
 
 
 def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -> None:
-    """Replace the keys of a file at once: readers see all of the change or nothing.
-
-    :param change: returns the new keys; it gets none if the file does not exist.
-    """
+    """Replace the keys of a file at once: readers see all of the change or nothing."""
     try:
         real = os.path.realpath(path)  # a symbolic link stays
         with opened_folder(os.path.dirname(real)) as folder:
@@ -213,8 +206,6 @@ class KeyRing:
     """The keys of a file, as a process uses them. Safe to use from several threads.
 
     A file that can no longer be read leaves the known keys in force.
-
-    :param clock: seconds on a monotonic clock.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -258,7 +249,8 @@ class KeyRing:
         keys, stamp = _read(self.path)
         if not keys:  # a copy may be under way: the messages that wait need the known keys
             raise _fault(self.path, "it must have a key; make one with `qdo admin keys new`")
-        self._keys, self._stamp = keys, stamp
+        self._keys = keys
+        self._stamp = stamp
         self._by_id = {(key.purpose, key.id): key for key in self._keys}
 
     def _check(self) -> None:

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
 _CONTEXT = b"qdo id\0"
+# Position, body, key and headers of a message, as `brokers.base.Row`.
+Row = tuple[int, bytes, "str | None", "str | None"]
 
 
 class IdMarks:
-    """Makes and checks marks. Safe to use from several threads.
-
-    :param place: what the marks of a queue are bound to.
-    """
+    """Makes and checks marks, bound to a place. Safe to use from several threads."""
 
     def __init__(self, ring: KeyRing, place: Callable[[str], str]) -> None:
         self._ring = ring
@@ -49,7 +48,8 @@ class IdMarks:
         return with_header(headers, qdo_id=None, qdo_mark=None)
 
     def _is_valid(self, queue: str, found: Mapping[str, object], body: bytes) -> bool:
-        id, mark = found[ID], found.get(MARK)
+        id = found[ID]
+        mark = found.get(MARK)
         if not isinstance(id, str) or not isinstance(mark, str):
             return False
         name, _, digest = mark.partition(".")
@@ -63,10 +63,6 @@ class IdMarks:
         parts = (place, id.encode("utf-8", "surrogatepass"), body)
         digests = (hashlib.sha256(part).digest() for part in parts)
         return hmac.new(key.secret, _CONTEXT + b"".join(digests), hashlib.sha256).hexdigest()
-
-
-Row = tuple[int, bytes, "str | None", "str | None"]
-"""Position, body, key and headers of a message, as `brokers.base.Row`."""
 
 
 class RowOpener:
